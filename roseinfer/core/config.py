@@ -1,0 +1,127 @@
+"""Every option of roseinfer, once. The command line is generated from these frozen dataclasses, and so is `LLM(...)`.
+
+`option()` attaches what the command line needs (help text, choices); the field's default is the option's default.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
+    """A dataclass field that is also a command-line option."""
+    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    model: str = option("tiny", "'tiny' (embedded), a folder, or a Hugging Face id", metavar="MODEL")
+    dtype: str = option(
+        "auto",
+        "weights and computation; auto = the checkpoint's on a GPU, float32 on a CPU",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    load_format: str = option("auto", "auto = safetensors; dummy = random weights", choices=("auto", "dummy"))
+    device: str = option("auto", "auto = cuda if there is one", choices=("auto", "cpu", "cuda"))
+    max_model_len: int | None = option(None, "context in tokens; default: the model's, as far as the cache holds it")
+    tokenizer: str | None = option(None, "folder or id of another tokenizer", metavar="MODEL")
+    revision: str | None = option(None, "branch, tag or commit on the hub")
+    download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
+    seed: int = option(0, "seeds dummy weights and the requests that bring no seed")
+    threads: int | None = option(None, "CPU threads of the engine; default: all cores")
+
+    def __post_init__(self) -> None:
+        _choices(self)
+        _positive(self, "max_model_len", "threads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
+    num_kv_blocks: int | None = option(None, "KV blocks; default: from the memory")
+    kv_cache_memory_bytes: int | None = option(None, "memory of the KV cache; default: a share of what is free")
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, activations and KV cache")
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
+
+    def __post_init__(self) -> None:
+        _positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
+        if self.block_size & (self.block_size - 1) or self.block_size > 256:
+            raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be within (0, 1], got {self.gpu_memory_utilization}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What one step may hold, and who decides."""
+
+    scheduling_policy: str = option("fifo", "who runs first", choices=("fifo",))
+    max_num_seqs: int = option(256, "seats: requests that run at once")
+    max_num_batched_tokens: int = option(2048, "tokens computed in one step, decode and prefill together")
+    enable_chunked_prefill: bool = option(True, "split long prompts over steps")
+    long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = no limit of its own")
+    overlap: bool | None = option(None, "plan step k+1 while step k runs; default: on a GPU")
+
+    def __post_init__(self) -> None:
+        _choices(self)
+        _positive(self, "max_num_seqs", "max_num_batched_tokens")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError("long_prefill_token_threshold must be 0 (off) or positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All an engine needs."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0 = any free one")
+    api_key: tuple[str, ...] = option((), "a key that requests must carry; may be given several times", metavar="KEY")
+    served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
+    chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
+    allowed_origins: tuple[str, ...] = option((), "CORS origins", metavar="ORIGIN")
+    max_num_queued_reqs: int = option(1024, "requests in the server, running ones included; more get a 503")
+    max_body_bytes: int = option(32 * 2**20, "largest request body; more gets a 413")
+    max_prompts: int = option(1024, "prompts of one completion request")
+    max_choices: int = option(128, "largest n")
+    max_logprobs: int = option(20, "largest logprobs and top_logprobs; -1 = no limit")
+    max_stop_strings: int = option(4, "stop strings of one request")
+    sse_keep_alive_interval: float = option(15.0, "seconds between comments on an idle stream; 0 = none")
+    shutdown_timeout: float = option(30.0, "seconds in which running requests may finish after SIGTERM")
+    stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")
+    enable_log_requests: bool = option(False, "log the start of each request too")
+    enable_docs: bool = option(True, "serve /docs and /openapi.json")
+    log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        _choices(self)
+        _positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be within [0, 65535], got {self.port}")
+
+
+def _choices(config: Any) -> None:
+    for f in fields(config):
+        allowed = f.metadata.get("choices")
+        if allowed and getattr(config, f.name) not in allowed:
+            raise ConfigError(f"{f.name} must be one of {', '.join(allowed)}, got {getattr(config, f.name)!r}")
+
+
+def _positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} must be positive, got {value}")

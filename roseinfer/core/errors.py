@@ -1,0 +1,57 @@
+"""Typed errors. A user's mistake ends one request; an engine failure ends every open one."""
+
+
+class RoseinferError(Exception):
+    """Base of every error that roseinfer raises on purpose."""
+
+
+class InvalidRequestError(RoseinferError, ValueError):
+    """The request itself is wrong: the caller must change it.
+
+    `param` names the offending field as the user wrote it, `code` is a short machine-readable reason.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class RequestTooLongError(InvalidRequestError):
+    """The request can never run: longer than the context, or than the whole KV cache."""
+
+    def __init__(self, message: str, param: str | None = "prompt") -> None:
+        super().__init__(message, param, "context_length_exceeded")
+
+
+class UnsupportedModelError(RoseinferError):
+    """The checkpoint asks for something that is not implemented; the message names the field."""
+
+
+class ModelNotFoundError(RoseinferError):
+    """MODEL is neither embedded, nor a folder, nor reachable on the hub."""
+
+
+class ConfigError(RoseinferError, ValueError):
+    """Two options contradict each other or one is out of range; the message names the option."""
+
+
+class EngineClosedError(RoseinferError):
+    """The engine was closed by its owner; nothing can be added any more."""
+
+
+class EngineDeadError(RoseinferError):
+    """The engine failed; every open request ends with this."""
+
+
+class QueueFullError(RoseinferError):
+    """The bounded queue is full. `retry_after_s` is an estimate from the measured drain rate."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestFailedError(RoseinferError):
+    """This one request failed inside the engine; the others go on."""

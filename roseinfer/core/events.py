@@ -1,0 +1,28 @@
+"""What a policy may learn from: told after the fact, never asked."""
+
+from typing import NamedTuple
+
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.plan import StepPlan
+
+
+class Admitted(NamedTuple):
+    request_id: str
+    now_s: float
+    cached_tokens: int
+
+
+class StepDone(NamedTuple):
+    plan: StepPlan
+    now_s: float
+    duration_s: float
+
+
+class Ended(NamedTuple):
+    request_id: str
+    now_s: float
+    reason: FinishReason
+    num_outputs: int
+
+
+Event = Admitted | StepDone | Ended

@@ -1,0 +1,119 @@
+"""A request as the scheduler knows it."""
+
+from enum import IntEnum
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.sampling import SamplingParams
+
+
+class Status(IntEnum):
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Request:
+    """One sequence: what is known of it, what is computed, and what is on its way.
+
+    `tokens` are the known tokens: the prompt, then the outputs the host has seen. `computed` tokens have their K/V in
+    the cache; `planned` counts those and the tokens of submitted steps. `pending` tokens are sampled by submitted
+    steps and not seen yet; `in_flight` is the number of submitted steps that name the request. So
+    `len(tokens) + pending - planned` tokens are left to compute, which is the whole state machine: a prompt being
+    chunked, a decode and a restart after preemption differ in numbers only.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "cache_salt",
+        "cached_tokens",
+        "capacity",
+        "computed",
+        "first_token_s",
+        "fork_of",
+        "in_flight",
+        "max_len",
+        "params",
+        "pending",
+        "planned",
+        "preemptions",
+        "priority",
+        "prompt_len",
+        "prompt_scored",
+        "request_id",
+        "scheduled_s",
+        "seat",
+        "seed",
+        "status",
+        "stop_ids",
+        "tokens",
+        "write_from",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        seed: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
+        cache_salt: str = "",
+        priority: int = 0,
+        fork_of: str | None = None,
+        arrival_s: float = 0.0,
+    ) -> None:
+        if not prompt_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        self.request_id = request_id
+        self.tokens = list(prompt_ids)
+        self.prompt_len = len(prompt_ids)
+        self.params = params
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.cache_salt = cache_salt
+        self.priority = priority
+        self.fork_of = fork_of
+        self.arrival_s = arrival_s
+        # A request that wants no token still needs the one that ends its prompt's computation; commit drops it.
+        self.max_len = self.prompt_len + max(1, params.max_tokens)
+        self.status = Status.WAITING
+        self.seat: int | None = None
+        self.computed = 0
+        self.planned = 0
+        self.pending = 0
+        self.in_flight = 0
+        self.capacity = 0
+        self.write_from = 0
+        self.cached_tokens = 0
+        self.prompt_scored = 0  # prompt positions whose log probabilities were reported
+        self.preemptions = 0
+        self.scheduled_s = 0.0
+        self.first_token_s = 0.0
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log probabilities of prompt tokens are still owed, if they were asked for."""
+        return self.prompt_scored < self.prompt_len - 1
+
+    @property
+    def remaining(self) -> int:
+        """Tokens left to compute before the next one can be sampled; 0 when the last allowed one is on its way."""
+        ahead = len(self.tokens) + self.pending
+        return 0 if ahead >= self.max_len else ahead - self.planned
+
+    def restart(self) -> None:
+        """Forget what was computed: the blocks are gone."""
+        assert self.in_flight == 0 and self.pending == 0, "a request in flight cannot restart"
+        self.computed = self.planned = self.capacity = self.write_from = 0
+        self.seat = None
+        self.status = Status.WAITING
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.name}, prompt={self.prompt_len}, outputs={self.num_outputs}, "
+            f"planned={self.planned}, pending={self.pending}, in_flight={self.in_flight})"
+        )

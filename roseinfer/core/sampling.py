@@ -1,0 +1,102 @@
+"""How one request wants its tokens chosen, and when it ends."""
+
+import math
+from dataclasses import dataclass
+
+from roseinfer.core.errors import InvalidRequestError
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling and stopping of one sequence.
+
+    `temperature` 0 is greedy. `top_k` 0 is off. `top_p` keeps the smallest set of most likely tokens whose mass
+    reaches p (the token that crosses p is kept). `min_p` keeps tokens at least that likely relative to the likeliest.
+    `repetition_penalty` covers prompt and output, `presence_penalty` and `frequency_penalty` the output only.
+    `seed` None lets the engine choose one. `logprobs` is the number of alternatives returned beside the sampled
+    token (0 = the sampled token alone, None = none, -1 = the whole vocabulary); `prompt_logprobs` likewise for every
+    prompt token but the first. Log probabilities are those of the model, before temperature, penalties and filters.
+    `stop` strings are matched on text, `stop_token_ids` and the model's EOS ids on tokens; the latter are not
+    sampled before `min_tokens`.
+    Raises `InvalidRequestError` naming the field when a value is out of range.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_int("max_tokens", self.max_tokens, 0, None)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_int("top_k", self.top_k, 0, None)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise InvalidRequestError("top_p must be above 0", "top_p")
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None)
+        if self.repetition_penalty == 0:
+            raise InvalidRequestError("repetition_penalty must be above 0", "repetition_penalty")
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, INT64_MIN, INT64_MAX)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_int(name, value, -1, None)
+        for token, bias in self.logit_bias:
+            _check_int("logit_bias", token, 0, None)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+        if any(not s for s in self.stop):
+            raise InvalidRequestError("stop must not hold an empty string", "stop")
+        for token in self.stop_token_ids:
+            _check_int("stop_token_ids", token, 0, None)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check_int(name: str, value: int, low: int | None, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer", name)
+    _check_range(name, value, low, high)
+
+
+def _check_float(name: str, value: float, low: float | None, high: float | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be a finite number", name)
+    _check_range(name, value, low, high)
+
+
+def _check_range(name: str, value: float, low: float | None, high: float | None) -> None:
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise InvalidRequestError(f"{name} must be within {_bounds(low, high)}, got {value}", name)
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    left = "(-inf" if low is None else f"[{low}"
+    right = "inf)" if high is None else f"{high}]"
+    return f"{left}, {right}"

@@ -1,0 +1,114 @@
+"""What a user of the engine sees: one request in, a stream of chunks out. The server depends on this file alone."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt, `n` samples of it.
+
+    `arrival_s`: monotonic seconds at which the request reached us (None = now). Sample i draws with seed + i.
+    `stop` strings in `params` are matched on the API side; everything else runs in the engine.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    n: int = 1
+    cache_salt: str = ""
+    priority: int = 0
+    arrival_s: float | None = None
+
+
+@dataclass(slots=True)
+class SequenceChunk:
+    """What is new of sample `index`: several steps' worth if the reader was slow.
+
+    `text` may be empty (a partial character, or text held back because it may begin a stop string). `finish_reason`
+    is set on the last chunk of the sample; `stop_reason` is then the stop string or stop token id that ended it, None
+    for EOS. `logprobs` is one entry per token of `token_ids` when asked for. `prompt_logprobs` comes once, in the
+    first chunk of sample 0: one entry per prompt token, the first of them None. `num_output_tokens` counts from the
+    start. `times`, `preemptions` are set on the last chunk.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    times: RequestTimes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets."""
+
+    model: str
+    model_type: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    dtype: str
+    device: str
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, float | int]
+    startup_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """`alive`: the engine runs. `heartbeat_age_s`: seconds since its loop last made a turn."""
+
+    alive: bool
+    heartbeat_age_s: float
+    error: str | None = None
+
+
+class RequestStream(Protocol):
+    """Iterate to the end, or `cancel()`: either way nothing of the request stays in the engine.
+
+    Iteration raises `EngineDeadError` when the engine dies and `RequestFailedError` when this request alone failed.
+    """
+
+    def __aiter__(self) -> AsyncIterator[SequenceChunk]: ...
+
+    def cancel(self) -> None:
+        """Abort all samples; safe to call at any time and more than once."""
+        ...
+
+
+class Engine(Protocol):
+    """An engine as the server and the benchmarks use it (same event loop, one instance per server)."""
+
+    info: EngineInfo
+
+    def generate(self, request: GenerateRequest) -> RequestStream:
+        """Start a request; returns at once. No model work happens here.
+
+        Raises `RequestTooLongError` if it could never run, `InvalidRequestError` (bad token id, duplicate live
+        request_id), `EngineClosedError`, `EngineDeadError`.
+        """
+        ...
+
+    def health(self) -> EngineHealth: ...
+
+    def stats(self) -> SchedulerStats:
+        """The newest snapshot received from the engine."""
+        ...
+
+    async def close(self) -> None:
+        """End every open stream with `EngineClosedError`, stop the engine and wait for it."""
+        ...

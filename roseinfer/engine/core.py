@@ -1,0 +1,146 @@
+"""The engine core: scheduler and runner joined by plans and results, with one or two steps in flight."""
+
+from collections import deque
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from roseinfer.core.clock import Clock
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.request import Request
+from roseinfer.core.sampling import INT64_MAX, INT64_MIN
+from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.sched.scheduler import Scheduler
+
+
+class Runner(Protocol):
+    """Executes plans in the order submitted. A handle is whatever the runner needs to find the step again."""
+
+    def submit(self, plan: StepPlan) -> Any:
+        """Launch the forward pass."""
+        ...
+
+    def sample(self, handle: Any) -> None:
+        """Launch the sampling; the sampled tokens are inputs of later plans without passing the host."""
+        ...
+
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for the step."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _InFlight(NamedTuple):
+    plan: StepPlan
+    handle: Any
+
+
+class EngineCore:
+    """`depth` 1: plan, run, commit. `depth` 2: plan and submit step k + 1 while step k runs, then commit k.
+
+    `eos_ids` end every request that does not ignore them. `seed` seeds the requests that bring none: the n-th such
+    request always draws the same way.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock,
+        *,
+        depth: int = 1,
+        eos_ids: tuple[int, ...] = (),
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
+        if depth not in (1, 2):
+            raise ValueError(f"depth must be 1 or 2, got {depth}")
+        self.scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._depth = depth
+        self._eos_ids = frozenset(eos_ids)
+        self._vocab_size = vocab_size
+        self._next_seed = seed * 1_000_003
+        self._in_flight: deque[_InFlight] = deque()
+        self._ended: list[RequestOutput] = []
+
+    def add(self, new: Add) -> None:
+        """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued."""
+        if new.n < 1:
+            raise InvalidRequestError("n must be positive", "n")
+        for ids, name in ((new.prompt_ids, "prompt"), (new.params.stop_token_ids, "stop_token_ids")):
+            if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
+                raise InvalidRequestError(f"a token id is outside the vocabulary of {self._vocab_size}", name)
+        if any(token >= self._vocab_size for token, _ in new.params.logit_bias):
+            raise InvalidRequestError(f"a token id is outside the vocabulary of {self._vocab_size}", "logit_bias")
+        requests = [self._make_request(new, index) for index in range(new.n)]
+        for queued, request in enumerate(requests):
+            try:
+                self.scheduler.add(request)
+            except InvalidRequestError:
+                for earlier in requests[:queued]:
+                    self.scheduler.abort(earlier.request_id, self._clock.now())
+                raise
+
+    def _make_request(self, new: Add, index: int) -> Request:
+        params = new.params
+        if index and params.prompt_logprobs is not None:
+            params = replace(params, prompt_logprobs=None)  # sample 0 reports them for all
+        if params.seed is None:
+            self._next_seed += 1
+            seed = self._next_seed
+        else:
+            seed = params.seed + index
+        stop_ids = frozenset(params.stop_token_ids)
+        return Request(
+            sequence_id(new.request_id, index),
+            new.prompt_ids,
+            params,
+            seed=_wrap_int64(seed),
+            stop_ids=stop_ids if params.ignore_eos else stop_ids | self._eos_ids,
+            cache_salt=new.cache_salt,
+            priority=new.priority,
+            fork_of=sequence_id(new.request_id, 0) if index else None,
+            arrival_s=new.arrival_s or self._clock.now(),
+        )
+
+    def abort(self, sequence_ids: list[str]) -> None:
+        """End requests; the next `step` reports them. Unknown and ended ones are ignored: aborts race with ends."""
+        now = self._clock.now()
+        for request_id in sequence_ids:
+            ended = self.scheduler.abort(request_id, now)
+            if ended is not None:
+                self._ended.append(ended)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._in_flight or self._ended or self.scheduler.has_work)
+
+    def step(self) -> list[RequestOutput]:
+        """One turn: submit the next plan, and commit the oldest step once `depth` are in flight or no plan is left."""
+        outputs, self._ended = self._ended, []
+        plan = self.scheduler.plan(self._clock.now())
+        if plan is not None:
+            handle = self._runner.submit(plan)
+            self._runner.sample(handle)
+            self._in_flight.append(_InFlight(plan, handle))
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            oldest = self._in_flight.popleft()
+            result = self._runner.collect(oldest.handle)
+            outputs += self.scheduler.commit(oldest.plan, result, self._clock.now())
+        return outputs
+
+    def stats(self) -> SchedulerStats:
+        return self.scheduler.stats()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _wrap_int64(value: int) -> int:
+    span = INT64_MAX - INT64_MIN + 1
+    return (value - INT64_MIN) % span + INT64_MIN

@@ -1,0 +1,257 @@
+"""The KV cache as the scheduler sees it: sequences that match, grow, fork, register and close.
+
+Who may write: every block has at most one writer, the sequence that took it from the pool. A sequence that shares a
+partly filled last block (an exact prefix hit, a fork) *borrows* it: it reads the slots filled so far and must copy the
+block before its first append. The writer may go on appending behind the borrowed slots meanwhile: nobody reads them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from roseinfer.core.plan import BlockCopy
+from roseinfer.kv.pool import BlockPool
+from roseinfer.kv.prefix import Chain, Digest, PrefixHit, PrefixIndex, sha256
+
+NO_HIT = PrefixHit()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What `grow` changed: the table now ends in `new_blocks`, starting at entry `table_from`.
+
+    `copy` is the copy-on-write of a borrowed tail; its source stays referenced until `copies_done`.
+    """
+
+    table_from: int
+    new_blocks: tuple[int, ...]
+    copy: BlockCopy | None = None
+
+
+@dataclass(slots=True)
+class SequenceKv:
+    """One sequence's share of the cache.
+
+    `tail_borrowed`: the last block is partly filled and not ours to write; `tail_tokens` of its slots are ours to
+    read. `registered` counts the full blocks already offered to the prefix index.
+    """
+
+    chain: Chain
+    blocks: list[int] = field(default_factory=list)
+    tail_borrowed: bool = False
+    tail_tokens: int = 0
+    registered: int = 0
+    partial_registered: bool = False
+
+
+class KvManager:
+    """Tables of all live sequences over one `BlockPool`, with prefix cache and copy-on-write.
+
+    All calls are O(blocks touched). Errors of use (unknown sequence, growing without room) are our own bugs and
+    assert; running out of blocks is reported by returning None.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, digest: Digest = sha256
+    ) -> None:
+        if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
+            raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.prefix_caching = prefix_caching
+        self._index = PrefixIndex(num_blocks, block_size, digest)
+        self._pool = BlockPool(num_blocks, self._index.forget)
+        self._sequences: dict[str, SequenceKv] = {}
+        self._pinned: list[int] = []
+
+    # --- size ---------------------------------------------------------------------------------------------------
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that the whole cache can hold."""
+        return self.num_blocks * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def capacity(self, sequence_id: str) -> int:
+        """Positions below this can be written without growing."""
+        seq = self._sequences[sequence_id]
+        if seq.tail_borrowed:
+            return (len(seq.blocks) - 1) * self.block_size + seq.tail_tokens
+        return len(seq.blocks) * self.block_size
+
+    def table(self, sequence_id: str) -> tuple[int, ...]:
+        return tuple(self._sequences[sequence_id].blocks)
+
+    # --- life of a sequence -------------------------------------------------------------------------------------
+    def open(self, sequence_id: str, cache_salt: str = "") -> None:
+        """Make a sequence known; it holds no blocks yet."""
+        assert sequence_id not in self._sequences, f"sequence {sequence_id!r} is open already"
+        self._sequences[sequence_id] = SequenceKv(self._index.chain(cache_salt))
+
+    def match(self, sequence_id: str, tokens: Sequence[int]) -> PrefixHit:
+        """The longest cached prefix of `tokens`. Changes nothing."""
+        if not self.prefix_caching:
+            return NO_HIT
+        return self._index.match(self._sequences[sequence_id].chain, tokens)
+
+    def attach(self, sequence_id: str, hit: PrefixHit) -> None:
+        """Give an empty sequence the blocks of a hit, shared with whoever else holds them."""
+        seq = self._sequences[sequence_id]
+        assert not seq.blocks, "only an empty sequence can attach a hit"
+        for block in hit.blocks:
+            self._pool.share(block)
+        seq.blocks = list(hit.blocks)
+        seq.tail_borrowed = hit.partial
+        seq.tail_tokens = hit.tokens % self.block_size if hit.partial else 0
+        seq.registered = hit.tokens // self.block_size
+        seq.partial_registered = hit.partial
+
+    def fork(self, parent_id: str, child_id: str, tokens: int) -> None:
+        """Give an empty sequence the parent's first `tokens` tokens, whose K/V the parent has computed."""
+        parent = self._sequences[parent_id]
+        shared = self.blocks_for(tokens)
+        assert shared <= len(parent.blocks), "the parent does not hold that many tokens"
+        hit = PrefixHit(tokens, tuple(parent.blocks[:shared]), partial=tokens % self.block_size != 0)
+        self.attach(child_id, hit)
+        self._sequences[child_id].partial_registered = False
+
+    def growth_cost(self, sequence_id: str, upto: int) -> int:
+        """Blocks that `grow` would take from the pool."""
+        seq = self._sequences[sequence_id]
+        return max(0, self.blocks_for(upto) - len(seq.blocks)) + self._must_copy(seq, upto)
+
+    def grow(self, sequence_id: str, upto: int) -> Growth | None:
+        """Make positions below `upto` writable. None, and nothing changed, if there are not enough free blocks."""
+        seq = self._sequences[sequence_id]
+        must_copy = self._must_copy(seq, upto)
+        count = max(0, self.blocks_for(upto) - len(seq.blocks))
+        if count + must_copy > self._pool.num_free:
+            if not (must_copy and count <= self._pool.num_free and self._take_over(seq)):
+                return None
+            must_copy = False
+        return self._extend(seq, self._pool.take(count + must_copy), must_copy)
+
+    def grow_many(self, wants: Sequence[tuple[str, int]]) -> list[Growth] | None:
+        """`grow` for a whole batch of (sequence, upto), all or nothing, with one trip to the pool."""
+        sequences = [self._sequences[sequence_id] for sequence_id, _ in wants]
+        copies = [self._must_copy(seq, upto) for seq, (_, upto) in zip(sequences, wants, strict=True)]
+        counts = [
+            max(0, self.blocks_for(upto) - len(seq.blocks)) + copy
+            for seq, copy, (_, upto) in zip(sequences, copies, wants, strict=True)
+        ]
+        total = sum(counts)
+        if total > self._pool.num_free:
+            return None
+        blocks, used, grown = self._pool.take(total), 0, []
+        for seq, copy, count in zip(sequences, copies, counts, strict=True):
+            grown.append(self._extend(seq, blocks[used : used + count], copy))
+            used += count
+        return grown
+
+    def undo(self, sequence_id: str, growth: Growth) -> None:
+        """Take back a `grow` that no submitted step has seen."""
+        seq = self._sequences[sequence_id]
+        assert tuple(seq.blocks[growth.table_from :]) == growth.new_blocks, "only the newest growth can be undone"
+        del seq.blocks[growth.table_from :]
+        if growth.copy is not None:
+            self._pinned.remove(growth.copy.src)
+            seq.blocks.append(growth.copy.src)
+            seq.tail_borrowed, seq.tail_tokens = True, growth.copy.tokens
+        self._release(reversed(growth.new_blocks))
+
+    def copies_done(self, copies: Iterable[BlockCopy]) -> None:
+        """The step that carried these copies is complete: their sources may go."""
+        for copy in copies:
+            self._pinned.remove(copy.src)
+            self._release((copy.src,))
+
+    def register(self, sequence_id: str, tokens: Sequence[int], computed: int, prompt_len: int) -> None:
+        """Offer what is computed to the prefix index: full blocks, and the partly filled last block of the prompt.
+
+        `tokens` are the sequence's known tokens; the K/V of the first `computed` is in the cache.
+        """
+        if not self.prefix_caching:
+            return
+        seq = self._sequences[sequence_id]
+        full = computed // self.block_size
+        if computed >= prompt_len and not seq.partial_registered:
+            seq.partial_registered = True
+            self._register_prompt_tail(seq, tokens, prompt_len)
+        for index in range(seq.registered, full):
+            self._index.insert(seq.blocks[index], seq.chain.entry(tokens, index))
+        seq.registered = max(seq.registered, full)
+
+    def release(self, sequence_id: str) -> None:
+        """Give back all blocks but stay open: the sequence was preempted and will start over."""
+        seq = self._sequences[sequence_id]
+        # The tail goes first, so that the head of a chain, which more prompts share, is reused last.
+        self._release(reversed(seq.blocks))
+        seq.blocks = []
+        seq.tail_borrowed, seq.tail_tokens, seq.registered, seq.partial_registered = False, 0, 0, False
+
+    def close(self, sequence_id: str) -> None:
+        """The sequence is gone; what it computed stays matchable until its blocks are reused."""
+        self.release(sequence_id)
+        del self._sequences[sequence_id]
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _must_copy(self, seq: SequenceKv, upto: int) -> bool:
+        if not seq.tail_borrowed:
+            return False
+        return upto > (len(seq.blocks) - 1) * self.block_size + seq.tail_tokens
+
+    def _take_over(self, seq: SequenceKv) -> bool:
+        """With no block left to copy to, the only reader of a borrowed tail may become its writer.
+
+        What the block holds behind our tokens then stops being matchable.
+        """
+        block = seq.blocks[-1]
+        if self._pool.refs[block] != 1:
+            return False
+        self._index.forget_beyond(block, seq.tail_tokens)
+        seq.tail_borrowed, seq.tail_tokens = False, 0
+        return True
+
+    def _extend(self, seq: SequenceKv, new_blocks: tuple[int, ...], must_copy: bool) -> Growth:
+        copy = None
+        if must_copy:
+            src = seq.blocks.pop()
+            copy = BlockCopy(src, new_blocks[0], seq.tail_tokens)
+            self._pinned.append(src)  # our reference to the source becomes the copy's
+            seq.tail_borrowed, seq.tail_tokens = False, 0
+        table_from = len(seq.blocks)
+        seq.blocks.extend(new_blocks)
+        return Growth(table_from, new_blocks, copy)
+
+    def _register_prompt_tail(self, seq: SequenceKv, tokens: Sequence[int], prompt_len: int) -> None:
+        index = prompt_len // self.block_size
+        if prompt_len % self.block_size == 0:
+            return
+        self._index.insert(seq.blocks[index], seq.chain.entry(tokens[:prompt_len], index))
+
+    def _release(self, blocks: Iterable[int]) -> None:
+        self._pool.release(blocks, self._index.holds)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free + owned = total and every reference has exactly one owner."""
+        owners = [0] * self.num_blocks
+        writers: dict[int, str] = {}
+        for sequence_id, seq in self._sequences.items():
+            for block in seq.blocks:
+                owners[block] += 1
+            assert len(set(seq.blocks)) == len(seq.blocks), f"{sequence_id!r} holds a block twice"
+            if seq.blocks and not seq.tail_borrowed and seq.registered < len(seq.blocks):
+                tail = seq.blocks[-1]
+                assert tail not in writers, f"{sequence_id!r} and {writers[tail]!r} both write block {tail}"
+                writers[tail] = sequence_id
+        for block in self._pinned:
+            owners[block] += 1
+        assert owners == self._pool.refs, "reference counts and owners disagree"
+        free = self._pool.free_blocks()
+        assert len(free) == self._pool.num_free == owners.count(0), "free + owned != total"
+        assert all(owners[block] == 0 for block in free), "an owned block is in the free list"
+        self._index.check_integrity()

@@ -1,0 +1,90 @@
+"""A step being planned. Tokens, seats and blocks of a row are taken together or not at all."""
+
+from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan
+from roseinfer.core.request import Request
+from roseinfer.kv.manager import Growth, KvManager
+
+# Plans are made of one row per running request and step: skipping the named tuple's own __new__ halves their cost.
+_new_tuple = tuple.__new__
+
+
+class StepDraft:
+    """`tokens_left`: what remains of the step's token budget."""
+
+    def __init__(self, step: int, token_budget: int, kv: KvManager) -> None:
+        self.step = step
+        self.tokens_left = token_budget
+        self._budget = token_budget
+        self.admitted: list[Admission] = []
+        self._kv = kv
+        self._rows: dict[str, Row] = {}
+        self._growths: dict[str, Growth] = {}
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take_next(self, request: Request) -> None:
+        """Add the row of a request that has one token left to compute and room for it: `take(request, 1)`, quickly."""
+        start = request.planned
+        name = request.request_id
+        self._rows[name] = _new_tuple(Row, (name, request.seat, start, 1, 1, True, start, 0, ()))
+        self.tokens_left -= 1
+        request.planned = start + 1
+        request.pending += 1
+        request.in_flight += 1
+
+    def take(self, request: Request, count: int, growth: Growth | None = None) -> None:
+        """Add a row of `count` tokens. The seat is taken, and the blocks are (`growth` says which are new)."""
+        start = request.planned
+        end = start + count
+        sample = end == len(request.tokens) + request.pending
+        logits = 1 if sample else 0
+        if request.params.prompt_logprobs is not None and start < request.prompt_len - 1 and request.unscored:
+            logits = count
+        table_from, new_blocks = (growth.table_from, growth.new_blocks) if growth else (0, ())
+        seat = request.seat
+        assert seat is not None, "only a seated request has rows"
+        write_from = request.write_from
+        self._rows[request.request_id] = Row(
+            request.request_id,
+            seat,
+            start,
+            count,
+            logits,
+            sample,
+            write_from if write_from > start else start,
+            table_from,
+            new_blocks,
+        )
+        if growth is not None:
+            self._growths[request.request_id] = growth
+        self.tokens_left -= count
+        request.planned = end
+        request.pending += sample
+        request.in_flight += 1
+
+    def drop(self, request: Request) -> None:
+        """Take a running request's row out again, with all it holds."""
+        row = self._rows.pop(request.request_id)
+        growth = self._growths.pop(request.request_id, None)
+        if growth is not None:
+            self._kv.undo(request.request_id, growth)
+            request.capacity = self._kv.capacity(request.request_id)
+        self.tokens_left += row.count
+        request.planned -= row.count
+        request.pending -= row.sample
+        request.in_flight -= 1
+
+    def freeze(self, released: list[int]) -> StepPlan:
+        copies: list[BlockCopy] = [g.copy for g in self._growths.values() if g.copy is not None]
+        return StepPlan(
+            step=self.step,
+            rows=list(self._rows.values()),
+            admitted=self.admitted,
+            copies=copies,
+            released=released,
+            num_tokens=self._budget - self.tokens_left,
+        )

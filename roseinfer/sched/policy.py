@@ -1,0 +1,69 @@
+"""What a scheduling policy is: a small object that decides; the scheduler does the work.
+
+Each step the scheduler calls `policy.begin(view)` and asks the decision it gets, in this order: `select` which running
+requests compute, `chunk` how many tokens of a prompt, `victim` who yields when KV blocks run out, then `order` and
+`admit` who of the waiting starts.
+"""
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.events import Event
+from roseinfer.core.request import Request
+
+
+class Verdict(Enum):
+    ADMIT = "admit"
+    SKIP = "skip"  # not this one now; look at the next
+    STOP = "stop"  # nobody else this step
+
+
+class View(NamedTuple):
+    """The scheduler's state at the start of a step, to read only."""
+
+    now_s: float
+    step: int
+    free_blocks: int
+    block_size: int
+    running: Collection[Request]
+    waiting: Collection[Request]
+
+
+class Decision(Protocol):
+    """A policy's answers for one step."""
+
+    def select(self, running: Collection[Request]) -> Iterable[Request]:
+        """The running requests that may compute this step, the most important first."""
+        ...
+
+    def chunk(self, request: Request, room: int) -> int:
+        """How many of the next `room` (>= 1) prompt tokens to compute; 0 = none this step."""
+        ...
+
+    def victim(self, running: Collection[Request]) -> Request | None:
+        """Who gives up its KV blocks; None = nobody, the one that lacks blocks waits."""
+        ...
+
+    def order(self, waiting: Collection[Request]) -> Iterable[Request]:
+        """The waiting requests in the order in which to look at them."""
+        ...
+
+    def admit(self, request: Request) -> Verdict: ...
+
+
+class Policy(Protocol):
+    def begin(self, view: View) -> Decision: ...
+
+    def observe(self, event: Event) -> None: ...
+
+
+def make_policy(config: SchedulerConfig) -> Policy:
+    """The policy that the options name."""
+    from roseinfer.sched.policies.fifo import FifoPolicy
+
+    if config.scheduling_policy == "fifo":
+        return FifoPolicy(config.long_prefill_token_threshold)
+    raise ConfigError(f"scheduling_policy {config.scheduling_policy!r} is not known")

@@ -1,0 +1,429 @@
+"""The scheduler's mechanism: which tokens of which request the next step computes, and what a step's result changes.
+
+There is no prefill phase and no decode phase: a request has known tokens and computed tokens, and every step closes
+some of the gap. Several steps may be in flight: `plan` counts on tokens that submitted steps will sample, `commit`
+settles what really happened.
+"""
+
+from collections import OrderedDict
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
+from roseinfer.core.events import Admitted, Ended, StepDone
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats
+from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
+from roseinfer.core.request import Request, Status
+from roseinfer.kv.manager import KvManager, PrefixHit
+from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.policy import Decision, Policy, Verdict, View
+
+# Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
+ADMISSION_RESERVE = 0.01
+
+# Skips the named tuple's own __new__, which would double the cost of an output; one is made per token.
+_new_tuple = tuple.__new__
+
+
+class Scheduler:
+    """Owns every live request, the seats and the KV bookkeeping of one engine. Single-threaded."""
+
+    def __init__(self, config: SchedulerConfig, kv: KvManager, policy: Policy, max_model_len: int) -> None:
+        self.config = config
+        self.kv = kv
+        self.policy = policy
+        self.max_model_len = max_model_len
+        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.running: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}
+        self._free_seats = list(range(config.max_num_seqs - 1, -1, -1))
+        self._released: list[int] = []
+        self._reserve = int(kv.num_blocks * ADMISSION_RESERVE)
+        self._step = 0
+        self._prefix_queries = self._prefix_hits = 0
+        self._preemptions = self._prompt_tokens = self._generation_tokens = 0
+        self._last_tokens, self._last_duration_s = 0, 0.0
+
+    # --- requests come and go -----------------------------------------------------------------------------------
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises if it could never run, or its id is in use."""
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
+        self.check_fits(request)
+        self._requests[request.request_id] = request
+        self.kv.open(request.request_id, request.cache_salt)
+        self.waiting[request.request_id] = request
+
+    def check_fits(self, request: Request) -> None:
+        """Raise `RequestTooLongError` unless the request could run alone."""
+        wanted = request.prompt_len + request.params.max_tokens
+        if wanted > self.max_model_len:
+            raise RequestTooLongError(
+                f"{request.prompt_len} prompt tokens and {request.params.max_tokens} output tokens exceed the context "
+                f"of {self.max_model_len} tokens"
+            )
+        if wanted > self.kv.max_tokens:
+            raise RequestTooLongError(f"{wanted} tokens exceed the KV cache of {self.kv.max_tokens} tokens")
+
+    def abort(self, request_id: str, now_s: float) -> RequestOutput | None:
+        """End a request; what it holds is free at once, or when the last submitted step that names it completes."""
+        request = self._requests.get(request_id)
+        if request is None or request.status is Status.FINISHED:
+            return None
+        return self._finish(request, FinishReason.ABORT, now_s)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could be planned, now or once those in flight are done."""
+        return bool(self.running or self.waiting)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._requests)
+
+    # --- planning -----------------------------------------------------------------------------------------------
+    def plan(self, now_s: float) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute (yet)."""
+        view = View(
+            now_s,
+            self._step,
+            self.kv.num_free,
+            self.kv.block_size,
+            self.running.values(),
+            self.waiting.values(),
+        )
+        decision = self.policy.begin(view)
+        draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
+        preemptions = self._preemptions
+        self._continue_running(draft, decision)
+        if self.waiting and self._preemptions == preemptions:
+            self._admit_waiting(draft, decision, now_s)
+        if not len(draft):
+            return None
+        self._step += 1
+        released, self._released = self._released, []
+        return draft.freeze(released)
+
+    def _continue_running(self, draft: StepDraft, decision: Decision) -> None:
+        short: list[tuple[Request, int]] = []
+        promised = 0
+        for request in decision.select(self.running.values()):
+            room = draft.tokens_left - promised
+            if room <= 0:
+                break
+            ahead = len(request.tokens) + request.pending
+            if ahead >= request.max_len:
+                continue  # its last token is on the way
+            count = ahead - request.planned
+            if count == 1 and request.planned < request.capacity:
+                draft.take_next(request)
+                continue
+            if count > 1:
+                count = self._chunk(decision, request, count, room)
+                if count == 0:
+                    continue
+            if request.planned + count <= request.capacity:
+                draft.take(request, count)
+            else:
+                short.append((request, count))
+                promised += count
+        if short:
+            self._grow(draft, decision, short)
+
+    def _chunk(self, decision: Decision, request: Request, left: int, room: int) -> int:
+        """How much of a prompt to compute: all that is left if prompts are not chunked, room or not."""
+        if not self.config.enable_chunked_prefill:
+            return left
+        room = min(left, room)
+        return max(0, min(room, decision.chunk(request, room)))
+
+    def _grow(self, draft: StepDraft, decision: Decision, short: list[tuple[Request, int]]) -> None:
+        """Rows that need new blocks or a copy-on-write: all at once if the pool has them, else one by one."""
+        grown = self.kv.grow_many([(r.request_id, r.planned + count) for r, count in short])
+        if grown is not None:
+            for (request, count), growth in zip(short, grown, strict=True):
+                request.capacity = self.kv.capacity(request.request_id)
+                draft.take(request, count, growth)
+            return
+        for request, count in short:
+            if request.status is Status.RUNNING:
+                self._grow_or_preempt(draft, decision, request, count)
+
+    def _grow_or_preempt(self, draft: StepDraft, decision: Decision, request: Request, count: int) -> None:
+        while True:
+            upto = request.planned + count
+            growth = self.kv.grow(request.request_id, upto)
+            if growth is not None:
+                request.capacity = self.kv.capacity(request.request_id)
+                draft.take(request, count, growth)
+                return
+            if self.kv.growth_cost(request.request_id, upto) <= self.kv.num_free + self._blocks_coming():
+                return  # enough is on its way: this row sits out a step
+            victim = decision.victim(self.running.values())
+            if victim is None:
+                return
+            self._preempt(draft, victim)
+            if victim is request:
+                return
+
+    def _blocks_coming(self) -> int:
+        """Blocks of preempted and ended requests that submitted steps still name (an upper bound: some are shared)."""
+        leaving = (r for r in self._requests.values() if r.seat is not None and r.status is not Status.RUNNING)
+        return sum(len(self.kv.table(r.request_id)) for r in leaving)
+
+    def _preempt(self, draft: StepDraft, victim: Request) -> None:
+        """Send a running request back to the head of the queue; it will be computed again from its tokens."""
+        if victim in draft:
+            draft.drop(victim)
+        del self.running[victim.request_id]
+        victim.status = Status.WAITING
+        victim.preemptions += 1
+        self._preemptions += 1
+        self.waiting[victim.request_id] = victim
+        self.waiting.move_to_end(victim.request_id, last=False)
+        if victim.in_flight == 0:
+            self._vacate(victim)
+
+    # --- admission ----------------------------------------------------------------------------------------------
+    def _admit_waiting(self, draft: StepDraft, decision: Decision, now_s: float) -> None:
+        started: list[Request] = []
+        for request in decision.order(self.waiting.values()):
+            if draft.tokens_left <= 0 or not self._free_seats:
+                break
+            if request.seat is not None or self._awaits_parent(request):
+                continue
+            verdict = decision.admit(request)
+            if verdict is Verdict.SKIP:
+                continue
+            if verdict is Verdict.STOP or not self._start(draft, decision, request, bool(started)):
+                break
+            started.append(request)
+        for request in started:
+            self._seat_taken(request, now_s)
+
+    def _awaits_parent(self, request: Request) -> bool:
+        """A fork waits until its parent has computed the prompt, so that it need not be computed twice."""
+        if request.fork_of is None:
+            return False
+        parent = self._requests.get(request.fork_of)
+        return parent is not None and parent.status is not Status.FINISHED and parent.computed < parent.prompt_len
+
+    def _start(self, draft: StepDraft, decision: Decision, request: Request, others_started: bool) -> bool:
+        """Seat a waiting request and plan its first row; False, and nothing taken, if there is no room."""
+        request_id, known = request.request_id, len(request.tokens)
+        cached = self._attach_cached(request)
+        start = min(cached, known - 1)
+        count = self._first_chunk(draft, decision, request, known - start, others_started)
+        reserve = self._reserve if self.running or len(draft) else 0
+        if count == 0 or self.kv.growth_cost(request_id, known) + reserve > self.kv.num_free:
+            self.kv.release(request_id)
+            return False
+        table = self.kv.table(request_id)
+        growth = self.kv.grow(request_id, start + count) if start + count > cached else None
+        request.capacity = self.kv.capacity(request_id)
+        request.seat = self._free_seats.pop()
+        if request.preemptions == 0:
+            request.cached_tokens = start
+        request.computed = request.planned = start
+        request.write_from = cached
+        draft.admitted.append(
+            Admission(
+                request_id,
+                request.seat,
+                list(request.tokens),
+                request.prompt_len,
+                request.params,
+                request.seed,
+                tuple(sorted(request.stop_ids)),
+                table,
+            )
+        )
+        draft.take(request, count, growth)
+        self._prefix_queries += known
+        self._prefix_hits += start
+        return True
+
+    def _attach_cached(self, request: Request) -> int:
+        """Give the request what the cache holds of its tokens; returns how many tokens that is."""
+        if request.params.prompt_logprobs is not None and request.unscored:
+            return 0  # every prompt position has to be computed for its logits
+        parent = self._requests.get(request.fork_of) if request.fork_of else None
+        computed = parent.computed if parent is not None and parent.seat is not None else 0
+        if parent is not None and computed >= request.prompt_len and request.num_outputs == 0:
+            self.kv.fork(parent.request_id, request.request_id, request.prompt_len)
+            return request.prompt_len
+        hit: PrefixHit = self.kv.match(request.request_id, request.tokens)
+        self.kv.attach(request.request_id, hit)
+        return hit.tokens
+
+    def _first_chunk(
+        self, draft: StepDraft, decision: Decision, request: Request, left: int, others_started: bool
+    ) -> int:
+        """Tokens of a waiting request's first row, 0 if it has to wait.
+
+        Without chunking, a prompt that exceeds the budget runs when no other starts in the same step.
+        """
+        if self.config.enable_chunked_prefill:
+            return self._chunk(decision, request, left, draft.tokens_left)
+        fits = left <= draft.tokens_left
+        alone = left > self.config.max_num_batched_tokens and not others_started
+        return left if fits or alone else 0
+
+    def _seat_taken(self, request: Request, now_s: float) -> None:
+        del self.waiting[request.request_id]
+        self.running[request.request_id] = request
+        request.status = Status.RUNNING
+        if request.scheduled_s == 0.0:
+            request.scheduled_s = now_s
+        self.policy.observe(Admitted(request.request_id, now_s, request.cached_tokens))
+
+    # --- results ------------------------------------------------------------------------------------------------
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
+        """Settle a completed step. Results of requests that ended meanwhile are dropped here, and only here."""
+        assert plan.step == result.step and len(plan.rows) == len(result.rows), "a result belongs to one plan"
+        outputs: list[RequestOutput] = []
+        if plan.copies:
+            self.kv.copies_done(plan.copies)
+        requests, running = self._requests, Status.RUNNING
+        block_mask = self.kv.block_size - 1
+        for row, row_result in zip(plan.rows, result.rows, strict=True):
+            name, _, start, count, _, sample, _, _, _ = row
+            _, token_ids, logprobs, _, error = row_result
+            request = requests[name]
+            request.in_flight -= 1
+            # A decoding request that goes on: the common case, written out because it sets the engine's cost per step.
+            if count == 1 and start >= request.prompt_len and request.status is running and error is None:
+                tokens = request.tokens
+                if token_ids[0] not in request.stop_ids and len(tokens) + 1 < request.max_len:
+                    request.pending -= 1
+                    request.computed = end = start + 1
+                    if not end & block_mask:
+                        self.kv.register(name, tokens, end, request.prompt_len)
+                    tokens.append(token_ids[0])
+                    output = (name, token_ids, logprobs, None, request.cached_tokens, None)
+                    outputs.append(_new_tuple(RequestOutput, output))
+                    continue
+            request.pending -= sample
+            settled = self._settle_row(request, row, row_result, now_s)
+            if settled is not None:
+                outputs.append(settled)
+        self._generation_tokens += sum([len(output.token_ids) for output in outputs])
+        self._last_tokens, self._last_duration_s = plan.num_tokens, result.duration_s
+        self.policy.observe(StepDone(plan, now_s, result.duration_s))
+        return outputs
+
+    def _settle_row(self, request: Request, row: Row, result: RowResult, now_s: float) -> RequestOutput | None:
+        if request.status is Status.FINISHED:
+            if request.in_flight == 0:
+                self._vacate(request)
+            return None
+        if result.error is not None:
+            return self._finish(request, FinishReason.ERROR, now_s, error=result.error)
+        end = row.start + row.count
+        request.computed = end
+        self.kv.register(row.request_id, request.tokens, end, request.prompt_len)
+        if request.num_outputs == 0:
+            self._prompt_tokens += max(0, min(end, request.prompt_len) - row.start)
+        scored = self._score_prompt(request, row, result)
+        output = None
+        if row.sample:
+            output = self._accept(request, result, scored, now_s)
+        elif scored:
+            output = RequestOutput(request.request_id, prompt_logprobs=scored)
+        if request.in_flight == 0 and request.status is Status.WAITING:
+            self._vacate(request)  # preempted while this step ran
+        return output
+
+    def _score_prompt(self, request: Request, row: Row, result: RowResult) -> tuple[TokenLogprobs, ...] | None:
+        """The prompt log probabilities not reported before: a restarted request computes them again."""
+        if result.prompt_logprobs is None:
+            return None
+        scored = result.prompt_logprobs[max(0, request.prompt_scored - row.start) :]
+        request.prompt_scored += len(scored)
+        return scored
+
+    def _accept(
+        self, request: Request, result: RowResult, scored: tuple[TokenLogprobs, ...] | None, now_s: float
+    ) -> RequestOutput:
+        """A sampled token arrives."""
+        if request.first_token_s == 0.0:
+            request.first_token_s = now_s
+            if request.params.max_tokens == 0:
+                return self._finish(request, FinishReason.LENGTH, now_s, scored=scored)
+        token = result.token_ids[0]
+        tokens = request.tokens
+        tokens.append(token)
+        if token in request.stop_ids:
+            return self._finish(request, FinishReason.STOP, now_s, result, scored, stop_token=token)
+        if len(tokens) >= request.max_len:
+            return self._finish(request, FinishReason.LENGTH, now_s, result, scored)
+        return RequestOutput(request.request_id, result.token_ids, result.logprobs, scored, request.cached_tokens)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now_s: float,
+        result: RowResult | None = None,
+        scored: tuple[TokenLogprobs, ...] | None = None,
+        *,
+        stop_token: int | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        self.running.pop(request.request_id, None)
+        self.waiting.pop(request.request_id, None)
+        request.status = Status.FINISHED
+        times = RequestTimes(request.arrival_s, request.scheduled_s, request.first_token_s, now_s)
+        output = RequestOutput(
+            request.request_id,
+            result.token_ids if result else (),
+            result.logprobs if result else None,
+            scored,
+            request.cached_tokens,
+            End(reason, times, stop_token, error, request.preemptions),
+        )
+        if request.in_flight == 0:
+            self._vacate(request)
+        self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))
+        return output
+
+    def _vacate(self, request: Request) -> None:
+        """No submitted step names the request any more: its seat and blocks can be reused."""
+        if request.seat is not None:
+            self._free_seats.append(request.seat)
+            self._released.append(request.seat)
+        if request.status is Status.FINISHED:
+            request.seat = None
+            self.kv.close(request.request_id)
+            del self._requests[request.request_id]
+        else:
+            self.kv.release(request.request_id)
+            request.restart()
+
+    # --- looking in ---------------------------------------------------------------------------------------------
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            step=self._step,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            blocks_used=self.kv.num_blocks - self.kv.num_free,
+            blocks_total=self.kv.num_blocks,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            preemptions=self._preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            step_tokens=self._last_tokens,
+            step_duration_s=self._last_duration_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if seats, queues or blocks disagree."""
+        self.kv.check_integrity()
+        seated = [r.seat for r in self._requests.values() if r.seat is not None]
+        assert sorted(seated + self._free_seats) == list(range(self.config.max_num_seqs)), "seats lost or doubled"
+        assert all(r.status is Status.RUNNING and r.seat is not None for r in self.running.values())
+        assert all(r.status is Status.WAITING for r in self.waiting.values())
+        assert not self.running.keys() & self.waiting.keys()
+        for r in self._requests.values():
+            assert r.computed <= r.planned <= len(r.tokens) + r.pending, r
+            assert 0 <= r.pending <= r.in_flight, r

@@ -1,0 +1,89 @@
+"""Engine cores over the fake runner, and a loop that runs them dry with the integrity check on."""
+
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.outputs import End, FinishReason, RequestOutput
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.policy import make_policy
+from roseinfer.sched.scheduler import Scheduler
+from tests.helpers.fake_runner import FakeRunner
+
+EOS = 3
+
+
+def make_core(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    depth: int = 1,
+    prefix_caching: bool = True,
+    max_model_len: int | None = None,
+    runner: FakeRunner | None = None,
+    vocab_size: int = 50,
+    **scheduler: object,
+) -> EngineCore:
+    config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
+    kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching)
+    return EngineCore(
+        Scheduler(config, kv, make_policy(config), max_model_len or num_blocks * block_size),
+        runner or FakeRunner(num_blocks, block_size, vocab_size),
+        ManualClock(),
+        depth=depth,
+        eos_ids=(EOS,),
+        vocab_size=vocab_size,
+    )
+
+
+def add(core: EngineCore, request_id: str, prompt: list[int], *, n: int = 1, salt: str = "", **params: object) -> None:
+    core.add(Add(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}), n, salt))
+
+
+class Collected:
+    """Everything said of one sequence."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[int] = []
+        self.prompt_logprobs: list[int] = []
+        self.end: End | None = None
+        self.cached_tokens = 0
+
+    def take(self, output: RequestOutput) -> None:
+        assert self.end is None, "output after the end"
+        self.tokens += output.token_ids
+        self.logprobs += [entry.token_id for entry in output.logprobs or ()]
+        self.prompt_logprobs += [entry.token_id for entry in output.prompt_logprobs or ()]
+        self.cached_tokens = output.cached_tokens
+        self.end = output.end
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self.end.reason if self.end else None
+
+
+def gather(outputs: list[RequestOutput], into: dict[str, Collected]) -> None:
+    for output in outputs:
+        into.setdefault(output.request_id, Collected()).take(output)
+
+
+def run_dry(core: EngineCore, into: dict[str, Collected] | None = None, max_steps: int = 5000) -> dict[str, Collected]:
+    """Step until nothing is left; checks integrity after every step and that nothing leaked at the end."""
+    collected: dict[str, Collected] = {} if into is None else into
+    for _ in range(max_steps):
+        if not core.busy:
+            break
+        gather(core.step(), collected)
+        core.scheduler.check_integrity()
+    assert not core.busy, "the engine makes no progress"
+    assert_empty(core)
+    return collected
+
+
+def assert_empty(core: EngineCore) -> None:
+    scheduler = core.scheduler
+    scheduler.check_integrity()
+    assert scheduler.num_live == 0
+    assert scheduler.kv.num_free == scheduler.kv.num_blocks

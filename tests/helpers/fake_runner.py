@@ -1,0 +1,146 @@
+"""A runner in plain Python that keeps a real paged cache of fingerprints and checks every read and write.
+
+A token's "K/V" is a fingerprint of all tokens up to it. Computing a token verifies that each earlier position of its
+context holds the fingerprint it should, so a wrong block, a lost copy or a write into a shared block fails at once.
+The next token is a function of the fingerprint and the request's (seed, output index) alone: whatever the schedule,
+the same request must give the same tokens.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+
+from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
+
+EMPTY = (-1, 0)
+
+
+@dataclass
+class Seat:
+    admission: Admission
+    tokens: list[int]
+    table: list[int]
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+def fingerprint(previous: int, token: int) -> int:
+    return zlib.crc32(token.to_bytes(4, "little"), previous)
+
+
+class FakeRunner:
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int = 50, fail_on_token: int | None = None
+    ) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.fail_on_token = fail_on_token
+        self.cache = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.seats: dict[int, Seat] = {}
+        self.submitted: list[StepPlan] = []
+        self.closed = False
+        self._computed: dict[int, list[int]] = {}
+        self._results: dict[int, StepResult] = {}
+
+    def submit(self, plan: StepPlan) -> int:
+        self.submitted.append(plan)
+        for seat in plan.released:
+            self.seats.pop(seat, None)
+        for admission in plan.admitted:
+            seat = Seat(admission, list(admission.token_ids), list(admission.blocks))
+            for token in seat.tokens[admission.prompt_len :]:
+                seat.counts[token] = seat.counts.get(token, 0) + 1
+            self.seats[admission.seat] = seat
+        held = [self.cache[copy.src][: copy.tokens] for copy in plan.copies]
+        for copy, slots in zip(plan.copies, held, strict=True):
+            self.cache[copy.dst][: copy.tokens] = slots
+        for row in plan.rows:
+            if row.new_blocks:
+                self.seats[row.seat].table[row.table_from :] = row.new_blocks
+        # All rows write before any reads, as attention does within a layer.
+        for row in plan.rows:
+            self._write(row)
+        self._computed[plan.step] = [self._verify(row) for row in plan.rows]
+        return plan.step
+
+    def _prints(self, tokens: list[int]) -> list[int]:
+        prints, previous = [], 0
+        for token in tokens:
+            previous = fingerprint(previous, token)
+            prints.append(previous)
+        return prints
+
+    def _write(self, row: Row) -> None:
+        seat = self.seats[row.seat]
+        assert seat.admission.request_id == row.request_id
+        end = row.start + row.count
+        assert end <= len(seat.tokens), "an input token is not known yet"
+        prints = self._prints(seat.tokens[:end])
+        for position in range(max(row.start, row.write_from), end):
+            block = seat.table[position // self.block_size]
+            self.cache[block][position % self.block_size] = (position, prints[position])
+
+    def _verify(self, row: Row) -> int:
+        seat = self.seats[row.seat]
+        end = row.start + row.count
+        prints = self._prints(seat.tokens[:end])
+        for position in range(end):
+            block = seat.table[position // self.block_size]
+            held = self.cache[block][position % self.block_size]
+            assert held == (position, prints[position]), f"{row.request_id}: position {position} holds {held}"
+        return prints[-1]
+
+    def sample(self, handle: int) -> None:
+        plan = self.submitted[-1]
+        assert plan.step == handle
+        prints = self._computed.pop(handle)
+        rows = [self._sample_row(row, value) for row, value in zip(plan.rows, prints, strict=True)]
+        self._results[handle] = StepResult(handle, rows)
+
+    def _sample_row(self, row: Row, value: int) -> RowResult:
+        seat = self.seats[row.seat]
+        params, prompt_len = seat.admission.params, seat.admission.prompt_len
+        scored = None
+        if params.prompt_logprobs is not None and row.logits == row.count and row.start < prompt_len - 1:
+            ends = range(row.start + 1, min(row.start + row.count, prompt_len - 1) + 1)
+            scored = tuple(TokenLogprobs(seat.tokens[p], -float(p), 1, ()) for p in ends)
+        if not row.sample:
+            return RowResult(row.request_id, prompt_logprobs=scored)
+        assert row.logits >= 1
+        token = self._choose(seat, value)
+        if token == self.fail_on_token:
+            return RowResult(row.request_id, error="planted failure")
+        seat.tokens.append(token)
+        seat.counts[token] = seat.counts.get(token, 0) + 1
+        logprobs = (TokenLogprobs(token, -1.0, 1, ()),) if params.logprobs is not None else None
+        return RowResult(row.request_id, (token,), logprobs, scored)
+
+    def _choose(self, seat: Seat, value: int) -> int:
+        index = len(seat.tokens) - seat.admission.prompt_len
+        mixed = fingerprint(value, abs(seat.admission.seed) % 2**31)
+        token = fingerprint(mixed, index) % self.vocab_size
+        if seat.admission.params.frequency_penalty and seat.counts.get(token, 0):
+            token = (token + seat.counts[token]) % self.vocab_size
+        while index < seat.admission.params.min_tokens and token in seat.admission.stop_ids:
+            token = (token + 1) % self.vocab_size
+        return token
+
+    def collect(self, handle: int) -> StepResult:
+        return self._results.pop(handle)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class DelayedRunner(FakeRunner):
+    """Records in which order plans arrive and results are asked for."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.log: list[str] = []
+
+    def submit(self, plan: StepPlan) -> int:
+        self.log.append(f"plan {plan.step}")
+        return super().submit(plan)
+
+    def collect(self, handle: int) -> StepResult:
+        self.log.append(f"result {handle}")
+        return super().collect(handle)
