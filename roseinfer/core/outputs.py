@@ -22,6 +22,15 @@ class RequestTimes(NamedTuple):
     finished_s: float
 
 
+class Started(NamedTuple):
+    """Comes with the first token. `cached_tokens`: prompt tokens found in the prefix cache."""
+
+    cached_tokens: int
+    arrival_s: float
+    scheduled_s: float
+    first_token_s: float
+
+
 class End(NamedTuple):
     """How a request ended. `stop_token` is the token id that ended it, if one did; it is the last of the output."""
 
@@ -33,13 +42,13 @@ class End(NamedTuple):
 
 
 class RequestOutput(NamedTuple):
-    """New tokens of one request, or its end, or both. `cached_tokens`: prompt tokens found in the prefix cache."""
+    """New tokens of one request, or its end, or both. `started` is set in the first output that holds a token."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    cached_tokens: int = 0
+    started: Started | None = None
     end: End | None = None
 
 

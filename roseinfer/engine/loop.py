@@ -47,16 +47,18 @@ class EngineLoop:
         self._stopping = False
         self._held_back = False
 
-    def run(self) -> None:
-        """Raises nothing: an unexpected error is logged, reported as `Failed`, and ends the loop."""
+    def run(self) -> bool:
+        """True after a `Shutdown`. An unexpected error is logged, reported as `Failed`, and ends the loop: False."""
         try:
             while not self._stopping:
                 self._turn()
         except Exception as error:
             log.exception("the engine loop failed")
             self._outbox.send(Failed(f"{type(error).__name__}: {error}"[:500]))
+            return False
         finally:
             self._core.close()
+        return True
 
     def _turn(self) -> None:
         for message in self._inbox.receive(self._patience_s()):

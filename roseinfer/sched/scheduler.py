@@ -10,7 +10,7 @@ from collections import OrderedDict
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.events import Admitted, Ended, StepDone
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.request import Request, Status
 from roseinfer.kv.manager import KvManager, PrefixHit
@@ -69,7 +69,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None or request.status is Status.FINISHED:
             return None
-        return self._finish(request, FinishReason.ABORT, now_s)
+        return RequestOutput(request_id, end=self._finish(request, FinishReason.ABORT, now_s))
 
     @property
     def has_work(self) -> bool:
@@ -299,7 +299,7 @@ class Scheduler:
                     if not end & block_mask:
                         self.kv.register(name, tokens, end, request.prompt_len)
                     tokens.append(token_ids[0])
-                    output = (name, token_ids, logprobs, None, request.cached_tokens, None)
+                    output = (name, token_ids, logprobs, None, None, None)
                     outputs.append(_new_tuple(RequestOutput, output))
                     continue
             request.pending -= sample
@@ -317,7 +317,7 @@ class Scheduler:
                 self._vacate(request)
             return None
         if result.error is not None:
-            return self._finish(request, FinishReason.ERROR, now_s, error=result.error)
+            return RequestOutput(row.request_id, end=self._finish(request, FinishReason.ERROR, now_s, error=result.error))
         end = row.start + row.count
         request.computed = end
         self.kv.register(row.request_id, request.tokens, end, request.prompt_len)
@@ -345,46 +345,41 @@ class Scheduler:
         self, request: Request, result: RowResult, scored: tuple[TokenLogprobs, ...] | None, now_s: float
     ) -> RequestOutput:
         """A sampled token arrives."""
+        started = None
         if request.first_token_s == 0.0:
             request.first_token_s = now_s
+            started = Started(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s)
             if request.params.max_tokens == 0:
-                return self._finish(request, FinishReason.LENGTH, now_s, scored=scored)
+                return RequestOutput(
+                    request.request_id, (), None, scored, started, self._finish(request, FinishReason.LENGTH, now_s)
+                )
         token = result.token_ids[0]
         tokens = request.tokens
         tokens.append(token)
+        end: End | None = None
         if token in request.stop_ids:
-            return self._finish(request, FinishReason.STOP, now_s, result, scored, stop_token=token)
-        if len(tokens) >= request.max_len:
-            return self._finish(request, FinishReason.LENGTH, now_s, result, scored)
-        return RequestOutput(request.request_id, result.token_ids, result.logprobs, scored, request.cached_tokens)
+            end = self._finish(request, FinishReason.STOP, now_s, stop_token=token)
+        elif len(tokens) >= request.max_len:
+            end = self._finish(request, FinishReason.LENGTH, now_s)
+        return RequestOutput(request.request_id, result.token_ids, result.logprobs, scored, started, end)
 
     def _finish(
         self,
         request: Request,
         reason: FinishReason,
         now_s: float,
-        result: RowResult | None = None,
-        scored: tuple[TokenLogprobs, ...] | None = None,
         *,
         stop_token: int | None = None,
         error: str | None = None,
-    ) -> RequestOutput:
+    ) -> End:
         self.running.pop(request.request_id, None)
         self.waiting.pop(request.request_id, None)
         request.status = Status.FINISHED
-        times = RequestTimes(request.arrival_s, request.scheduled_s, request.first_token_s, now_s)
-        output = RequestOutput(
-            request.request_id,
-            result.token_ids if result else (),
-            result.logprobs if result else None,
-            scored,
-            request.cached_tokens,
-            End(reason, times, stop_token, error, request.preemptions),
-        )
         if request.in_flight == 0:
             self._vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))
-        return output
+        times = RequestTimes(request.arrival_s, request.scheduled_s, request.first_token_s, now_s)
+        return End(reason, times, stop_token, error, request.preemptions)
 
     def _vacate(self, request: Request) -> None:
         """No submitted step names the request any more: its seat and blocks can be reused."""

@@ -56,7 +56,8 @@ class Collected:
         self.tokens += output.token_ids
         self.logprobs += [entry.token_id for entry in output.logprobs or ()]
         self.prompt_logprobs += [entry.token_id for entry in output.prompt_logprobs or ()]
-        self.cached_tokens = output.cached_tokens
+        if output.started is not None:
+            self.cached_tokens = output.started.cached_tokens
         self.end = output.end
 
     @property

@@ -1,0 +1,244 @@
+"""Text generation in this process, without a server: `LLM("tiny").generate("def fibonacci(")`."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.errors import ConfigError, EngineClosedError, InvalidRequestError, RequestTooLongError
+from roseinfer.core.outputs import FinishReason, RequestOutput
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import SequenceChunk
+from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.engine.output import SequenceText
+from roseinfer.hub import resolve_model
+from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+Part = TypeVar("Part", ModelConfig, CacheConfig, SchedulerConfig)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One generated sequence. `error` is set when `finish_reason` is "error"."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """What came of one prompt. `samples` holds n of them; `cached_tokens` of the prompt were found in the cache."""
+
+    prompt_ids: list[int]
+    samples: list[Sample]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+
+class LLM:
+    """An engine in this process. Not thread safe; one call at a time.
+
+    Options are the fields of `ModelConfig`, `CacheConfig` and `SchedulerConfig`. Raises `ConfigError` for an unknown
+    or contradictory one, `ModelNotFoundError` and `UnsupportedModelError` for a model that cannot be had.
+    """
+
+    def __init__(self, model: str = "tiny", **options: Any) -> None:
+        from roseinfer.engine.process import build_engine
+
+        config = make_engine_config(model=model, **options)
+        folder = resolve_model(config.model.model, config.model.revision, config.model.download_dir)
+        self.tokenizer = load_tokenizer(config.model)
+        self.core, self.info = build_engine(config, folder)
+        self._numbers = itertools.count()
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+    ) -> list[Completion]:
+        """Complete one prompt or many, batched; results in the order of the prompts.
+
+        A prompt is text or token ids. `params` is one for all, or one for each. Raises `InvalidRequestError` if a
+        request is wrong, before any of them has run.
+        """
+        batch = _as_batch(prompts)
+        all_params = self._params_of_each(params, len(batch))
+        jobs = [
+            _Job(self._prompt_ids(p), sampling, n, self.tokenizer)
+            for p, sampling in zip(batch, all_params, strict=True)
+        ]
+        texts = self._add(jobs)
+        for job, chunk in self._run(texts):
+            job.take(chunk)
+        return [job.completion for job in jobs]
+
+    def chat(
+        self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None, *, n: int = 1
+    ) -> Completion:
+        """Answer a conversation through the model's chat template."""
+        template = ChatTemplate.from_tokenizer(self.tokenizer)
+        if template is None:
+            raise InvalidRequestError("the model has no chat template", "messages")
+        return self.generate([template.encode(messages)], params, n=n)[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[SequenceChunk]:
+        """Chunks of one completion as they come. Leaving the loop early aborts the request."""
+        job = _Job(self._prompt_ids(prompt), params or SamplingParams(), 1, self.tokenizer)
+        texts = self._add([job])
+        try:
+            for _, chunk in self._run(texts):
+                yield chunk
+        finally:
+            self._abort(texts)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _params_of_each(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        if len(params) != count:
+            raise InvalidRequestError(f"{len(params)} sampling parameters for {count} prompts", "params")
+        return list(params)
+
+    def _add(self, jobs: list["_Job"]) -> dict[str, tuple["_Job", SequenceText]]:
+        """Queue all jobs or, if one is refused, none."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        if self.core.busy:
+            raise InvalidRequestError("another call of this LLM is not finished: exhaust or close its stream first")
+        texts: dict[str, tuple[_Job, SequenceText]] = {}
+        try:
+            for job in jobs:
+                if len(job.prompt_ids) + job.params.max_tokens > self.info.max_model_len:
+                    raise RequestTooLongError(
+                        f"{len(job.prompt_ids)} prompt tokens and {job.params.max_tokens} output tokens exceed the "
+                        f"context of {self.info.max_model_len} tokens"
+                    )
+                request_id = f"llm-{next(self._numbers)}"
+                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n))
+                for text in job.texts:
+                    texts[sequence_id(request_id, text.index)] = (job, text)
+        except InvalidRequestError:
+            self._abort(texts)
+            raise
+        return texts
+
+    def _run(self, texts: dict[str, tuple["_Job", SequenceText]]) -> Iterator[tuple["_Job", SequenceChunk]]:
+        """Step the engine until every sequence has ended; `texts` keeps those that have not."""
+        while texts:
+            for output in self.core.step():
+                if output.request_id not in texts:
+                    continue
+                job, text = texts[output.request_id]
+                chunk = _failed(text, output) or text.take(output, output.end.times.finished_s if output.end else 0.0)
+                if text.ended:
+                    del texts[output.request_id]
+                    if output.end is None:
+                        self.core.abort([output.request_id])
+                if chunk is not None:
+                    yield job, chunk
+
+    def _abort(self, texts: dict[str, tuple["_Job", SequenceText]]) -> None:
+        self.core.abort(list(texts))
+        while self.core.busy:
+            self.core.step()
+
+
+class _Job:
+    """One prompt of a call and what has come of it."""
+
+    def __init__(self, prompt_ids: list[int], params: SamplingParams, n: int, tokenizer: Tokenizer) -> None:
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.n = n
+        self.texts = [SequenceText(i, params, tokenizer) for i in range(n)]
+        self.completion = Completion(prompt_ids, [Sample() for _ in range(n)])
+
+    def take(self, chunk: SequenceChunk) -> None:
+        sample = self.completion.samples[chunk.index]
+        sample.text += chunk.text
+        sample.token_ids += chunk.token_ids
+        if chunk.logprobs is not None:
+            sample.logprobs = (sample.logprobs or []) + chunk.logprobs
+        if chunk.prompt_logprobs is not None:
+            self.completion.prompt_logprobs = chunk.prompt_logprobs
+        if chunk.index == 0:
+            self.completion.cached_tokens = chunk.cached_tokens
+        sample.finish_reason, sample.stop_reason = chunk.finish_reason, chunk.stop_reason
+        if chunk.finish_reason is FinishReason.ERROR:
+            sample.error = str(chunk.stop_reason)
+            sample.stop_reason = None
+
+
+def _failed(text: SequenceText, output: RequestOutput) -> SequenceChunk | None:
+    """The last chunk of a request that failed; its `stop_reason` says why."""
+    if output.end is None or output.end.reason is not FinishReason.ERROR:
+        return None
+    text.ended = True
+    return SequenceChunk(text.index, finish_reason=FinishReason.ERROR, stop_reason=output.end.error)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    batch = list(prompts)
+    if batch and all(isinstance(item, int) for item in batch):
+        return [batch]  # type: ignore[list-item]  # one prompt of token ids
+    return batch  # type: ignore[return-value]
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The model's own tokenizer, or the one that `tokenizer` names."""
+    source = config.tokenizer or config.model
+    return Tokenizer.from_folder(resolve_model(source, config.revision, config.download_dir))
+
+
+def make_engine_config(**options: Any) -> EngineConfig:
+    """Sort options into the configs that define them. Raises `ConfigError` for one that none defines."""
+    config = EngineConfig(
+        model=_take(ModelConfig, options),
+        cache=_take(CacheConfig, options),
+        scheduler=_take(SchedulerConfig, options),
+    )
+    if options:
+        raise ConfigError(f"unknown option {min(options)!r}")
+    return config
+
+
+def _take(kind: type[Part], options: dict[str, Any]) -> Part:
+    """Build a config from the options that are its fields, and remove them."""
+    names = [f.name for f in fields(kind)]
+    return kind(**{name: options.pop(name) for name in names if name in options})

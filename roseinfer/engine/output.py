@@ -1,0 +1,100 @@
+"""From token ids to text: what happens to a sequence's output between the engine and its reader."""
+
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import SequenceChunk
+from roseinfer.text.detokenize import IncrementalDetokenizer
+from roseinfer.text.stop import StopMatcher
+from roseinfer.text.tokenizer import Tokenizer
+
+
+class SequenceText:
+    """Turns one sequence's outputs into chunks: incremental text, stop strings, the right end."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.ended = False
+        self._params = params
+        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+        self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output, params.min_tokens)
+        self._count = 0
+        self._started: Started | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def take(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
+        """The chunk to show for an output; None if there is nothing to show yet (prompt log probabilities gather).
+
+        `now_s`: when the engine sent it.
+
+        After a stop string has matched, `ended` is set although the engine does not know it yet: the caller aborts.
+        """
+        assert not self.ended, "a sequence ends once"
+        if output.prompt_logprobs:
+            self._prompt_logprobs = (self._prompt_logprobs or [None]) + list(output.prompt_logprobs)
+        if not output.token_ids and output.end is None:
+            return None
+        if output.started is not None:
+            self._started = output.started
+        chunk = SequenceChunk(
+            self.index,
+            token_ids=list(output.token_ids),
+            logprobs=list(output.logprobs) if output.logprobs is not None else None,
+            cached_tokens=self._started.cached_tokens if self._started else 0,
+        )
+        chunk.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        self._count += len(output.token_ids)
+        chunk.num_output_tokens = self._count
+        self._add_text(chunk, output, now_s)
+        return chunk
+
+    def _add_text(self, chunk: SequenceChunk, output: RequestOutput, now_s: float) -> None:
+        end = output.end
+        shown = output.token_ids
+        if end is not None and end.stop_token is not None and not self._params.include_stop_str_in_output:
+            shown = shown[:-1]
+        text = self._detokenizer.add(shown) if shown else ""
+        if end is not None:
+            text += self._detokenizer.flush()
+        if self._params.stop:
+            fed = self._matcher.feed(text, final=end is not None, tokens=len(output.token_ids))
+            text = fed.text
+            if fed.stop is not None:
+                chunk.finish_reason, chunk.stop_reason = FinishReason.STOP, fed.stop
+                chunk.times = self._times(now_s)
+        chunk.text = text
+        if end is not None:
+            self._add_end(chunk, end)
+        self.ended = chunk.finish_reason is not None
+
+    def _times(self, now_s: float) -> RequestTimes | None:
+        started = self._started
+        return RequestTimes(*started[1:], finished_s=now_s) if started else None
+
+    def _add_end(self, chunk: SequenceChunk, end: End) -> None:
+        chunk.times = end.times
+        chunk.preemptions = end.preemptions
+        if chunk.finish_reason is None:
+            chunk.finish_reason = end.reason
+            if end.stop_token in self._params.stop_token_ids:
+                chunk.stop_reason = end.stop_token
+
+
+def merge(earlier: SequenceChunk, later: SequenceChunk) -> SequenceChunk:
+    """One chunk that says what two in a row say, for a reader that was too slow to take the first."""
+    logprobs = None
+    if earlier.logprobs is not None or later.logprobs is not None:
+        logprobs = (earlier.logprobs or []) + (later.logprobs or [])
+    return SequenceChunk(
+        index=later.index,
+        text=earlier.text + later.text,
+        token_ids=earlier.token_ids + later.token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=earlier.prompt_logprobs if earlier.prompt_logprobs is not None else later.prompt_logprobs,
+        finish_reason=later.finish_reason,
+        stop_reason=later.stop_reason,
+        num_output_tokens=later.num_output_tokens,
+        cached_tokens=later.cached_tokens,
+        preemptions=later.preemptions,
+        times=later.times,
+    )

@@ -1,0 +1,230 @@
+"""The asynchronous engine over a thread with the fake runner: streams, cancels, failures, closing."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from roseinfer.core.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    RequestFailedError,
+    RequestTooLongError,
+)
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.plan import StepPlan
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import EngineInfo, GenerateRequest, SequenceChunk
+from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.transport import ThreadTransport
+from tests.helpers.engines import EOS, make_core
+from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.tokenizers import byte_tokenizer
+
+BLOCKS, BLOCK_SIZE, VOCAB = 256, 4, 200
+PROMPT = [5, 9, 2, 7, 11, 30, 8]
+
+
+class GatedRunner(FakeRunner):
+    """Runs a step only when the test lets it, and fails when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(BLOCKS, BLOCK_SIZE, VOCAB)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.broken = False
+
+    def submit(self, plan: StepPlan) -> int:
+        assert self.gate.wait(30)
+        if self.broken:
+            raise RuntimeError("planted engine failure")
+        return super().submit(plan)
+
+
+def info() -> EngineInfo:
+    return EngineInfo(
+        model="fake",
+        model_type="fake",
+        max_model_len=BLOCKS * BLOCK_SIZE,
+        vocab_size=VOCAB,
+        block_size=BLOCK_SIZE,
+        num_blocks=BLOCKS,
+        max_num_seqs=8,
+        dtype="float32",
+        device="cpu",
+        eos_token_ids=(EOS,),
+        default_sampling={},
+        startup_s={},
+    )
+
+
+@asynccontextmanager
+async def engine(runner: FakeRunner, depth: int = 1) -> AsyncIterator[tuple[AsyncEngine, Callable[[], int]]]:
+    """An engine, and a function that counts the requests alive in its scheduler."""
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB, depth=depth)
+    client = await AsyncEngine.start(ThreadTransport(lambda: (core, info())), byte_tokenizer())
+    try:
+        yield client, lambda: core.scheduler.num_live
+    finally:
+        await client.close()
+
+
+def request(name: str, prompt: list[int] | None = None, n: int = 1, **params: object) -> GenerateRequest:
+    merged = {"max_tokens": 8, "ignore_eos": True, "seed": 1, **params}
+    return GenerateRequest(request_id=name, prompt_ids=prompt or PROMPT, params=SamplingParams(**merged), n=n)
+
+
+async def read(stream) -> list[SequenceChunk]:
+    return [chunk async for chunk in stream]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_many_streams_end_and_their_texts_add_up() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), depth=2) as (client, live):
+            streams = [client.generate(request(f"r{i}", [i + 1, *PROMPT], n=1 + i % 3, seed=i)) for i in range(20)]
+            results = await asyncio.gather(*map(read, streams))
+            for i, chunks in enumerate(results):
+                for index in range(1 + i % 3):
+                    own = [c for c in chunks if c.index == index]
+                    ids = [token for c in own for token in c.token_ids]
+                    assert len(ids) == own[-1].num_output_tokens == 8
+                    assert "".join(c.text for c in own) == byte_tokenizer().decode(ids)
+                    assert [c.finish_reason for c in own[:-1]] == [None] * (len(own) - 1)
+                    assert own[-1].finish_reason is FinishReason.LENGTH
+                    assert own[-1].times is not None
+            await until(lambda: live() == 0)
+            assert client.num_live == 0
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_gets_merged_chunks() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
+            stream = client.generate(request("slow", max_tokens=40, logprobs=0))
+            await until(lambda: live() == 0 and stream.ended)
+            chunks = await read(stream)
+            assert len(chunks) == 1
+            assert len(chunks[0].token_ids) == len(chunks[0].logprobs or []) == 40
+
+    asyncio.run(main())
+
+
+def test_a_stop_string_ends_the_stream_and_frees_the_engine() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
+            whole = "".join([c.text for c in await read(client.generate(request("free", max_tokens=60)))])
+            stop = whole[20:23]
+            chunks = await read(client.generate(request("cut", max_tokens=60, stop=(stop,))))
+            assert "".join(c.text for c in chunks) == whole[: whole.index(stop)]
+            assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == (FinishReason.STOP, stop)
+            assert chunks[-1].times is not None
+            await until(lambda: live() == 0)
+
+    asyncio.run(main())
+
+
+def test_cancel_frees_the_request_in_every_state() -> None:
+    async def main() -> None:
+        runner = GatedRunner()
+        async with engine(runner) as (client, live):
+            streams = [client.generate(request(f"r{i}", [i, *PROMPT], n=2, max_tokens=500)) for i in range(8)]
+            await streams[0].__anext__()
+            runner.gate.clear()
+            for stream in streams:
+                stream.cancel()
+                stream.cancel()
+            runner.gate.set()
+            await until(lambda: live() == 0)
+            assert client.num_live == 0
+            with pytest.raises(EngineClosedError):
+                await read(streams[3])
+
+    asyncio.run(main())
+
+
+def test_refusals_name_the_reason_and_leave_nothing() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
+            with pytest.raises(RequestTooLongError):
+                client.generate(request("long", max_tokens=BLOCKS * BLOCK_SIZE))
+            with pytest.raises(InvalidRequestError, match="vocabulary"):
+                await read(client.generate(request("vocab", [VOCAB])))
+            stream = client.generate(request("twice"))
+            with pytest.raises(InvalidRequestError, match="in use"):
+                client.generate(request("twice"))
+            assert (await read(stream))[-1].finish_reason is FinishReason.LENGTH
+            assert client.num_live == live() == 0
+
+    asyncio.run(main())
+
+
+def test_one_failed_request_does_not_touch_the_others() -> None:
+    async def main() -> None:
+        probe = FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)
+        async with engine(probe) as (client, _):
+            bad = (await read(client.generate(request("a", seed=5))))[-1].token_ids[-1]
+            other = await read(client.generate(request("b", [1, 2, 3], seed=9)))
+            assert bad not in [token for chunk in other for token in chunk.token_ids]
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB, fail_on_token=bad)) as (client, live):
+            failing = client.generate(request("a", seed=5))
+            healthy = client.generate(request("b", [1, 2, 3], seed=9))
+            with pytest.raises(RequestFailedError, match="planted failure"):
+                await read(failing)
+            assert (await read(healthy))[-1].num_output_tokens == 8
+            await until(lambda: live() == 0)
+
+    asyncio.run(main())
+
+
+def test_when_the_engine_fails_every_stream_ends_with_an_error() -> None:
+    async def main() -> None:
+        runner = GatedRunner()
+        async with engine(runner) as (client, _):
+            streams = [client.generate(request(f"r{i}", max_tokens=500)) for i in range(4)]
+            await streams[0].__anext__()
+            runner.broken = True
+            for stream in streams:
+                with pytest.raises(EngineDeadError, match="planted engine failure"):
+                    await read(stream)
+            assert not client.health().alive
+            with pytest.raises(EngineDeadError):
+                client.generate(request("late"))
+
+    asyncio.run(main())
+
+
+def test_closing_ends_open_streams_and_refuses_new_ones() -> None:
+    async def main() -> None:
+        before = threading.active_count()
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
+            stream = client.generate(request("open", max_tokens=900))
+            await stream.__anext__()
+            await client.close()
+            with pytest.raises(EngineClosedError):
+                await read(stream)
+            with pytest.raises(EngineClosedError):
+                client.generate(request("late"))
+            assert not client.health().alive
+        assert threading.active_count() <= before + 1, "only asyncio's own helper thread may be left"
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_still_beats() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
+            first = client._heartbeat_s
+            await until(lambda: client._heartbeat_s > first)
+            assert client.health().alive
+
+    asyncio.run(main())

@@ -1,0 +1,88 @@
+"""`ForwardBatch`es written by hand, for tests of models and attention."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.torch_backend import TorchAttention
+from roseinfer.models.base import CausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandRow:
+    """Compute tokens[start : start + count] of a sequence that owns `table`; K/V is written from `write_from` on."""
+
+    tokens: Sequence[int]
+    table: Sequence[int]
+    start: int
+    count: int
+    write_from: int = 0
+
+
+class Blocks:
+    """Hands out block ids in a shuffled order, so that tables are scattered over the store."""
+
+    def __init__(self, num_blocks: int, block_size: int, seed: int = 0) -> None:
+        self._free = list(range(num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._block_size = block_size
+
+    def table(self, tokens: int) -> list[int]:
+        return [self._free.pop() for _ in range(-(-tokens // self._block_size))]
+
+
+def make_batch(rows: Sequence[HandRow], block_size: int) -> ForwardBatch:
+    """All rows want the logits of all their tokens. Unused table entries point nowhere."""
+    query_lens = [row.count for row in rows]
+    context_lens = [row.start + row.count for row in rows]
+    width = max(len(row.table) for row in rows)
+    positions = [p for row in rows for p in range(row.start, row.start + row.count)]
+    slots = [
+        row.table[p // block_size] * block_size + p % block_size if p >= row.write_from else -1
+        for row in rows
+        for p in range(row.start, row.start + row.count)
+    ]
+    tables = [[*row.table, *[-(10**6)] * (width - len(row.table))] for row in rows]
+    return ForwardBatch(
+        input_ids=torch.tensor([t for row in rows for t in row.tokens[row.start : row.start + row.count]]),
+        positions=torch.tensor(positions),
+        query_start=torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32),
+        context_len=torch.tensor(context_lens, dtype=torch.int32),
+        block_tables=torch.tensor(tables, dtype=torch.int32),
+        slots=torch.tensor(slots),
+        logits_at=torch.arange(len(positions)),
+        query_lens=query_lens,
+        context_lens=context_lens,
+        max_query=max(query_lens),
+        max_context=max(context_lens),
+        decode_only=max(query_lens) == 1,
+    )
+
+
+class HandRunner:
+    """A model, a store and blocks: what a test needs to compute rows."""
+
+    def __init__(self, model: CausalLM, *, block_size: int = 16, num_blocks: int = 64) -> None:
+        spec = model.spec
+        self.model = model
+        self.blocks = Blocks(num_blocks, block_size)
+        self.store = KVStore(
+            num_blocks, spec.num_layers, block_size, spec.num_kv_heads, spec.head_dim, model.dtype, model.device
+        )
+        # Blocks are reused without being cleared, so nothing may depend on what is left in them.
+        self.store.data.fill_(float("nan"))
+        self._attention = TorchAttention()
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[HandRow]) -> list[torch.Tensor]:
+        """Logits [count, vocab] of each row."""
+        batch = make_batch(rows, self.store.block_size)
+        self._attention.begin(batch, self.store)
+        hidden = self.model.forward(batch, self._attention)
+        logits = self.model.logits(hidden[batch.logits_at])
+        return list(logits.split(batch.query_lens))

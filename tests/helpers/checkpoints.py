@@ -1,0 +1,71 @@
+"""Small random checkpoints, made and saved by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+VOCAB = 99
+_LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
+
+# name -> (config class, model class, config values)
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
+    "gpt2-erf": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "activation_function": "gelu", "n_inner": 40}),
+    "gpt2-untied": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _LLAMA),
+    "llama-mha": ("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "num_key_value_heads": 4}),
+    "llama-tied": ("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "tie_word_embeddings": True}),
+    "llama-bias": ("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "rope_parameters": _LINEAR_ROPE}),
+    "llama3": ("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "rope_parameters": _LLAMA3_ROPE}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**_LLAMA, "num_key_value_heads": 1}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**_LLAMA, "head_dim": 12, "attention_bias": True}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {**_LLAMA, "sliding_window": None}),
+}
+
+
+def make_reference(name: str, **changes: Any) -> PreTrainedModel:
+    """A float32 model in eval mode. Every parameter is random, biases and norms too: none may be ignored unseen."""
+    config_class, model_class, values = FAMILIES[name]
+    torch.manual_seed(1234)
+    config = getattr(transformers, config_class)(**{**values, **changes})
+    model = getattr(transformers, model_class)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            mean = 1.0 if parameter.ndim == 1 and bool((parameter == 1).all()) else 0.0
+            parameter.normal_(mean, 0.25)
+    return model
+
+
+def save_reference(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """[len(tokens), vocab] float32."""
+    return model(torch.tensor([tokens])).logits[0].float()
