@@ -1,6 +1,6 @@
 """What a user of the engine sees: one request in, a stream of chunks out. The server depends on this file alone."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -107,6 +107,10 @@ class Engine(Protocol):
 
     def stats(self) -> SchedulerStats:
         """The newest snapshot received from the engine."""
+        ...
+
+    def on_step(self, listener: Callable[[SchedulerStats], None]) -> None:
+        """Have `listener` called with the snapshot of every step, in order."""
         ...
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import (
@@ -81,6 +81,7 @@ class AsyncEngine:
         self._streams: dict[str, Stream] = {}
         self._sequences: dict[str, tuple[Stream, SequenceText]] = {}
         self._stats = SchedulerStats()
+        self._step_listeners: list[Callable[[SchedulerStats], None]] = []
         self._heartbeat_s = clock.now()
         self._death: str | None = None
         self._closed = False
@@ -153,6 +154,9 @@ class AsyncEngine:
     def stats(self) -> SchedulerStats:
         return self._stats
 
+    def on_step(self, listener: Callable[[SchedulerStats], None]) -> None:
+        self._step_listeners.append(listener)
+
     @property
     def num_live(self) -> int:
         """Requests that have not ended."""
@@ -178,6 +182,9 @@ class AsyncEngine:
             self._on_death(f"the engine failed: {message.message}")
 
     def _note_alive(self, stats: SchedulerStats, now_s: float) -> None:
+        if stats.step != self._stats.step:
+            for listener in self._step_listeners:
+                listener(stats)
         self._stats = stats
         self._heartbeat_s = now_s
 

@@ -14,6 +14,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.engine.output import SequenceText
+from roseinfer.engine.start import load_tokenizer
 from roseinfer.hub import resolve_model
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
@@ -170,9 +171,14 @@ class LLM:
                         self.core.abort([output.request_id])
                 if chunk is not None:
                     yield job, chunk
+        self._drain()
 
     def _abort(self, texts: dict[str, tuple["_Job", SequenceText]]) -> None:
         self.core.abort(list(texts))
+        self._drain()
+
+    def _drain(self) -> None:
+        """Let the engine report what nobody waits for: ends of aborted requests, steps still in flight."""
         while self.core.busy:
             self.core.step()
 
@@ -218,12 +224,6 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if batch and all(isinstance(item, int) for item in batch):
         return [batch]  # type: ignore[list-item]  # one prompt of token ids
     return batch  # type: ignore[return-value]
-
-
-def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The model's own tokenizer, or the one that `tokenizer` names."""
-    source = config.tokenizer or config.model
-    return Tokenizer.from_folder(resolve_model(source, config.revision, config.download_dir))
 
 
 def make_engine_config(**options: Any) -> EngineConfig:

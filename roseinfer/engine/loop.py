@@ -68,7 +68,7 @@ class EngineLoop:
             outputs = self._core.step()
             stats = self._core.stats()
             self._held_back = not outputs and stats.step == step
-            if outputs:
+            if not self._held_back:  # also a step without outputs: its numbers belong into the metrics
                 self._send(Outputs(outputs, stats, self._clock.now()))
         if self._clock.now() - self._last_sent_s >= HEARTBEAT_S:
             self._send(Heartbeat(self._core.stats(), self._clock.now()))

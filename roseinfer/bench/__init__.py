@@ -1,0 +1,1 @@
+"""Benchmarks. They use the engine and the server as any user would, and print what they ran on."""

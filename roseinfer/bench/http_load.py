@@ -1,0 +1,87 @@
+"""The same batches over HTTP: a server process of our own, and a client that streams from it."""
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from roseinfer.bench.load import Send
+
+ADDRESS = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+START_PATIENCE_S = 600.0
+
+
+@asynccontextmanager
+async def server(model: str, options: Sequence[str]) -> AsyncIterator[str]:
+    """`roseinfer serve MODEL options...` on a free port; yields its base URL once it is ready."""
+    command = [sys.executable, "-m", "roseinfer.cli", "serve", model, "--port", "0", "--log-level", "warning", *options]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(START_PATIENCE_S):
+            yield await _address(process)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 60)
+
+
+async def _address(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    said = b""
+    async for line in process.stdout:
+        said += line
+        match = ADDRESS.search(line)
+        if match:
+            return match[0].decode()
+    raise RuntimeError(f"the server did not start:\n{said.decode(errors='replace')}")
+
+
+@asynccontextmanager
+async def http_sender(base_url: str, model: str) -> AsyncIterator[Send]:
+    """Streams /v1/completions. Needs the `bench` extra (aiohttp)."""
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+
+        async def send(name: str, prompt_ids: list[int], output_len: int) -> list[tuple[float, int]]:
+            body = {
+                "model": model,
+                "prompt": prompt_ids,
+                "max_tokens": output_len,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            headers = {"X-Request-Id": name}
+            async with session.post(f"{base_url}/v1/completions", json=body, headers=headers) as response:
+                response.raise_for_status()
+                return await _read(response.content, output_len)
+
+        yield send
+
+
+async def _read(lines: AsyncIterator[bytes], output_len: int) -> list[tuple[float, int]]:
+    """One chunk counts as one token; what merged chunks hold beyond that is added to the last, from the usage."""
+    chunks: list[tuple[float, int]] = []
+    usage = 0
+    async for line in lines:
+        if line.startswith(b'data: {"error"'):
+            raise RuntimeError(line.decode())
+        if b'"usage":{' in line:
+            usage = json.loads(line[6:])["usage"]["completion_tokens"]
+        elif line.startswith(b"data: {"):
+            chunks.append((time.perf_counter(), 1))
+    if len(chunks) != usage:
+        at, _ = chunks.pop()
+        chunks.append((at, usage - len(chunks)))
+    return chunks

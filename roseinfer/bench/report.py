@@ -1,0 +1,83 @@
+"""What every benchmark prints beside its figures: where they come from, and percentiles done one way."""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("roseinfer", "torch", "transformers", "triton")
+
+
+def percentile(values: Sequence[float], p: float) -> float:
+    """Linear interpolation between closest ranks; NaN for no values."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * p / 100
+    low, high = math.floor(rank), math.ceil(rank)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The processor, the cores that this process may use, and the GPU if torch sees one."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores, "isa": torch.backends.cpu.get_cpu_capability()}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        fields = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+        names = {key.strip(): value.strip() for key, value in fields.items()}
+        model = f"family {names.get('cpu family')} model {names.get('model')}"
+        return f"{names.get('model name', platform.machine())} ({model})"
+    return platform.processor() or platform.machine()
+
+
+def header(title: str, args: Mapping[str, Any]) -> str:
+    machine = ", ".join(f"{key} {value}" for key, value in hardware().items())
+    packages = ", ".join(f"{key} {value}" for key, value in versions().items())
+    options = " ".join(f"{key}={value}" for key, value in args.items() if value is not None)
+    return f"{title}\n  hardware: {machine}\n  versions: {packages}\n  options:  {options}"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Columns are the keys of the first row."""
+    if not rows:
+        return "(nothing)"
+    names = list(rows[0])
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(names)]
+    lines = ["  ".join(name.rjust(width) for name, width in zip(names, widths, strict=True))]
+    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def write_json(path: str, result: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+    whole = {**result, "versions": versions(), "hardware": hardware(), "args": dict(args)}
+    Path(path).write_text(json.dumps(whole, indent=2, default=str) + "\n")

@@ -1,0 +1,26 @@
+"""Bringing an asynchronous engine up from its options alone."""
+
+from roseinfer.core.config import EngineConfig, ModelConfig
+from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
+from roseinfer.hub import resolve_model
+from roseinfer.text.tokenizer import Tokenizer
+
+
+async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process: bool = False) -> AsyncEngine:
+    """An engine in its own process, or in a thread of this one. Raises what keeps it from starting."""
+    folder = resolve_model(config.model.model, config.model.revision, config.model.download_dir)
+    transport: Transport
+    if in_process:
+        from roseinfer.engine.process import build_engine
+
+        transport = ThreadTransport(lambda: build_engine(config, folder))
+    else:
+        transport = ProcessTransport(config, folder)
+    return await AsyncEngine.start(transport, tokenizer)
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The model's own tokenizer, or the one that `tokenizer` names."""
+    source = config.tokenizer or config.model
+    return Tokenizer.from_folder(resolve_model(source, config.revision, config.download_dir))

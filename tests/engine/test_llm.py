@@ -1,0 +1,94 @@
+"""The embedded model in this process."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLongError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.llm import LLM
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("tiny", num_kv_blocks=256, max_num_seqs=8, threads=1) as engine:
+        yield engine
+        engine.core.scheduler.check_integrity()
+        assert engine.core.scheduler.num_live == 0
+
+
+def test_it_writes_python(llm: LLM) -> None:
+    text = llm.generate("def fibonacci(", SamplingParams(max_tokens=80, temperature=0.0))[0].text
+    assert "):" in text
+    assert "return" in text or '"""' in text
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
+    prompts = ["import os\n", "class Queue:\n", "def main(", "for line in "]
+    together = [completion.samples[0].token_ids for completion in llm.generate(prompts, GREEDY)]
+    alone = [llm.generate(prompt, GREEDY)[0].samples[0].token_ids for prompt in prompts]
+    assert together == alone
+
+
+def test_streamed_text_adds_up_to_the_completion(llm: LLM) -> None:
+    whole = llm.generate("def main(", GREEDY)[0]
+    chunks = list(llm.stream("def main(", GREEDY))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [i for chunk in chunks for i in chunk.token_ids] == whole.samples[0].token_ids
+    assert chunks[-1].finish_reason == whole.samples[0].finish_reason
+
+
+def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
+    stream = llm.stream("def main(", SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    next(stream)
+    with pytest.raises(InvalidRequestError, match="another call"):
+        llm.generate("x", GREEDY)
+    stream.close()
+    assert llm.core.scheduler.num_live == 0
+
+
+def test_samples_differ_and_seeds_repeat(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=16, temperature=1.0, seed=11)
+    first = llm.generate("def ", params, n=3)[0]
+    assert len({sample.text for sample in first.samples}) == 3
+    again = llm.generate(["import ", "def ", "class "], params, n=3)[1]
+    assert [s.token_ids for s in again.samples] == [s.token_ids for s in first.samples]
+
+
+def test_stop_strings_and_log_probabilities(llm: LLM) -> None:
+    whole = llm.generate("import os\n", GREEDY)[0].text
+    stop = whole[8:12]
+    params = SamplingParams(max_tokens=24, temperature=0.0, stop=(stop,), logprobs=2, prompt_logprobs=1)
+    completion = llm.generate("import os\n", params)[0]
+    sample = completion.samples[0]
+    assert sample.text == whole[: whole.index(stop)]
+    assert (sample.finish_reason, sample.stop_reason) == (FinishReason.STOP, stop)
+    assert [entry.token_id for entry in sample.logprobs or []] == sample.token_ids
+    assert all(entry.rank == 1 and len(entry.top) == 2 for entry in sample.logprobs or [])
+    scored = completion.prompt_logprobs or []
+    assert scored[0] is None
+    assert [entry.token_id for entry in scored[1:] if entry] == completion.prompt_ids[1:]
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    completion = llm.chat([{"role": "user", "content": "Write a Python function that adds two numbers."}], GREEDY)
+    assert completion.prompt_ids[0] in llm.tokenizer.special_ids
+    assert completion.samples[0].token_ids
+
+
+def test_wrong_requests_run_nothing(llm: LLM) -> None:
+    with pytest.raises(RequestTooLongError):
+        llm.generate(["fine", "x"], [GREEDY, SamplingParams(max_tokens=10**6)])
+    with pytest.raises(InvalidRequestError, match="vocabulary"):
+        llm.generate([[1, 10**6]], GREEDY)
+    with pytest.raises(InvalidRequestError, match="2 sampling parameters for 1"):
+        llm.generate("x", [GREEDY, GREEDY])
+    assert not llm.core.busy
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_seqs"):
+        LLM("tiny", max_seqs=4)

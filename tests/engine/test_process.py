@@ -1,0 +1,133 @@
+"""The engine as a process of its own: it answers, it dies loudly, it leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.config import EngineConfig
+from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import GenerateRequest
+from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.engine.start import load_tokenizer
+from roseinfer.engine.transport import ProcessTransport
+from roseinfer.hub import resolve_model
+
+
+def options(**given: object) -> EngineConfig:
+    return make_engine_config(**{"num_kv_blocks": 256, "max_num_seqs": 8, "threads": 1, **given})
+
+
+@asynccontextmanager
+async def engine(**given: object) -> AsyncIterator[tuple[AsyncEngine, ProcessTransport]]:
+    config = options(**given)
+    transport = ProcessTransport(config, resolve_model(config.model.model))
+    client = await AsyncEngine.start(transport, load_tokenizer(config.model))
+    try:
+        yield client, transport
+    finally:
+        await client.close()
+
+
+def request(name: str, prompt_ids: list[int], **params: object) -> GenerateRequest:
+    sampling = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **params})
+    return GenerateRequest(request_id=name, prompt_ids=prompt_ids, params=sampling)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_it_gives_what_the_engine_in_process_gives(overlap: bool) -> None:
+    with LLM("tiny", num_kv_blocks=256, max_num_seqs=8, threads=1) as llm:
+        prompt_ids = llm.tokenizer.encode("def fibonacci(")
+        expected = llm.generate([prompt_ids], SamplingParams(max_tokens=20, temperature=0.0))[0]
+
+    async def main() -> None:
+        async with engine(overlap=overlap) as (client, transport):
+            chunks = [chunk async for chunk in client.generate(request("a", prompt_ids))]
+            assert [i for chunk in chunks for i in chunk.token_ids] == expected.samples[0].token_ids
+            assert "".join(chunk.text for chunk in chunks) == expected.text
+            assert client.info.max_model_len == 2048
+            pid = transport.pid
+        assert pid is not None and not alive(pid)
+
+    asyncio.run(main())
+
+
+def test_when_the_process_is_killed_every_stream_ends_and_health_says_so() -> None:
+    async def main() -> None:
+        async with engine() as (client, transport):
+            streams = [
+                client.generate(request(f"r{i}", [5, 6, 7 + i], max_tokens=1500, ignore_eos=True)) for i in range(6)
+            ]
+            await streams[0].__anext__()
+            assert transport.pid is not None
+            os.kill(transport.pid, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                for stream in streams:
+                    with pytest.raises(EngineDeadError):
+                        async for _ in stream:
+                            pass
+            health = client.health()
+            assert not health.alive
+            assert "-9" in (health.error or "")
+            with pytest.raises(EngineDeadError):
+                client.generate(request("late", [5]))
+
+    asyncio.run(main())
+
+
+def test_closing_under_load_leaves_no_process_thread_or_socket(tmp_path: Path) -> None:
+    async def main() -> None:
+        threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for round in range(2):
+            async with engine() as (client, transport):
+                stream = client.generate(request(f"r{round}", [5, 6, 7], max_tokens=1500, ignore_eos=True))
+                await stream.__anext__()
+                private, pid = transport._private, transport.pid
+            assert not private.exists()
+            assert pid is not None and not alive(pid)
+        assert threading.active_count() <= threads
+        assert len(os.listdir("/proc/self/fd")) <= files + 2, "asyncio may keep a pipe of its own"
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("counts open files through /proc")
+    asyncio.run(main())
+
+
+def test_what_keeps_the_engine_from_starting_is_raised_as_itself(tmp_path: Path) -> None:
+    async def start(config: EngineConfig, folder: Path) -> None:
+        transport = ProcessTransport(config, folder)
+        await AsyncEngine.start(transport, load_tokenizer(options().model))
+
+    (tmp_path / "config.json").write_text('{"architectures": ["StrangeForCausalLM"]}')
+    with pytest.raises(UnsupportedModelError, match="StrangeForCausalLM"):
+        asyncio.run(start(options(), tmp_path))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        asyncio.run(start(options(max_model_len=10**6), resolve_model("tiny")))
+
+
+def test_a_request_that_the_engine_ends_by_eos_reports_stop() -> None:
+    async def main() -> None:
+        async with engine() as (client, _):
+            tokenizer = load_tokenizer(options().model)
+            ids = tokenizer.encode("def f(x):\n    return x\n")
+            chunks = [chunk async for chunk in client.generate(request("a", ids, max_tokens=400))]
+            assert chunks[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            assert "<|" not in "".join(chunk.text for chunk in chunks)
+
+    asyncio.run(main())
