@@ -1,0 +1,120 @@
+"""Greedy output equals transformers' `generate`, for every family, with every feature of the engine in play."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.messages import Add
+from roseinfer.engine.process import build_engine
+from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
+from tests.helpers.engines import Collected, run_dry
+
+OUTPUT_LEN = 12
+FAMILIES = ["gpt2", "llama", "llama3", "qwen2", "qwen3", "mistral"]
+SHARED = [7, 21, 3, 64, 11, 90, 35, 2, 17, 58, 41]
+PROMPTS = {
+    "shared": SHARED,
+    "again": SHARED,
+    "longer": [*SHARED, 5, 80, 33],
+    "branch": [*SHARED[:8], 71, 72, 73, 74, 75],
+    "one": [42],
+    "long": [(i * 37 + 5) % VOCAB for i in range(45)],
+}
+# name -> engine options. Pools are just large enough for the longest request, so that others must yield to it.
+SETTINGS = {
+    "plain": {"num_kv_blocks": 128},
+    "no prefix cache, whole prompts": {"enable_prefix_caching": False, "enable_chunked_prefill": False},
+    "chunks of 5": {"max_num_batched_tokens": 5, "num_kv_blocks": 64},
+    "preemption": {"num_kv_blocks": 16, "max_num_batched_tokens": 24},
+    "preemption, overlap, chunks of 7": {"num_kv_blocks": 15, "max_num_batched_tokens": 7, "overlap": True},
+    "overlap, few seats": {"num_kv_blocks": 64, "max_num_seqs": 2, "overlap": True},
+    "large blocks": {"num_kv_blocks": 8, "block_size": 64},
+}
+
+
+@cache
+def checkpoint(family: str, folder: Path) -> tuple[Path, dict[str, list[int]]]:
+    """The saved model, and what transformers generates for each prompt."""
+    model = make_reference(family)
+    expected = {}
+    for name, ids in PROMPTS.items():
+        inputs = torch.tensor([ids])
+        output = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=OUTPUT_LEN,
+            min_new_tokens=OUTPUT_LEN,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        expected[name] = output[0, len(ids) :].tolist()
+    return save_reference(model, folder / family), expected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def start(path: Path, **options: object) -> EngineCore:
+    defaults = {"block_size": 4, "num_kv_blocks": 128, "max_num_seqs": 8, "dtype": "float32", "threads": 1}
+    return build_engine(make_engine_config(model=str(path), **{**defaults, **options}), path)[0]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder: Path) -> None:
+    path, expected = checkpoint(family, folder)
+    core = start(path, **SETTINGS[setting])
+    sampling = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
+    done: dict[str, Collected] = {}
+    for repeat in range(2):  # the second round meets a warm prefix cache
+        for name, ids in PROMPTS.items():
+            core.add(Add(f"{name} {repeat}", ids, sampling))
+            core.add(Add(f"noise {name} {repeat}", ids[::-1], SamplingParams(max_tokens=7, seed=repeat)))
+        run_dry(core, done)
+    for repeat in range(2):
+        got = {name: done[f"{name} {repeat}:0"].tokens for name in PROMPTS}
+        assert got == expected
+    if "preemption" in setting:
+        assert core.stats().preemptions > 0
+    if "no prefix cache" not in setting and "preemption" not in setting:
+        assert core.stats().prefix_hits > 0
+    core.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path, overlap: bool) -> None:
+    path, _ = checkpoint("qwen3", folder)
+    settings = [
+        SamplingParams(max_tokens=20, seed=i, logprobs=2, ignore_eos=True, **more)
+        for i, more in enumerate(
+            [
+                {"temperature": 1.2},
+                {"temperature": 0.9, "top_k": 20, "frequency_penalty": 0.7},
+                {"temperature": 1.0, "top_p": 0.8, "repetition_penalty": 1.3},
+                {"temperature": 1.5, "min_p": 0.02, "presence_penalty": 0.5, "prompt_logprobs": 1},
+                {"temperature": 0.0, "repetition_penalty": 1.2, "logit_bias": ((5, 3.0),)},
+            ]
+        )
+    ]
+
+    def run(**options: object) -> tuple[dict[str, Collected], EngineCore]:
+        core = start(path, **options)
+        for i, params in enumerate(settings):
+            core.add(Add(str(i), PROMPTS["long"][i:], params))
+        return run_dry(core), core
+
+    expected, _ = run(num_kv_blocks=512)
+    got, core = run(num_kv_blocks=22, max_num_batched_tokens=7, overlap=overlap)
+    assert core.stats().preemptions > 0
+    for name, want in expected.items():
+        assert got[name].tokens == want.tokens
+        assert got[name].logprobs == want.logprobs
+        assert got[name].prompt_logprobs == want.prompt_logprobs
