@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import zmq
@@ -107,7 +106,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C goes to the whole group; the client decides what it means
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
     logging.basicConfig(level=boot.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    threading.Thread(target=_exit_with_client, args=(sys.stdin.buffer,), name="client-watch", daemon=True).start()
+    threading.Thread(target=_exit_with_client, args=(sys.stdin.fileno(),), name="client-watch", daemon=True).start()
     context = zmq.Context()
     pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, address in ((pull, boot.inbox), (push, boot.outbox)):
@@ -137,9 +136,12 @@ def _serve(boot: EngineBoot, inbox: SocketInbox, outbox: SocketOutbox) -> int:
     return 0 if EngineLoop(core, inbox, outbox, MonotonicClock()).run() else 1
 
 
-def _exit_with_client(stdin: BinaryIO) -> None:
-    """The client holds the other end of our standard input: when it closes without a word, the client is gone."""
-    while stdin.read(1):
+def _exit_with_client(stdin: int) -> None:
+    """The client holds the other end of our standard input: when it closes without a word, the client is gone.
+
+    Reads the descriptor, not the file object, whose lock the interpreter could not take from this thread at exit.
+    """
+    while os.read(stdin, 1):
         pass
     time.sleep(EXIT_PATIENCE_S)
     os._exit(1)

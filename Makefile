@@ -1,0 +1,57 @@
+# Everyday commands, each of which works from a bare clone with nothing but Python >= 3.11.
+#   make serve ARGS="--port 9000"       serve the embedded model
+#   make test ARGS="tests/kv -x"        run the tests
+#   make lint | types | clean
+# PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
+
+PYTHON ?=
+PIP_ARGS ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
+
+.PHONY: help serve test lint types clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+serve: $(VENV)/.installed
+	$(BIN)/roseinfer serve $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are newer than pyproject.toml once what it asks for is installed.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(BIN)/python:
+	@for python in $(CANDIDATES); do \
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        echo "creating $(VENV) with $$("$$python" --version)"; \
+	        "$$python" -m venv $(VENV) && exit 0; \
+	        rm -rf $(VENV); \
+	        echo "roseinfer: $$python cannot create a virtual environment; is its venv package installed?" >&2; \
+	        exit 1; \
+	    fi; \
+	done; \
+	echo "roseinfer needs Python 3.11 or newer, and none of these is: $(CANDIDATES)." >&2; \
+	echo "Install one, or name yours: make PYTHON=/path/to/python ..." >&2; \
+	exit 1

@@ -1,0 +1,66 @@
+"""The command line: `roseinfer serve | generate | ...`."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from roseinfer.commands import COMMANDS, Command
+from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
+from roseinfer.options import OptionParser
+
+DESCRIPTION = "An LLM inference engine and OpenAI-compatible server."
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, 1 if it failed, 2 if it was asked the wrong way; what the user can mend is told in
+    one line, only our own bugs show a traceback."""
+    parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"roseinfer {version('roseinfer')}")
+    _add_commands(parser, COMMANDS)
+    args = parser.parse_args(argv)
+    return _run(args.command, args, args.parser)
+
+
+def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
+    """Commands named by two words get a parser for the first word and one of its own below that."""
+    parents = {"": parser.add_subparsers(title="commands", metavar="COMMAND", required=True)}
+    for command in commands:
+        group, _, name = command.NAME.rpartition(" ")
+        if group not in parents:
+            names = [other.NAME.split()[-1] for other in commands if other.NAME.startswith(f"{group} ")]
+            group_parser = parents[""].add_parser(group, help=" | ".join(names))
+            parents[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        usage = f"roseinfer {command.NAME} [MODEL] [options]"
+        described = f"{command.HELP[0].upper()}{command.HELP[1:]}."
+        own = parents[group].add_parser(name, help=command.HELP, usage=usage, description=described)
+        own.set_defaults(command=command, parser=own)
+        command.configure(own)
+        command.OPTIONS.add_to(own)
+
+
+def _run(command: Command, args: Namespace, parser: OptionParser) -> int:
+    try:
+        return command.run(args)
+    except (ConfigError, InvalidRequestError) as error:
+        parser.print_usage(sys.stderr)
+        return _fail(command.OPTIONS.with_flags(str(error)), EXIT_USAGE)
+    except RoseinferError as error:
+        return _fail(str(error) or type(error).__name__, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone. Keep the interpreter from failing again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"roseinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The sub-commands of `roseinfer`: one module each, listed here. Imports nothing heavy, so that `--help` is quick."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Protocol
+
+from roseinfer.commands import bench_latency, bench_throughput, generate, serve
+from roseinfer.options import OptionParser, OptionSet
+
+
+class Command(Protocol):
+    """What a module of this package offers. A NAME of two words is a command of a group, as in `bench latency`."""
+
+    NAME: str
+    HELP: str
+    OPTIONS: OptionSet
+
+    @property
+    def configure(self) -> Callable[[OptionParser], None]:
+        """Add what OPTIONS does not cover."""
+        ...
+
+    @property
+    def run(self) -> Callable[[Namespace], int]:
+        """Do it; returns the exit status. May raise any `RoseinferError`."""
+        ...
+
+
+COMMANDS: tuple[Command, ...] = (serve, generate, bench_latency, bench_throughput)

@@ -1,0 +1,75 @@
+"""From the name of a model to the folder that holds its files."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from roseinfer.core.errors import ModelNotFoundError
+
+EMBEDDED = "tiny"
+TEXT_FILES = ("config*.json", "generation_config.json", "tokenizer*", "chat_template*")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+# Folders hold other formats of the same weights, and consolidated.* a second copy of them.
+NEVER = ("*/*", "consolidated*", "*.bin", "*.pt", "*.pth")
+
+
+def resolve_model(
+    name: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True
+) -> Path:
+    """The folder of model `name`: 'tiny' (embedded in the package), an existing folder, or a Hugging Face id.
+
+    A Hugging Face id is downloaded as far as `download_dir` (default: the hub's own cache) does not hold it, config,
+    tokenizer and, if `weights`, safetensors only. Without a network, what the cache holds is used.
+    Raises `ModelNotFoundError` with the reason in one line.
+    """
+    if name == EMBEDDED:
+        return _embedded()
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(f"{name}: the folder has no config.json")
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise ModelNotFoundError(f"{name}: no such folder")
+    return _from_hub(name, revision, download_dir, TEXT_FILES + (WEIGHT_FILES if weights else ()))
+
+
+def _embedded() -> Path:
+    folder = Path(str(files("roseinfer") / "assets" / EMBEDDED))
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"{EMBEDDED}: this installation came without the embedded model")
+    return folder
+
+
+def _from_hub(name: str, revision: str | None, download_dir: str | None, patterns: tuple[str, ...]) -> Path:
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(NEVER),
+        )
+    except Exception as error:  # beside its own, the library lets through those of its HTTP client and of the disk
+        raise ModelNotFoundError(f"{name}: {_reason(error, revision)}") from error
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelNotFoundError(f"{name}: the repository has no config.json, so it holds no model for roseinfer")
+    return Path(folder)
+
+
+def _reason(error: Exception, revision: str | None) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "access is restricted; accept the terms on its hub page, then log in with `hf auth login`"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the hub has no revision {revision!r} of it"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "no such folder, and no such model on the hub (or it is private: log in with `hf auth login`)"
+    if isinstance(error, errors.HFValidationError):
+        return "neither a folder nor a Hugging Face id"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "no such folder, the hub cannot be reached (is there a network?), and its cache does not hold the model"
+    lines = str(error).strip().splitlines() or [""]
+    return f"the download failed: {type(error).__name__}: {lines[0][:300]}"

@@ -1,0 +1,218 @@
+"""Chat templates: Hugging Face's conventions, in a sandbox."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.meta
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from roseinfer.core.errors import ConfigError, InvalidRequestError
+from roseinfer.text.literal import LiteralEncoder
+from roseinfer.text.tokenizer import Tokenizer
+
+MAX_RENDERED_CHARS = 16 * 2**20
+MAX_RENDER_S = 10.0
+MAX_ERROR_CHARS = 300
+# Variables that the renderer sets itself: a request must not override them.
+RESERVED = frozenset({"messages", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"})
+# Templates may build control tokens out of the role, as in '<|' + role + '|>': it must not be free text.
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# What a template does to unexpected data ends up as one of these, whatever the data are.
+RENDER_ERRORS = (
+    jinja2.TemplateError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
+class ChatTemplate:
+    """A tokenizer's chat template. Thread safe.
+
+    Templates are written by the model's authors and run in jinja2's immutable sandbox; messages are data. Special
+    tokens spelled out in messages (or in any other value of a request) stay plain text: see `text/literal.py`. Use
+    `encode` for token ids; encoding what `render` returns would make control tokens of them.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer, now: Callable[[], datetime] = datetime.now) -> None:
+        """`now` is what the template sees as the current time. Raises `ConfigError` if `source` does not compile.
+
+        Then `self.kwargs` are the names that a request may set: those the template reads and roseinfer does not set.
+        """
+        environment = _environment(now)
+        try:
+            self._template = environment.from_string(source)
+            variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ConfigError(f"chat_template: {error}") from error
+        self._source = source
+        self._special_tokens = dict(tokenizer.special_tokens)
+        self.kwargs = frozenset(variables) - RESERVED - environment.globals.keys() - self._special_tokens.keys()
+        self._literal = LiteralEncoder(tokenizer)
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """None if the model comes without a template."""
+        return None if tokenizer.chat_template is None else cls(tokenizer.chat_template, tokenizer)
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt as text.
+
+        `messages`: objects with `role` and `content`, a string or a list of text parts (joined by newlines).
+        `add_generation_prompt`: end with what opens an assistant's turn. `continue_final_message`: leave the last
+        message open, so that the model goes on with it. `kwargs`: `tools` and other variables of the template.
+        Raises `InvalidRequestError` if the template refuses the messages, or does not know one of `kwargs`.
+        """
+        return self._literal.reveal(self._render(list(messages), add_generation_prompt, continue_final_message, kwargs))
+
+    def encode(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The prompt as token ids, control tokens only where the template wrote them. Arguments as in `render`.
+
+        `add_special_tokens` adds the tokenizer's BOS; templates write their own.
+        """
+        text = self._render(list(messages), add_generation_prompt, continue_final_message, kwargs)
+        return self._literal.encode(text, add_special_tokens)
+
+    def _render(
+        self, messages: list[dict[str, Any]], generation_prompt: bool, continue_final: bool, kwargs: dict[str, Any]
+    ) -> str:
+        """The prompt with stand-ins for special tokens that the request spelled out."""
+        kwargs = self._checked(kwargs)
+        if generation_prompt and continue_final:
+            raise InvalidRequestError(
+                "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
+            )
+        try:
+            data = self._literal.protect([self._message(message, i) for i, message in enumerate(messages)])
+            context = {"tools": None, "documents": None} | self._literal.protect(kwargs) | self._special_tokens
+            end_mark = _mark_end(data, self._literal.end_mark) if continue_final else None
+            text = self._run(messages=data, add_generation_prompt=generation_prompt, **context)
+        except RENDER_ERRORS as error:
+            raise self._refusal(error) from error
+        return text if end_mark is None else _cut(text, end_mark)
+
+    def _run(self, **context: Any) -> str:
+        """Bounds what comes out, and the time until it does; a loop that writes nothing is the template author's."""
+        deadline = time.monotonic() + MAX_RENDER_S
+        pieces, length = [], 0
+        for piece in self._template.generate(**context):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MAX_RENDERED_CHARS or time.monotonic() > deadline:
+                raise InvalidRequestError("the chat template writes too much for these messages", "messages")
+        return "".join(pieces)
+
+    def _checked(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Without those that are None, which means not given."""
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        unknown = min(given.keys() - self.kwargs, default=None)
+        if unknown is not None:
+            param = unknown if unknown in ("tools", "documents") else "chat_template_kwargs"
+            raise InvalidRequestError(f"the model's chat template does not take {unknown!r}", param)
+        return given
+
+    def _message(self, message: Any, index: int) -> dict[str, Any]:
+        if not isinstance(message, dict):
+            raise InvalidRequestError(f"messages[{index}] must be an object", "messages")
+        role = message.get("role")
+        if not isinstance(role, str) or (role not in ROLES and not self._names(role)):
+            raise InvalidRequestError(f"messages[{index}].role is not known: {str(role)[:40]!r}", "messages")
+        return {**message, "content": _text(message["content"], index)} if "content" in message else dict(message)
+
+    def _names(self, role: str) -> bool:
+        """Whether the template itself speaks of this role, such as 'ipython'."""
+        return role.isidentifier() and (f"'{role}'" in self._source or f'"{role}"' in self._source)
+
+    def _refusal(self, error: Exception) -> InvalidRequestError:
+        if isinstance(error, InvalidRequestError):
+            return error
+        reason = self._literal.reveal(" ".join(str(error).split()))[:MAX_ERROR_CHARS] or type(error).__name__
+        return InvalidRequestError(f"the chat template does not accept the messages: {reason}", "messages")
+
+
+def _text(content: Any, index: int) -> Any:
+    """A list of text parts as one string, everything else as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError(f"messages[{index}].content may hold text parts only", "messages")
+    return "\n".join(str(text) for text in texts)
+
+
+def _mark_end(messages: list[dict[str, Any]], mark: str) -> str:
+    """Put `mark` behind the last message's text; templates may strip the blank that follows it."""
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise InvalidRequestError("continue_final_message needs a last message with text", "messages")
+    messages[-1]["content"] = f"{content}{mark} "
+    return mark
+
+
+def _cut(text: str, mark: str) -> str:
+    """The text up to `mark`. Where the template strips messages, the last one is stripped as well."""
+    at = text.rfind(mark)
+    if at < 0:
+        raise InvalidRequestError("the chat template does not write the last message", "continue_final_message")
+    kept = text[:at]
+    return kept if text[at + len(mark) :].startswith(" ") else kept.rstrip()
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
+    return environment
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own filter this does not escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class GenerationBlock(Extension):
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; here it is plain text."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

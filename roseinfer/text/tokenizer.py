@@ -1,0 +1,158 @@
+"""A model's tokenizer: text to token ids and back."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from roseinfer.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from roseinfer.text.decoding import DecoderKind, byte_level_bytes, decoder_kind, fallback_bytes
+
+
+class Tokenizer:
+    """tokenizer.json through the `tokenizers` library, with what tokenizer_config.json says of it.
+
+    Every method is thread safe. Encoding and decoding release the GIL (the library does so in its batch calls only).
+    Ids that the vocabulary does not know (a model's padding rows) decode to nothing.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any], chat_template: str | None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.special_tokens = _special_tokens(config)
+        _mark_special(backend, self.special_tokens)
+        self.kind = decoder_kind(backend)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.fallback_bytes = fallback_bytes(vocab) if self.kind is DecoderKind.BYTE_FALLBACK else {}
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.chat_template = chat_template
+        self._bytes: dict[int, bytes] = {}
+        self._anchor = None if self.kind is DecoderKind.BYTE_LEVEL else self._find_anchor()
+
+    @classmethod
+    def from_folder(cls, folder: Path, chat_template_file: Path | None = None) -> "Tokenizer":
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (the latter two may be missing).
+
+        Raises `UnsupportedModelError` if tokenizer.json is missing or not understood, `ConfigError` if
+        `chat_template_file` cannot be read.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise UnsupportedModelError(f"{folder}: no tokenizer.json (other tokenizer formats are not supported)")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no narrower class
+            raise UnsupportedModelError(f"{path}: {error}") from error
+        config = _read_config(folder / "tokenizer_config.json")
+        return cls(backend, config, _chat_template(folder, config, chat_template_file))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Special tokens written out in `text` become special tokens; see `text/chat.py` for text of strangers.
+
+        `add_special_tokens`: put what the tokenizer's post-processor adds (BOS for many models).
+        Raises `InvalidRequestError` if `text` holds lone surrogates, which no encoding can carry.
+        """
+        return encode(self.backend, text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Raises `InvalidRequestError` for an id that is no unsigned 32-bit integer."""
+        try:
+            return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequestError(f"token ids must be unsigned 32-bit integers: {error}", "tokens") from error
+
+    def token_str(self, id: int) -> str:
+        r"""A lone token as logprobs show it: its text, or `bytes:\xe2\x82` if it is no complete text."""
+        raw = self.token_bytes(id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def token_bytes(self, id: int) -> bytes:
+        """What the token adds in the middle of a text; special tokens as written, unknown ids b''."""
+        known = self._bytes.get(id)
+        if known is None:
+            known = self._bytes[id] = self._token_bytes(id)
+        return known
+
+    def _token_bytes(self, id: int) -> bytes:
+        token = self.backend.id_to_token(id)
+        if token is None:
+            return b""
+        if self.kind is DecoderKind.BYTE_LEVEL:
+            return byte_level_bytes(token)
+        if id in self.fallback_bytes:
+            return bytes([self.fallback_bytes[id]])
+        before = [] if self._anchor is None else [self._anchor]
+        skipped = len(self.decode(before, skip_special_tokens=False))
+        return self.decode([*before, id], skip_special_tokens=False)[skipped:].encode()
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+    def _find_anchor(self) -> int | None:
+        """A token of plain text: decoded after it, a token keeps the space that it would lose at the start."""
+        for id in range(self.vocab_size):
+            ordinary = id not in self.special_ids and id not in self.fallback_bytes
+            if ordinary and self.decode([id]).strip("\ufffd ").isalnum():
+                return id
+        return None
+
+
+def encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    try:
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    except TypeError as error:
+        raise InvalidRequestError("the text holds lone surrogates, which are not valid Unicode", "prompt") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from error
+    if not isinstance(config, dict):
+        raise UnsupportedModelError(f"{path}: not an object")
+    return config
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """The named tokens (bos_token, eos_token, ...) as chat templates refer to them."""
+    named = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            named[name] = text
+    return named
+
+
+def _mark_special(backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
+    """A token that the config names is special even where tokenizer.json does not say so."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    missing = sorted({text for text in named.values() if text not in known})
+    backend.add_special_tokens([text for text in missing if backend.token_to_id(text) is not None])
+
+
+def _chat_template(folder: Path, config: dict[str, Any], given: Path | None) -> str | None:
+    """`given`, else chat_template.jinja, else the config's template (of several: the one named default)."""
+    file = given or folder / "chat_template.jinja"
+    if given is not None or file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"chat_template: cannot read {file}: {error}") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,169 @@
+"""Which folder a model name means. The hub itself is replaced by what it would do."""
+
+from fnmatch import fnmatch
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
+
+from roseinfer import hub
+from roseinfer.core.errors import ModelNotFoundError
+from roseinfer.hub import resolve_model
+
+REPOSITORY = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model-00001-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "consolidated.safetensors",
+    "pytorch_model.bin",
+    "model.pt",
+    "onnx/model.onnx",
+    "original/model.safetensors",
+    "README.md",
+    "modeling.py",
+]
+
+
+class Hub:
+    """Stands in for snapshot_download: remembers the call and 'downloads' what its patterns select."""
+
+    def __init__(self, folder: Path, error: Exception | None = None, content: list[str] = REPOSITORY) -> None:
+        self.folder, self.error, self.content = folder, error, content
+        self.call: dict[str, Any] = {}
+
+    def snapshot_download(self, repo_id: str, **options: Any) -> str:
+        self.call = {"repo_id": repo_id, **options}
+        if self.error is not None:
+            raise self.error
+        for name in self.selected():
+            (self.folder / name).write_text("{}")
+        return str(self.folder)
+
+    def selected(self) -> list[str]:
+        return list(
+            filter_repo_objects(
+                self.content,
+                allow_patterns=self.call["allow_patterns"],
+                ignore_patterns=self.call["ignore_patterns"],
+            )
+        )
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise AssertionError("the hub must not be asked")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+
+
+def use(monkeypatch, stand_in: Hub) -> Hub:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", stand_in.snapshot_download)
+    return stand_in
+
+
+def test_tiny_is_embedded(no_hub, monkeypatch, tmp_path):
+    (tmp_path / "assets" / "tiny").mkdir(parents=True)
+    monkeypatch.setattr(hub, "files", lambda package: tmp_path)
+    with pytest.raises(ModelNotFoundError, match="without the embedded model"):
+        resolve_model("tiny")
+    (tmp_path / "assets" / "tiny" / "config.json").write_text("{}")
+    assert resolve_model("tiny") == tmp_path / "assets" / "tiny"
+
+
+def test_tiny_is_in_this_package(no_hub):
+    folder = resolve_model("tiny")
+    assert folder == Path(str(files("roseinfer"))) / "assets" / "tiny"
+    assert (folder / "tokenizer.json").is_file() and list(folder.glob("*.safetensors"))
+
+
+def test_a_folder(no_hub, monkeypatch, tmp_path):
+    (tmp_path / "m").mkdir()
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve_model(str(tmp_path / "m"))
+    (tmp_path / "m" / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path / "m")) == tmp_path / "m"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("m") == Path("m")
+
+
+@pytest.mark.parametrize("name", ["/no/such", "./no", "../no", "~/no", "a/b/c", "a\\b"])
+def test_what_looks_like_a_folder_is_not_looked_up(no_hub, name):
+    with pytest.raises(ModelNotFoundError, match="no such folder"):
+        resolve_model(name)
+
+
+def test_downloads_only_what_is_needed(monkeypatch, tmp_path):
+    stand_in = use(monkeypatch, Hub(tmp_path))
+    assert resolve_model("org/model", revision="v1", download_dir="/downloads") == tmp_path
+    assert stand_in.selected() == REPOSITORY[:7]
+    given = {name: stand_in.call[name] for name in ("repo_id", "revision", "cache_dir")}
+    assert given == {"repo_id": "org/model", "revision": "v1", "cache_dir": "/downloads"}
+
+
+def test_without_weights(monkeypatch, tmp_path):
+    stand_in = use(monkeypatch, Hub(tmp_path))
+    resolve_model("gpt2", weights=False)
+    assert stand_in.selected() == REPOSITORY[:5]
+    assert not any(fnmatch(name, "*.safetensors*") for name in stand_in.selected())
+
+
+def test_a_repository_without_a_model(monkeypatch, tmp_path):
+    use(monkeypatch, Hub(tmp_path, content=["README.md", "tokenizer.json"]))
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve_model("org/data")
+
+
+def hub_error(kind: type[Exception]) -> Exception:
+    """Without a response: building one would name an HTTP library."""
+    error = kind.__new__(kind)
+    error.args = ("first line\nsecond line",)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (hub_error(errors.GatedRepoError), "access is restricted"),
+        (hub_error(errors.RepositoryNotFoundError), "no such model on the hub"),
+        (hub_error(errors.RevisionNotFoundError), "no revision 'v9'"),
+        (errors.HFValidationError("bad id"), "neither a folder nor a Hugging Face id"),
+        (errors.LocalEntryNotFoundError("offline"), "hub cannot be reached"),
+        (ConnectionError("reset\nby peer"), "download failed: ConnectionError: reset$"),
+        (RuntimeError(), "download failed: RuntimeError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_are_one_clear_line(monkeypatch, tmp_path, error, message):
+    use(monkeypatch, Hub(tmp_path, error))
+    with pytest.raises(ModelNotFoundError, match=f"^org/model: .*{message}") as caught:
+        resolve_model("org/model", revision="v9")
+    assert "\n" not in str(caught.value) and caught.value.__cause__ is error
+
+
+def test_interrupting_a_download_is_no_error_of_the_model(monkeypatch, tmp_path):
+    use(monkeypatch, Hub(tmp_path, KeyboardInterrupt()))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model("org/model")
+
+
+def test_offline_the_cache_is_used(monkeypatch, tmp_path):
+    """Through the real library, cut off from the network."""
+    commit = "0" * 40
+    snapshot = tmp_path / "models--org--model" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert resolve_model("org/model", download_dir=str(tmp_path)) == snapshot
+    with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
+        resolve_model("org/other", download_dir=str(tmp_path))

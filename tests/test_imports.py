@@ -1,0 +1,231 @@
+"""Who may import whom. What is executed is torch's side, what is decided is plain Python; they meet in one file."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import roseinfer
+
+PACKAGE = Path(roseinfer.__file__).parent
+
+# Package or top-level module -> the others it may import, whether at the top, in a function, or for type checking.
+MAY_IMPORT = {
+    "core": set(),
+    "kv": {"core"},
+    "sched": {"core", "kv"},
+    "text": {"core"},
+    "hub": {"core"},
+    "config_file": {"core"},
+    "options": {"core", "config_file"},
+    "engine": {"core", "kv", "sched", "text", "hub", "runner"},
+    "sim": {"core", "kv", "sched", "engine"},
+    "kernels": {"core"},
+    "attention": {"core", "kernels"},
+    "layers": {"core", "kernels"},
+    "models": {"core", "kernels", "attention", "layers"},
+    "runner": {"core", "kernels", "attention", "layers", "models"},
+    "server": {"core", "text", "engine"},
+    "bench": {"core", "engine", "hub", "text", "server"},
+    "commands": {"core", "options", "hub", "text", "engine", "server", "bench", "sim"},
+    "cli": {"core", "options", "commands"},
+    "assets": set(),
+    "__init__": {"core", "engine"},
+}
+STDLIB_ONLY = ("core", "kv", "sched")
+# Packages that run on tensors; benchmarks also compare with other engines.
+TENSORS = {"kernels", "attention", "layers", "models", "runner", "bench"}
+TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
+# Finer than by package: module -> the modules that may import it.
+RESERVED = {
+    "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
+    "roseinfer.kv": lambda importer: (
+        _part(importer) in ("kv", "sched", "sim") or importer == "roseinfer.engine.process"
+    ),
+    "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
+}
+# These see the engine from outside: its interface, its clients, and what starts it.
+OUTSIDE = {"server", "bench", "commands", "__init__"}
+OUTSIDE_SEES = ("roseinfer.engine.api", "roseinfer.engine.client", "roseinfer.engine.llm", "roseinfer.engine.start")
+# The command line would otherwise load torch only to print its help.
+LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner")
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    target: str
+    at_top: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer} imports {self.target}" + (" at its top" if self.at_top else "")
+
+
+def _part(module: str) -> str:
+    """The package, or the module beside the packages, that a module of ours belongs to."""
+    return [*module.split("."), "__init__"][1]
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _modules() -> dict[str, Path]:
+    return {_module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def _within(target: str, module: str) -> bool:
+    return target == module or target.startswith(f"{module}.")
+
+
+def imports(importer: str, source: str) -> Iterator[Import]:
+    """Every import statement, `from package import module` spelled out as the module."""
+    known = _modules()
+    tree = ast.parse(source)
+    at_top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{importer}: imports are absolute here"
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            targets = [name if name in known else str(node.module) for name in full]
+        else:
+            continue
+        for target in targets:
+            yield Import(importer, target, id(node) in at_top)
+
+
+def violations(importer: str, source: str) -> list[str]:
+    part = _part(importer)
+    return [f"{found}: {why}" for found in imports(importer, source) for why in _objections(part, found)]
+
+
+def _objections(part: str, found: Import) -> Iterator[str]:
+    library = found.target.split(".")[0]
+    if library != "roseinfer":
+        if part in STDLIB_ONLY and library not in sys.stdlib_module_names:
+            yield f"{part} uses the standard library only"
+        if library in TENSOR_LIBRARIES and part not in TENSORS and found.importer != "roseinfer.engine.process":
+            yield f"{part} does not touch tensors"
+        return
+    target = _part(found.target)
+    if target not in (part, "__init__") and target not in MAY_IMPORT[part]:
+        yield f"{part} may import {sorted(MAY_IMPORT[part])}"
+    for module, allowed in RESERVED.items():
+        if _within(found.target, module) and not allowed(found.importer):
+            yield "it is reserved"
+    if part in OUTSIDE and target == "engine" and not any(_within(found.target, seen) for seen in OUTSIDE_SEES):
+        yield f"{part} sees of the engine only {OUTSIDE_SEES}"
+    if found.at_top and part != "runner" and any(_within(found.target, module) for module in LAZY_ONLY):
+        yield "only inside the function that needs it"
+
+
+def test_every_package_has_its_place():
+    parts = {_part(module) for module in _modules()}
+    assert parts <= MAY_IMPORT.keys(), "add it to the table"
+    assert set(STDLIB_ONLY) <= parts
+
+
+def test_the_table_has_no_cycles():
+    """So that some order of the packages exists in which each imports earlier ones only."""
+    left = {part: set(targets) for part, targets in MAY_IMPORT.items()}
+    while left:
+        free = [part for part, targets in left.items() if not targets & left.keys()]
+        assert free, f"cycle among {sorted(left)}"
+        for part in free:
+            del left[part]
+
+
+@pytest.mark.parametrize("module", _modules())
+def test_imports_of(module):
+    assert violations(module, _modules()[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        ("roseinfer.core.plan", "import torch"),
+        ("roseinfer.core.plan", "import msgspec"),
+        ("roseinfer.core.plan", "from roseinfer.kv.pool import BlockPool"),
+        ("roseinfer.kv.pool", "from roseinfer import sched"),
+        ("roseinfer.sched.scheduler", "def f():\n    import numpy.linalg"),
+        ("roseinfer.sched.scheduler", "from roseinfer.engine import core"),
+        ("roseinfer.models.llama", "from roseinfer.kv.manager import KvManager"),
+        ("roseinfer.runner.sampler", "from roseinfer.sched.scheduler import Scheduler"),
+        ("roseinfer.layers.norm", "import roseinfer.runner.seats"),
+        ("roseinfer.engine.core", "import torch"),
+        ("roseinfer.engine.core", "def f():\n    from roseinfer.runner.build import build_runner"),
+        ("roseinfer.engine.llm", "from roseinfer.engine.process import build_engine"),
+        ("roseinfer.engine.process", "from roseinfer.runner.build import build_runner"),
+        ("roseinfer.engine.client", "from roseinfer.kv.manager import KvManager"),
+        ("roseinfer.server.app", "from roseinfer.engine import core"),
+        ("roseinfer.server.app", "from roseinfer.engine.process import main"),
+        ("roseinfer.server.app", "from roseinfer.runner.seats import Seats"),
+        ("roseinfer.server.app", "import torch.nn as nn"),
+        (
+            "roseinfer.server.app",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roseinfer.sched import draft",
+        ),
+        ("roseinfer.text.chat", "import transformers"),
+        ("roseinfer.bench.load", "from roseinfer.engine.loop import EngineLoop"),
+        ("roseinfer.cli", "from roseinfer.server.run import serve"),
+    ],
+)
+def test_the_rule_can_be_broken(importer, source):
+    assert violations(importer, source)
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        (
+            "roseinfer.sched.scheduler",
+            "import heapq\nfrom roseinfer.core import plan\nfrom roseinfer.kv.manager import X",
+        ),
+        ("roseinfer.engine.process", "def f():\n    from roseinfer.runner.build import build_runner\n    import torch"),
+        ("roseinfer.engine.llm", "def f():\n    from roseinfer.engine.process import build_engine"),
+        ("roseinfer.server.app", "import fastapi\nfrom roseinfer.engine.api import Engine"),
+        ("roseinfer.runner.seats", "import torch\nfrom roseinfer.runner.build import x"),
+    ],
+)
+def test_what_the_rule_allows(importer, source):
+    assert violations(importer, source) == []
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+sys.path.insert(0, {root!r})
+for name in {blocked!r}:
+    sys.modules[name] = None
+for part in {parts!r}:
+    package = importlib.import_module("roseinfer." + part)
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), package.__name__ + "."):
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+
+
+def import_all(parts: tuple[str, ...], *flags: str) -> list[str]:
+    """Import every module of these packages in a fresh interpreter that has no torch and no numpy."""
+    code = IMPORT_ALL.format(root=str(PACKAGE.parent), blocked=("torch", "numpy"), parts=parts)
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_what_decides_needs_the_standard_library_only():
+    """-S: no installed package can be imported."""
+    imported = import_all(STDLIB_ONLY, "-I", "-S")
+    assert "roseinfer.sched.scheduler" in imported and "roseinfer.kv.pool" in imported
+
+
+def test_only_execution_needs_torch():
+    parts = ("engine", "server", "text", "hub", "options", "commands", "cli", "sim")
+    imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
+    assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported

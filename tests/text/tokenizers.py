@@ -1,0 +1,83 @@
+"""Small tokenizers of the kinds that models come with, built on the spot."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from roseinfer.text.tokenizer import Tokenizer
+
+CORPUS = [
+    "hello world, hello the world of words",
+    "naïve café, größer",
+    "日本語 テキスト",
+    "😀😃 emoji 👩‍👩‍👧",
+    "def f(x):\n    return x",
+] * 3
+CONTROL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def byte_level() -> Tokenizer:
+    """As GPT-2, Llama 3 and Qwen: every token is a string of bytes."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        special_tokens=["<|endoftext|>", *CONTROL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    # Tokens outside the byte alphabet, inside it, and one whose characters stand for other bytes.
+    backend.add_tokens([AddedToken("tool call", special=False), AddedToken("   ", special=False), "Ŀŀ"])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    return Tokenizer(backend, {"bos_token": "<|endoftext|>", "eos_token": "<|end|>"}, CHAT_TEMPLATE)
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama 2 and Mistral: sentencepiece BPE with a leading space and byte tokens, normaliser and all."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    for token in ("▁", *"helowrdabc,.é<>|/[]INST_imn", "▁h", "he", "ll", "▁w", "or", "▁▁", "\ufffd"):
+        vocab.setdefault(token, len(vocab))
+    merges = [("▁", "h"), ("h", "e"), ("l", "l"), ("▁", "w"), ("o", "r"), ("▁", "▁")]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer(backend, {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "unk_token": "<unk>"}, None)
+
+
+def word_piece() -> Tokenizer:
+    vocab = {token: id for id, token in enumerate(["[UNK]", "[CLS]", "hello", "world", "##s", "##ly", ",", "a"])}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.add_special_tokens(["[UNK]", "[CLS]"])
+    return Tokenizer(backend, {}, None)
+
+
+def undecorated() -> Tokenizer:
+    """No decoder at all: the library joins tokens with blanks."""
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "[X]": 2}, unk_token="a"))
+    backend.add_special_tokens(["[X]"])
+    return Tokenizer(backend, {}, None)
+
+
+def write_folder(folder: Path, tokenizer: Tokenizer, config: dict[str, object]) -> Path:
+    folder.mkdir(exist_ok=True)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
