@@ -3,9 +3,11 @@
 from importlib.resources import files
 from pathlib import Path
 
+from roseinfer.core.config import ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
 
 EMBEDDED = "tiny"
+SHAPES = "shapes"
 TEXT_FILES = ("config*.json", "generation_config.json", "tokenizer*", "chat_template*")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 # Folders hold other formats of the same weights, and consolidated.* a second copy of them.
@@ -33,8 +35,43 @@ def resolve_model(
     return _from_hub(name, revision, download_dir, TEXT_FILES + (WEIGHT_FILES if weights else ()))
 
 
+def model_folder(config: ModelConfig) -> Path:
+    """The folder that the engine loads its model from.
+
+    The configs of a few well-known models come with the package (`assets/shapes`): with dummy weights these need no
+    network. Raises like `resolve_model`.
+    """
+    dummy = config.load_format == "dummy"
+    shape = _shape(config.model)
+    if dummy and shape is not None:
+        return shape
+    return resolve_model(config.model, config.revision, config.download_dir, weights=not dummy)
+
+
+def tokenizer_folder(config: ModelConfig) -> Path:
+    """The folder that the tokenizer is read from: `tokenizer`'s, else the model's.
+
+    A packaged shape has none of its own and gets the embedded model's, whose ids are within any of their vocabularies.
+    Raises like `resolve_model`.
+    """
+    if config.tokenizer is not None:
+        return resolve_model(config.tokenizer, config.revision, config.download_dir, weights=False)
+    folder = model_folder(config)
+    return _embedded() if folder == _shape(config.model) else folder
+
+
+def _shape(name: str) -> Path | None:
+    """The packaged config of a Hugging Face model, unless a folder of the user's has that name."""
+    folder = _assets() / SHAPES / name.replace("/", "--")
+    return folder if not Path(name).exists() and (folder / "config.json").is_file() else None
+
+
+def _assets() -> Path:
+    return Path(str(files("roseinfer") / "assets"))
+
+
 def _embedded() -> Path:
-    folder = Path(str(files("roseinfer") / "assets" / EMBEDDED))
+    folder = _assets() / EMBEDDED
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{EMBEDDED}: this installation came without the embedded model")
     return folder

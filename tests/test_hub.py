@@ -11,6 +11,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from roseinfer import hub
+from roseinfer.core.config import ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
 from roseinfer.hub import resolve_model
 
@@ -167,3 +168,17 @@ def test_offline_the_cache_is_used(monkeypatch, tmp_path):
     assert resolve_model("org/model", download_dir=str(tmp_path)) == snapshot
     with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
         resolve_model("org/other", download_dir=str(tmp_path))
+
+
+def test_known_shapes_with_dummy_weights_need_no_network() -> None:
+    config = ModelConfig(model="gpt2", load_format="dummy")
+    assert (hub.model_folder(config) / "config.json").is_file()
+    assert hub.tokenizer_folder(config) == resolve_model("tiny")
+
+
+def test_a_folder_of_the_user_beats_a_packaged_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    config = ModelConfig(model="gpt2", load_format="dummy")
+    assert hub.model_folder(config) == hub.tokenizer_folder(config) == Path("gpt2")

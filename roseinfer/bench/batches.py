@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from roseinfer.bench.http_load import http_sender, server
@@ -12,7 +11,7 @@ from roseinfer.bench.load import BatchTimes, Send, engine_sender, make_prompts, 
 from roseinfer.bench.report import percentile
 from roseinfer.core.config import EngineConfig, ModelConfig
 from roseinfer.engine.start import load_tokenizer, start_engine
-from roseinfer.hub import resolve_model
+from roseinfer.hub import model_folder
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -75,10 +74,6 @@ def summarise(name: str, measured: dict[int, list[BatchTimes]]) -> list[dict[str
         row |= {f"p{p}": percentile(latencies, p) for p in PERCENTILES}
         rows.append(row)
     return rows
-
-
-def model_folder(config: ModelConfig) -> Path:
-    return resolve_model(config.model, config.revision, config.download_dir)
 
 
 def vocab_size(config: ModelConfig) -> int:

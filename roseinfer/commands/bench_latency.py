@@ -67,8 +67,9 @@ async def _measure(bench: LatencyConfig, engine: EngineConfig, serve_flags: list
 
 
 def _measure_peer(bench: LatencyConfig, engine: EngineConfig) -> list[dict[str, Any]]:
-    from roseinfer.bench.batches import model_folder, summarise
+    from roseinfer.bench.batches import summarise
     from roseinfer.bench.transformers_peer import TransformersPeer
+    from roseinfer.hub import model_folder
 
     load = _workload(bench, engine)
     peer = TransformersPeer(model_folder(engine.model), engine.model.threads, load.seed)

@@ -28,14 +28,13 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
     import asyncio
 
     from roseinfer.engine.start import start_engine
-    from roseinfer.hub import resolve_model
+    from roseinfer.hub import model_folder, tokenizer_folder
     from roseinfer.server.run import new_event_loop, serve
     from roseinfer.text.tokenizer import Tokenizer
 
     model = engine.model
-    folder = resolve_model(model.model, model.revision, model.download_dir, weights=model.load_format != "dummy")
-    if model.tokenizer is not None:
-        folder = resolve_model(model.tokenizer, model.revision, model.download_dir, weights=False)
+    model_folder(model)
+    folder = tokenizer_folder(model)
     chat_template = None if server.chat_template is None else Path(server.chat_template)
     running = serve(
         lambda tokenizer: start_engine(engine, tokenizer),

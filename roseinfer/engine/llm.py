@@ -15,7 +15,7 @@ from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.hub import resolve_model
+from roseinfer.hub import model_folder
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -60,9 +60,8 @@ class LLM:
         from roseinfer.engine.process import build_engine
 
         config = make_engine_config(model=model, **options)
-        folder = resolve_model(config.model.model, config.model.revision, config.model.download_dir)
         self.tokenizer = load_tokenizer(config.model)
-        self.core, self.info = build_engine(config, folder)
+        self.core, self.info = build_engine(config, model_folder(config.model))
         self._numbers = itertools.count()
         self._closed = False
 

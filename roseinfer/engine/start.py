@@ -3,13 +3,13 @@
 from roseinfer.core.config import EngineConfig, ModelConfig
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
-from roseinfer.hub import resolve_model
+from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.text.tokenizer import Tokenizer
 
 
 async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process: bool = False) -> AsyncEngine:
     """An engine in its own process, or in a thread of this one. Raises what keeps it from starting."""
-    folder = resolve_model(config.model.model, config.model.revision, config.model.download_dir)
+    folder = model_folder(config.model)
     transport: Transport
     if in_process:
         from roseinfer.engine.process import build_engine
@@ -22,5 +22,4 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
     """The model's own tokenizer, or the one that `tokenizer` names."""
-    source = config.tokenizer or config.model
-    return Tokenizer.from_folder(resolve_model(source, config.revision, config.download_dir))
+    return Tokenizer.from_folder(tokenizer_folder(config))
