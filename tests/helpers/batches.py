@@ -36,8 +36,12 @@ class Blocks:
         return [self._free.pop() for _ in range(-(-tokens // self._block_size))]
 
 
-def make_batch(rows: Sequence[HandRow], block_size: int) -> ForwardBatch:
+def make_batch(rows: Sequence[HandRow], block_size: int, device: str | torch.device = "cpu") -> ForwardBatch:
     """All rows want the logits of all their tokens. Unused table entries point nowhere."""
+
+    def tensor(values: list, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
     query_lens = [row.count for row in rows]
     context_lens = [row.start + row.count for row in rows]
     width = max(len(row.table) for row in rows)
@@ -49,13 +53,13 @@ def make_batch(rows: Sequence[HandRow], block_size: int) -> ForwardBatch:
     ]
     tables = [[*row.table, *[-(10**6)] * (width - len(row.table))] for row in rows]
     return ForwardBatch(
-        input_ids=torch.tensor([t for row in rows for t in row.tokens[row.start : row.start + row.count]]),
-        positions=torch.tensor(positions),
-        query_start=torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32),
-        context_len=torch.tensor(context_lens, dtype=torch.int32),
-        block_tables=torch.tensor(tables, dtype=torch.int32),
-        slots=torch.tensor(slots),
-        logits_at=torch.arange(len(positions)),
+        input_ids=tensor([t for row in rows for t in row.tokens[row.start : row.start + row.count]]),
+        positions=tensor(positions),
+        query_start=tensor([0, *accumulate(query_lens)], torch.int32),
+        context_len=tensor(context_lens, torch.int32),
+        block_tables=tensor(tables, torch.int32),
+        slots=tensor(slots),
+        logits_at=tensor(list(range(len(positions)))),
         query_lens=query_lens,
         context_lens=context_lens,
         max_query=max(query_lens),
@@ -80,9 +84,9 @@ class HandRunner:
 
     @torch.inference_mode()
     def run(self, rows: Sequence[HandRow]) -> list[torch.Tensor]:
-        """Logits [count, vocab] of each row."""
-        batch = make_batch(rows, self.store.block_size)
+        """Logits [count, vocab] of each row, on the CPU."""
+        batch = make_batch(rows, self.store.block_size, self.model.device)
         self._attention.begin(batch, self.store)
         hidden = self.model.forward(batch, self._attention)
         logits = self.model.logits(hidden[batch.logits_at])
-        return list(logits.split(batch.query_lens))
+        return list(logits.cpu().split(batch.query_lens))

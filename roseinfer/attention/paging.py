@@ -1,0 +1,102 @@
+"""The KV store seen as one row for each token, layer and K or V, so that one index operation reads or writes many.
+
+Row numbers for all layers are worked out once a step; a layer then costs two writes and one gather.
+"""
+
+import torch
+
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.kv_store import KVStore
+
+
+class PagedRows:
+    """`rows`: [num_blocks * num_layers * 2 * block_size, kv_heads * D], a view of `KVStore.data`.
+
+    Plane 2 * layer holds a layer's K and plane 2 * layer + 1 its V. What is gathered lies in one buffer that all
+    pieces of a step share: fresh memory of this size would cost a CPU several times the copy itself in page faults.
+    """
+
+    def __init__(self, store: KVStore) -> None:
+        blocks, layers, _, block_size, self.kv_heads, self.head_dim = store.data.shape
+        self.store = store
+        self.layers = layers
+        self.rows = store.data.view(blocks * layers * 2 * block_size, self.kv_heads * self.head_dim)
+        self._block_size = block_size
+        self._rows_per_block = 2 * layers * block_size
+        self._plane_starts = torch.arange(2 * layers, device=self.rows.device)[:, None] * block_size
+        self._buffer = self.rows.new_empty((0, self.rows.shape[1]))
+        self._block_of = self._offset_of = self._plane_starts.new_empty(0)
+
+    def of_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """slots: [n] int64, none negative (see `ForwardBatch.slots`). Row numbers, [2 * layers, n]."""
+        first = slots + slots // self._block_size * (self._rows_per_block - self._block_size)
+        return first + self._plane_starts
+
+    def of_contexts(self, tables: torch.Tensor, context_len: torch.Tensor, longest: int, ragged: bool) -> torch.Tensor:
+        """Row numbers, [2 * layers, n * longest], of n sequences with block tables [n, B], padded if `ragged`.
+
+        Padding repeats a sequence's own first token: what an earlier owner left behind in a block is never read,
+        were it infinite or not a number.
+        """
+        block_of, offset_of = self._positions(longest)
+        rows = tables.index_select(1, block_of).to(torch.int64).mul_(self._rows_per_block).add_(offset_of)
+        if ragged:
+            inside = torch.arange(longest, device=rows.device) < context_len[:, None]
+            rows = torch.where(inside, rows, rows[:, :1])
+        return rows.flatten() + self._plane_starts
+
+    def buffer(self, tokens: int) -> torch.Tensor:
+        """[tokens, kv_heads * D], shared with every other buffer that was handed out."""
+        if self._buffer.shape[0] < tokens:
+            self._buffer = self.rows.new_empty((tokens, self.rows.shape[1]))
+        return self._buffer[:tokens]
+
+    def _positions(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each position below `longest`: the entry of the block table, and the place in the block."""
+        if self._block_of.shape[0] < longest:
+            positions = torch.arange(1 << (longest - 1).bit_length(), device=self.rows.device)
+            self._block_of, self._offset_of = positions // self._block_size, positions % self._block_size
+        return self._block_of[:longest], self._offset_of[:longest]
+
+
+class SlotWriter:
+    """Writes a step's K and V where `ForwardBatch.slots` says."""
+
+    def __init__(self, batch: ForwardBatch, paged: PagedRows) -> None:
+        self._target = paged.rows
+        self._tokens, slots = None, batch.slots
+        if bool((slots < 0).any()):
+            self._tokens = (slots >= 0).nonzero().flatten()
+            slots = slots[self._tokens]
+        self._rows = paged.of_slots(slots).unbind()
+
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k, v: [T, kv_heads, D]."""
+        if self._tokens is not None:
+            k, v = k[self._tokens], v[self._tokens]
+        self._target.index_copy_(0, self._rows[2 * layer], k.flatten(1))
+        self._target.index_copy_(0, self._rows[2 * layer + 1], v.flatten(1))
+
+
+class ContextReader:
+    """Gathers the contexts of n sequences into dense K and V, padded to the longest.
+
+    tables: [n, B] block tables. context_len: [n] on the device; `longest` and `ragged` (not all are equal) follow
+    from the lengths that the host knows.
+    """
+
+    def __init__(
+        self, paged: PagedRows, tables: torch.Tensor, context_len: torch.Tensor, longest: int, ragged: bool
+    ) -> None:
+        count = tables.shape[0]
+        rows = paged.of_contexts(tables, context_len, longest, ragged)
+        self._source = paged.rows
+        self._rows = rows.view(paged.layers, 2 * count * longest).unbind()
+        self._buffer = paged.buffer(2 * count * longest)
+        dense = self._buffer.view(2, count, longest, paged.kv_heads, paged.head_dim).transpose(2, 3)
+        self._keys, self._values = dense.unbind()
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, each [n, kv_heads, longest, D], valid until any reader of the same store reads."""
+        torch.index_select(self._source, 0, self._rows[layer], out=self._buffer)
+        return self._keys, self._values

@@ -1,0 +1,32 @@
+"""What the runner knows of a model."""
+
+from typing import Protocol
+
+import torch
+
+from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.layers.weights import WeightSource
+from roseinfer.models.config import ModelSpec
+
+
+class CausalLM(Protocol):
+    """A decoder-only language model. Built without memory from a spec; `load` gives it weights."""
+
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+    ignored: tuple[str, ...]
+    """Patterns of checkpoint tensors that no layer needs."""
+
+    def load(self, source: WeightSource) -> None:
+        """Raises `UnsupportedModelError` naming a tensor that is missing or misshaped."""
+        ...
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        """Final hidden states [T, hidden]; `attention.begin(batch, store)` has been called."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [L, hidden], L may be 0. Returns [L, vocab] float32."""
+        ...

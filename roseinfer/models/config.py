@@ -1,0 +1,374 @@
+"""What a checkpoint's config.json says of the model, read without torch.
+
+Every field is read, known to be harmless, or refused by name: a field that roseinfer has never heard of and that is
+set (not null, false, zero or empty) may change the result, and a wrong answer is worse than none.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+# Book-keeping, training, other tasks' heads and generation defaults: none of it changes the logits.
+_HARMLESS = frozenset(
+    """
+    architectures model_type torch_dtype dtype name_or_path tokenizer_class problem_type finetuning_task
+    task_specific_params id2label label2id num_labels prefix tf_legacy_loss use_bfloat16 torchscript
+    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
+    initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    use_cache output_attentions output_hidden_states output_scores return_dict return_dict_in_generate
+    is_decoder chunk_size_feed_forward pretraining_tp n_ctx use_flash_attn attn_implementation
+    do_sample temperature top_k top_p min_p typical_p epsilon_cutoff eta_cutoff repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size max_length min_length max_new_tokens min_new_tokens
+    num_beams num_beam_groups num_return_sequences diversity_penalty early_stopping bad_words_ids
+    forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens
+    exponential_decay_length_penalty remove_invalid_values
+    """.split()  # noqa: SIM905
+)
+_HARMLESS_PREFIXES = ("_", "transformers", "unsloth")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary position embedding.
+
+    `scaling` is "default" (none), "linear" (positions divided by `factor`) or "llama3" (wavelengths that are long
+    against `original_max_position` tokens are stretched by `factor`, see layers/rotary.py).
+    """
+
+    theta: float
+    scaling: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Shape and options of a decoder-only model.
+
+    `max_position` is the longest context in tokens. `activation` is "silu", "gelu" (exact) or "gelu_tanh". `rope` is
+    None for learned positions. `dtype` is the checkpoint's. `qk_norm`: RMSNorm over each head of q and k.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    norm_eps: float
+    activation: str
+    rope: RopeSpec | None
+    tied_embeddings: bool
+    dtype: str
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """What generation_config.json proposes; None = it proposes nothing. `eos_token_ids` in the order found."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class _Fields:
+    """config.json as a dict that knows which keys were looked at."""
+
+    def __init__(self, data: dict[str, Any], where: str) -> None:
+        self._data = data
+        self.where = where
+        self._seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._seen.add(key)
+        return self._data.get(key, default)
+
+    def refuse(self, key: str, value: Any, hint: str = "") -> NoReturn:
+        shown = repr(value)
+        shown = shown if len(shown) <= 200 else shown[:200] + "..."
+        raise UnsupportedModelError(f"{self.where}: {key} = {shown} is not supported{hint and '; ' + hint}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise UnsupportedModelError(f"{self.where}: {key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            self.refuse(key, value, "a positive integer is needed")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise UnsupportedModelError(f"{self.where}: {key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            self.refuse(key, value, "a positive number is needed")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            self.refuse(key, value, "true or false is needed")
+        return value
+
+    def choice(self, key: str, allowed: dict[str, str], default: str) -> str:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in allowed:
+            self.refuse(key, value, f"known: {', '.join(allowed)}")
+        return allowed[value]
+
+    def only(self, key: str, wanted: bool) -> None:
+        """Refuse the field unless it is absent, null or `wanted`."""
+        if self.get(key) not in (None, wanted):
+            self.refuse(key, self._data[key])
+
+    def refuse_unread(self, harmless: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()) -> None:
+        for key, value in self._data.items():
+            known = key in self._seen or key in harmless or key.startswith(prefixes)
+            if value and not known:
+                self.refuse(key, value, "the field is unknown and may change the result")
+
+
+def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec:
+    """The spec of the checkpoint in `folder`.
+
+    `max_model_len` is the context that will be used: a sliding window at least that long is full attention.
+    Raises `ModelNotFoundError` without a config.json, `UnsupportedModelError` naming what is not supported.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelNotFoundError(f"{folder} holds no config.json")
+    data = _read_json(path)
+    architecture = _architecture(data, str(path))
+    fields = _Fields(data, f"{path} ({architecture})")
+    spec = _READERS[architecture](fields, architecture, max_model_len)
+    fields.refuse_unread(_HARMLESS, _HARMLESS_PREFIXES)
+    return spec
+
+
+def read_generation_config(folder: Path) -> GenerationDefaults:
+    """EOS ids of generation_config.json and config.json together, and the sampling defaults if it samples."""
+    generation, config = (
+        _read_json(path) if path.is_file() else {}
+        for path in (folder / "generation_config.json", folder / "config.json")
+    )
+    eos = tuple(dict.fromkeys(_eos_ids(generation, folder) + _eos_ids(config, folder)))
+    if not generation.get("do_sample"):
+        return GenerationDefaults(eos_token_ids=eos)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return GenerationDefaults(eos_token_ids=eos, **{name: generation.get(name) for name in names})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
+    return data
+
+
+def _eos_ids(data: dict[str, Any], folder: Path) -> list[int]:
+    value = data.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise UnsupportedModelError(f"{folder}: eos_token_id = {value!r} is not an integer or a list of them")
+    return ids
+
+
+def _architecture(data: dict[str, Any], where: str) -> str:
+    names = data.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in _READERS:
+        known = ", ".join(_READERS)
+        raise UnsupportedModelError(f"{where}: architectures = {names!r} is not supported; known: {known}")
+    return names[0]
+
+
+def _dtype(fields: _Fields) -> str:
+    key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    return fields.choice(key, {name: name for name in DTYPES}, "float32")
+
+
+def _gpt2(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    fields.only("scale_attn_weights", True)
+    for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
+        fields.only(key, False)
+    hidden, heads = fields.integer("n_embd"), fields.integer("n_head")
+    if hidden % heads:
+        fields.refuse("n_head", heads, f"it does not divide n_embd = {hidden}")
+    return ModelSpec(
+        architecture=architecture,
+        num_layers=fields.integer("n_layer"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("n_inner", 4 * hidden),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        vocab_size=fields.integer("vocab_size"),
+        max_position=fields.integer("n_positions"),
+        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        activation=fields.choice("activation_function", _ACTIVATIONS, "gelu_new"),
+        rope=None,
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+        dtype=_dtype(fields),
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+    )
+
+
+def _llama(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    attention_bias = fields.flag("attention_bias", False)
+    return _decoder(
+        fields,
+        architecture,
+        fields.integer("max_position_embeddings"),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def _mistral(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    # Left out, the window is 4096: the default of transformers' MistralConfig.
+    window = fields.get("sliding_window", 4096)
+    return _decoder(fields, architecture, _context(fields, window, max_model_len))
+
+
+def _qwen2(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    return _decoder(fields, architecture, _qwen_context(fields, max_model_len), qkv_bias=True)
+
+
+def _qwen3(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    bias = fields.flag("attention_bias", False)
+    context = _qwen_context(fields, max_model_len)
+    return _decoder(fields, architecture, context, qkv_bias=bias, o_bias=bias, qk_norm=True)
+
+
+def _qwen_context(fields: _Fields, max_model_len: int | None) -> int:
+    """Qwen configs carry a window even when `use_sliding_window` turns it off."""
+    fields.get("max_window_layers")
+    window = fields.get("sliding_window", 4096)
+    return _context(fields, window if fields.flag("use_sliding_window", False) else None, max_model_len)
+
+
+def _context(fields: _Fields, window: int | None, max_model_len: int | None) -> int:
+    """The longest context that full attention computes right: a window shorter than what is used is refused."""
+    longest = fields.integer("max_position_embeddings")
+    if window is None:
+        return longest
+    window = fields.integer("sliding_window", window)
+    if window < min(longest, max_model_len or longest):
+        hint = f"attention is full here; limit the context with max_model_len to {window}"
+        fields.refuse("sliding_window", window, hint)
+    return min(longest, window)
+
+
+def _decoder(fields: _Fields, architecture: str, max_position: int, **options: bool) -> ModelSpec:
+    """Llama and its relatives: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
+    _refuse_layer_types(fields)
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    head_dim = fields.integer("head_dim", hidden // heads)
+    if heads % kv_heads:
+        fields.refuse("num_key_value_heads", kv_heads, f"it does not divide num_attention_heads = {heads}")
+    if head_dim % 2:
+        fields.refuse("head_dim", head_dim, "rotary embedding needs an even one")
+    return ModelSpec(
+        architecture=architecture,
+        num_layers=fields.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=fields.integer("vocab_size"),
+        max_position=max_position,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        activation=fields.choice("hidden_act", _ACTIVATIONS, "silu"),
+        rope=_rope(fields),
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        dtype=_dtype(fields),
+        **options,
+    )
+
+
+def _refuse_layer_types(fields: _Fields) -> None:
+    # A sliding layer whose window covers the context is full attention: `_context` has looked at the window already.
+    sliding = bool(fields.get("use_sliding_window"))
+    allowed = ("full_attention", "sliding_attention") if sliding else ("full_attention",)
+    types = fields.get("layer_types") or []
+    if any(kind not in allowed for kind in types):
+        fields.refuse("layer_types", sorted(set(types)))
+
+
+def _rope(fields: _Fields) -> RopeSpec:
+    """From `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
+    theta = fields.number("rope_theta", 10000.0)
+    key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    data = fields.get(key) or {}
+    if not isinstance(data, dict):
+        fields.refuse(key, data)
+    inner = _Fields(data, f"{fields.where} {key}")
+    kind = inner.get("rope_type") or inner.get("type") or "default"
+    if kind not in _ROPE_FIELDS:
+        inner.refuse("rope_type", kind, f"known: {', '.join(_ROPE_FIELDS)}")
+    for holder in (fields, inner):
+        if holder.get("partial_rotary_factor") not in (None, 1.0):
+            holder.refuse("partial_rotary_factor", holder.get("partial_rotary_factor"))
+    values = {ours: inner.number(theirs) for theirs, ours in _ROPE_FIELDS[kind].items()}
+    spec = RopeSpec(theta=inner.number("rope_theta", theta), scaling=kind, **values)
+    inner.refuse_unread()
+    return spec
+
+
+_ROPE_FIELDS = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_position",
+    },
+}
+
+_Reader = Callable[[_Fields, str, int | None], ModelSpec]
+_READERS: dict[str, _Reader] = {
+    "GPT2LMHeadModel": _gpt2,
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+}

@@ -1,0 +1,143 @@
+"""Weights into models: from safetensors, tensor by tensor, or made up.
+
+A model is built from its spec alone; its layers take memory only while they load, each tensor going from the mapped
+file into its place, so the checkpoint is never in memory twice.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.models.base import CausalLM
+from roseinfer.models.config import ModelSpec
+from roseinfer.models.registry import build_model
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_FLOATS = ("F64", "F32", "BF16", "F16")
+# The spread of the weights that GPT-2 and its followers are initialised with.
+_DUMMY_STD = 0.02
+
+
+def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dtype:
+    """`dtype` as in `ModelConfig`: "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    if dtype == "auto":
+        dtype = spec.dtype if device.type == "cuda" else "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+
+def load_model(
+    folder: Path, spec: ModelSpec, *, dtype: str, device: torch.device, load_format: str, seed: int
+) -> CausalLM:
+    """A model that is ready to run.
+
+    `load_format` "auto" reads the safetensors of `folder`; "dummy" reads no file and draws weights from `seed` (the
+    same on the same kind of device). Weights never require gradients; run forward passes in `torch.inference_mode`.
+    Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped or
+    not needed.
+    """
+    model = build_model(spec, resolve_dtype(spec, dtype, device), device)
+    if load_format == "dummy":
+        model.load(DummyWeights(seed, model.dtype, device))
+        return model
+    with Checkpoint(folder, model.dtype, device) as checkpoint:
+        model.load(checkpoint)
+        ignored = (*model.ignored, r"lm_head\.weight") if spec.tied_embeddings else model.ignored
+        checkpoint.refuse_unread(ignored)
+    return model
+
+
+class Checkpoint:
+    """The tensors of a folder's model.safetensors or its shards. Files are mapped; a tensor is read when asked for."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._folder = folder
+        self._read: set[str] = set()
+        self._files: list[Any] = []
+        self._holder: dict[str, Any] = {}
+        for path in _weight_files(folder):
+            file = _open(path)
+            self._files.append(file)
+            self._holder.update(dict.fromkeys(file.keys(), file))
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for file in self._files:
+            file.__exit__(*exc_info)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._holder
+
+    def read(self, name: str, into: torch.Tensor, *, transposed: bool = False) -> None:
+        if name not in self._holder:
+            raise UnsupportedModelError(f"{self._folder}: tensor {name} is missing")
+        file = self._holder[name]
+        view = file.get_slice(name)
+        shape = tuple(into.T.shape) if transposed else tuple(into.shape)
+        if tuple(view.get_shape()) != shape:
+            found = list(view.get_shape())
+            raise UnsupportedModelError(f"{self._folder}: tensor {name} is {found}, config.json says {list(shape)}")
+        if view.get_dtype() not in _FLOATS:
+            raise UnsupportedModelError(f"{self._folder}: tensor {name} has dtype {view.get_dtype()}")
+        tensor = file.get_tensor(name)
+        into.copy_(tensor.T if transposed else tensor)
+        self._read.add(name)
+
+    def refuse_unread(self, ignored: tuple[str, ...]) -> None:
+        """Raise if the checkpoint holds tensors that the model has not asked for, `ignored` patterns aside."""
+        unread = [name for name in self._holder if name not in self._read]
+        unexpected = sorted(name for name in unread if not any(re.fullmatch(p, name) for p in ignored))
+        if unexpected:
+            more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
+            names = ", ".join(unexpected[:5])
+            raise UnsupportedModelError(f"{self._folder}: the model has no place for tensor {names}{more}")
+
+
+class DummyWeights:
+    """Normal matrices, biases of zero, norms of one; the same for the same seed and kind of device."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def read(self, name: str, into: torch.Tensor, *, transposed: bool = False) -> None:
+        if into.ndim > 1:
+            into.normal_(0.0, _DUMMY_STD, generator=self._generator)
+        else:
+            into.fill_(0.0 if name.endswith(".bias") else 1.0)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if not index.is_file():
+        if not (folder / _WEIGHTS).is_file():
+            raise ModelNotFoundError(f"{folder} holds neither {_WEIGHTS} nor {_INDEX}")
+        return [folder / _WEIGHTS]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UnsupportedModelError(f"{index} is not an index of safetensors: {error}") from error
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise ModelNotFoundError(f"{index} names {name}, which is not in the folder")
+    return [folder / name for name in names]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu").__enter__()
+    except SafetensorError as error:
+        raise UnsupportedModelError(f"{path} is not a safetensors file: {error}") from error

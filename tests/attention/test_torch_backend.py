@@ -1,0 +1,141 @@
+"""The torch backend against attention written as plainly as possible, in float64."""
+
+import random
+
+import pytest
+import torch
+
+from roseinfer.attention import torch_backend
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.torch_backend import TorchAttention
+from tests.helpers.batches import Blocks, HandRow, make_batch
+
+CPU = torch.device("cpu")
+LAYERS = 3
+
+
+class Case:
+    """Sequences whose K and V are drawn in full; what lies before a row's start is put into the store beforehand."""
+
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, block_size: int, *, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.heads, self.kv_heads, self.dim, self.dtype = heads, kv_heads, dim, dtype
+        self.blocks = Blocks(4096 // block_size, block_size)
+        self.store = KVStore(4096 // block_size, LAYERS, block_size, kv_heads, dim, dtype, CPU)
+        self.store.data.fill_(float("nan"))
+        self.rows: list[HandRow] = []
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.queries: list[torch.Tensor] = []
+
+    def add(self, start: int, count: int, write_from: int = 0) -> None:
+        context = start + count
+        table = self.blocks.table(context)
+        k, v = (torch.randn(LAYERS, context, self.kv_heads, self.dim, dtype=self.dtype) for _ in range(2))
+        for position in range(max(start, write_from)):
+            block, offset = table[position // self.store.block_size], position % self.store.block_size
+            self.store.data[block, :, 0, offset] = k[:, position]
+            self.store.data[block, :, 1, offset] = v[:, position]
+        row = HandRow(tokens=[0] * context, table=table, start=start, count=count, write_from=write_from)
+        self.rows.append(row)
+        self.keys.append(k)
+        self.values.append(v)
+        self.queries.append(torch.randn(LAYERS, count, self.heads, self.dim, dtype=self.dtype))
+
+    def packed(self, tensors: list[torch.Tensor], layer: int) -> torch.Tensor:
+        """The step's own tokens, as views with gaps between tokens, as models pass them."""
+        parts = [t[layer, -row.count :] for t, row in zip(tensors, self.rows, strict=True)]
+        dense = torch.cat(parts)
+        return torch.cat((dense, dense), dim=1)[:, : dense.shape[1]]
+
+    def check(self, attention: TorchAttention, tolerance: float) -> None:
+        attention.begin(make_batch(self.rows, self.store.block_size), self.store)
+        for layer in reversed(range(LAYERS)):
+            q, k, v = (self.packed(tensors, layer) for tensors in (self.queries, self.keys, self.values))
+            out = attention.forward(layer, q, k, v)
+            assert out.dtype is self.dtype and out.shape == q.shape
+            expected = torch.cat([self.plain(row, layer) for row in range(len(self.rows))])
+            torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+    def plain(self, index: int, layer: int) -> torch.Tensor:
+        row, q = self.rows[index], self.queries[index][layer].double()
+        k, v = (
+            t[index][layer].double().repeat_interleave(self.heads // self.kv_heads, dim=1)
+            for t in (self.keys, self.values)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q, k) / self.dim**0.5
+        positions = torch.arange(row.start, row.start + row.count)
+        scores.masked_fill_(torch.arange(k.shape[0]) > positions[:, None], float("-inf"))
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 8), (6, 2, 16), (3, 1, 10)])
+@pytest.mark.parametrize("block_size", [1, 2, 16, 256])
+def test_random_mixed_batches(heads: int, kv_heads: int, dim: int, block_size: int) -> None:
+    rng = random.Random(block_size + heads)
+    attention = TorchAttention()
+    for _ in range(4):
+        case = Case(heads, kv_heads, dim, block_size)
+        for _ in range(rng.randint(1, 8)):
+            start = rng.choice((0, 0, rng.randint(1, 150)))
+            case.add(start, rng.choice((1, 1, 7, rng.randint(2, 40))))
+        case.check(attention, 1e-5)
+
+
+def test_equal_prompts_apart_and_side_by_side() -> None:
+    case = Case(4, 2, 8, 4)
+    for start, count in ((0, 6), (0, 6), (9, 1), (0, 6), (6, 6), (0, 6), (0, 6)):
+        case.add(start, count)
+    case.check(TorchAttention(), 1e-5)
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 600])
+def test_chunks_around_the_slice_length(count: int) -> None:
+    case = Case(2, 1, 8, 16)
+    case.add(33, count)
+    case.add(0, count)
+    case.check(TorchAttention(), 1e-5)
+
+
+def test_decoding_is_split_when_it_would_gather_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "_GATHER_BYTES", 3 * 128 * 2 * 8 * 4)
+    case = Case(2, 2, 8, 16)
+    for start in (100, 90, 5, 80, 70, 127, 300):
+        case.add(start, 1)
+    case.check(TorchAttention(), 1e-5)
+
+
+def test_rows_that_do_not_write_leave_the_store_alone() -> None:
+    case = Case(4, 2, 8, 4)
+    case.add(15, 1, write_from=16)
+    case.add(6, 5, write_from=9)
+    case.add(3, 4, write_from=7)
+    before = case.store.data.clone()
+    case.check(TorchAttention(), 1e-5)
+    written = (case.store.data.nan_to_num(1e9) != before.nan_to_num(1e9)).flatten(4).any(-1)
+    assert written.sum() == LAYERS * 2 * 2, "two tokens, K and V of every layer"
+
+
+def test_one_backend_serves_stores_of_different_shapes() -> None:
+    attention = TorchAttention()
+    for heads, dim in ((2, 8), (4, 16), (2, 8)):
+        case = Case(heads, 2, dim, 8)
+        case.add(10, 3)
+        case.add(20, 1)
+        case.check(attention, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
+    attention = TorchAttention()
+    for dtypes in (torch.float32, dtype):
+        case = Case(4, 2, 16, 16, dtype=dtypes)
+        for start, count in ((0, 20), (30, 10), (40, 1), (90, 1)):
+            case.add(start, count)
+        case.check(attention, tolerance if dtypes is dtype else 1e-5)

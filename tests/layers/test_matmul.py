@@ -1,0 +1,85 @@
+import pytest
+import torch
+
+from roseinfer.layers.linear import Linear
+from roseinfer.layers.matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack, make_matmul
+
+WIDTH, OUT = 320, 448
+CASES = [(None, False), (None, True), ("gelu", False), ("gelu_tanh", False), ("silu", False)]
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
+    out = x.double() @ weight.double().T
+    out = out if bias is None else out + bias.double()
+    if activation == "silu":
+        return out * out.sigmoid()
+    if activation == "gelu":
+        return 0.5 * out * (1 + torch.erf(out / 2**0.5))
+    if activation == "gelu_tanh":
+        return 0.5 * out * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (out + 0.044715 * out**3)))
+    return out
+
+
+@pytest.mark.parametrize(("activation", "with_residual"), CASES)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_plain_and_packed(activation: str | None, with_residual: bool, with_bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(OUT, WIDTH) / WIDTH**0.5).to(dtype)
+    bias = torch.randn(OUT).to(dtype) if with_bias else None
+    kinds = [PlainMatmul] + [PackedMatmul] * can_pack(weight)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}[dtype]
+    for rows in (1, 2, 8, 31, 32, 33, 200):
+        x = torch.randn(rows, WIDTH).to(dtype)
+        residual = torch.randn(rows, OUT).to(dtype) if with_residual else None
+        expected = reference(x, weight, bias, activation)
+        expected = expected if residual is None else expected + residual.double()
+        for kind in kinds:
+            actual = kind(weight, bias, activation)(x, residual)
+            assert actual.dtype is dtype
+            torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
+
+
+def test_residual_is_not_changed() -> None:
+    weight, residual = torch.randn(OUT, WIDTH), torch.randn(5, OUT)
+    kept = residual.clone()
+    for kind in [PlainMatmul] + [PackedMatmul] * can_pack(weight):
+        kind(weight, None, None)(torch.randn(5, WIDTH), residual)
+        assert torch.equal(residual, kept)
+
+
+def test_small_and_unsupported_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not can_pack(torch.empty(8, MIN_PACKED_ELEMENTS // 8 - 1))
+    assert not can_pack(torch.empty(OUT, WIDTH, dtype=torch.float64))
+    assert not can_pack(torch.empty(OUT, WIDTH, device="meta"))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert isinstance(make_matmul(torch.empty(OUT, WIDTH), None, None), PlainMatmul)
+
+
+class Named:
+    """A weight source of the tensors it is given."""
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str, into: torch.Tensor, *, transposed: bool = False) -> None:
+        tensor = self._tensors[name.replace(".", "_")]
+        into.copy_(tensor.T if transposed else tensor)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stacked_matrices(transposed: bool) -> None:
+    torch.manual_seed(0)
+    weights = {"a": torch.randn(3, 8), "b": torch.randn(5, 8)}
+    biases = {"a": torch.randn(3), "b": torch.randn(5)}
+    stored = {f"{name}_weight": w.T.contiguous() if transposed else w for name, w in weights.items()}
+    layer = Linear(8, 3, 5, bias=True)
+    layer.load(Named(**stored, **{f"{name}_bias": b for name, b in biases.items()}), "a", "b", transposed=transposed)
+    x = torch.randn(4, 8)
+    expected = torch.cat([x @ weights[name].T + biases[name] for name in "ab"], dim=1)
+    torch.testing.assert_close(layer(x), expected)

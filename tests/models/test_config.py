@@ -1,0 +1,273 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.models.config import (
+    GenerationDefaults,
+    ModelSpec,
+    RopeSpec,
+    read_generation_config,
+    read_model_spec,
+)
+
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "n_ctx": 1024,
+    "vocab_size": 50257,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "task_specific_params": {"text-generation": {"do_sample": True}},
+    "_name_or_path": "gpt2",
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 1000,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0",
+    "pretraining_tp": 1,
+    "use_cache": True,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": None}
+QWEN2 = {
+    **LLAMA,
+    "architectures": ["Qwen2ForCausalLM"],
+    "sliding_window": 1024,
+    "max_window_layers": 2,
+    "use_sliding_window": False,
+}
+QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "head_dim": 32, "layer_types": ["full_attention"] * 3}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def write(folder: Path, data: dict[str, Any], name: str = "config.json") -> Path:
+    (folder / name).write_text(json.dumps(data))
+    return folder
+
+
+def read(folder: Path, data: dict[str, Any], **changes: Any) -> ModelSpec:
+    return read_model_spec(write(folder, {**data, **changes}))
+
+
+def test_gpt2(tmp_path: Path) -> None:
+    assert read(tmp_path, GPT2) == ModelSpec(
+        architecture="GPT2LMHeadModel",
+        num_layers=12,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_heads=12,
+        num_kv_heads=12,
+        head_dim=64,
+        vocab_size=50257,
+        max_position=1024,
+        norm_eps=1e-5,
+        activation="gelu_tanh",
+        rope=None,
+        tied_embeddings=True,
+        dtype="float32",
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+    )
+
+
+def test_llama(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA) == ModelSpec(
+        architecture="LlamaForCausalLM",
+        num_layers=3,
+        hidden_size=64,
+        intermediate_size=128,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=1000,
+        max_position=4096,
+        norm_eps=1e-5,
+        activation="silu",
+        rope=RopeSpec(theta=10000.0),
+        tied_embeddings=False,
+        dtype="bfloat16",
+    )
+
+
+def test_biases_and_head_norms(tmp_path: Path) -> None:
+    def options(spec: ModelSpec) -> tuple[bool, bool, bool, bool]:
+        return spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm
+
+    assert options(read(tmp_path, LLAMA, attention_bias=True)) == (True, True, False, False)
+    assert options(read(tmp_path, LLAMA, mlp_bias=True)) == (False, False, True, False)
+    assert options(read(tmp_path, MISTRAL)) == (False, False, False, False)
+    assert options(read(tmp_path, QWEN2)) == (True, False, False, False)
+    assert options(read(tmp_path, QWEN3)) == (False, False, False, True)
+    assert read(tmp_path, QWEN3).head_dim == 32
+
+
+def test_dtype_is_read_under_both_names(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA, torch_dtype=None, dtype="float16").dtype == "float16"
+    assert read(tmp_path, LLAMA, torch_dtype="float16").dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rope_theta": 5e5}, RopeSpec(theta=5e5)),
+        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "default"}}, RopeSpec(theta=5e5)),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.5}},
+            RopeSpec(theta=1e4, scaling="linear", factor=2.5),
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+            RopeSpec(
+                theta=5e5,
+                scaling="llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position=8192,
+            ),
+        ),
+        ({"rope_parameters": {"rope_theta": 7e5, "rope_type": "default"}}, RopeSpec(theta=7e5)),
+        (
+            {"rope_parameters": {"rope_theta": 7e5, "rope_type": "linear", "factor": 4}},
+            RopeSpec(theta=7e5, scaling="linear", factor=4.0),
+        ),
+    ],
+)
+def test_rope_in_both_spellings(tmp_path: Path, fields: dict[str, Any], expected: RopeSpec) -> None:
+    assert read(tmp_path, LLAMA, **fields).rope == expected
+
+
+REFUSED = [
+    (GPT2, "architectures", ["GPT2Model"]),
+    (GPT2, "architectures", None),
+    (GPT2, "scale_attn_weights", False),
+    (GPT2, "scale_attn_by_inverse_layer_idx", True),
+    (GPT2, "reorder_and_upcast_attn", True),
+    (GPT2, "add_cross_attention", True),
+    (GPT2, "activation_function", "relu6"),
+    (GPT2, "n_head", 7),
+    (GPT2, "n_layer", None),
+    (GPT2, "n_layer", "12"),
+    (LLAMA, "quantization_config", {"quant_method": "awq"}),
+    (LLAMA, "auto_map", {"AutoModelForCausalLM": "custom.Model"}),
+    (LLAMA, "logit_scale", 0.25),
+    (LLAMA, "sliding_window", 1024),
+    (LLAMA, "hidden_act", "xielu"),
+    (LLAMA, "num_key_value_heads", 3),
+    (LLAMA, "head_dim", 7),
+    (LLAMA, "torch_dtype", "float8_e4m3fn"),
+    (LLAMA, "tie_word_embeddings", "yes"),
+    (LLAMA, "rope_scaling", "linear"),
+    (LLAMA, "partial_rotary_factor", 0.5),
+    (LLAMA, "layer_types", ["full_attention", "linear_attention", "full_attention"]),
+    (MISTRAL, "sliding_window", 2048),
+    (QWEN2, "use_sliding_window", True),
+    (QWEN3, "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+]
+
+
+@pytest.mark.parametrize(("base", "key", "value"), REFUSED, ids=[f"{key}={value}" for _, key, value in REFUSED])
+def test_what_would_change_the_result_is_refused_by_name(
+    tmp_path: Path, base: dict[str, Any], key: str, value: object
+) -> None:
+    named = "sliding_window" if key == "use_sliding_window" else key
+    with pytest.raises(UnsupportedModelError, match=named):
+        read(tmp_path, base, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, "yarn"),
+        ({"type": "dynamic", "factor": 4.0}, "dynamic"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "freq_factor"),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "mrope_section"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+    ],
+)
+def test_unknown_rope_is_refused_by_name(tmp_path: Path, scaling: dict[str, Any], named: str) -> None:
+    for key in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(UnsupportedModelError, match=named):
+            read(tmp_path, LLAMA, **{key: scaling})
+
+
+def test_unset_unknown_fields_are_harmless(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA, new_trick=None, other_trick=False, third={}, fourth=0) == read(tmp_path, LLAMA)
+
+
+def test_missing_architecture_of_the_llama_kind_names_the_field(tmp_path: Path) -> None:
+    broken = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+    with pytest.raises(UnsupportedModelError, match="hidden_size is missing"):
+        read(tmp_path, broken)
+
+
+def test_a_window_is_full_attention_as_long_as_it_covers_the_context(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**MISTRAL, "sliding_window": 2048})
+    assert read_model_spec(folder, max_model_len=2048).max_position == 2048
+    with pytest.raises(UnsupportedModelError, match="2048"):
+        read_model_spec(folder, max_model_len=2049)
+    assert read(tmp_path, MISTRAL, sliding_window=8192).max_position == 4096
+    qwen = write(tmp_path, {**QWEN2, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 3})
+    assert read_model_spec(qwen, max_model_len=512).max_position == 1024
+
+
+def test_mistral_without_the_field_has_the_window_of_its_default(tmp_path: Path) -> None:
+    data = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    assert read(tmp_path, data).max_position == 4096
+    with pytest.raises(UnsupportedModelError, match="sliding_window"):
+        read(tmp_path, data, max_position_embeddings=8192)
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        read_model_spec(tmp_path)
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UnsupportedModelError, match="JSON"):
+            read_model_spec(tmp_path)
+
+
+def test_generation_defaults(tmp_path: Path) -> None:
+    assert read_generation_config(tmp_path) == GenerationDefaults()
+    write(tmp_path, {"eos_token_id": 2})
+    assert read_generation_config(tmp_path) == GenerationDefaults(eos_token_ids=(2,))
+    values = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
+    write(tmp_path, {"eos_token_id": [7, 2], **values}, "generation_config.json")
+    assert read_generation_config(tmp_path) == GenerationDefaults(eos_token_ids=(7, 2))
+    write(tmp_path, {"eos_token_id": [7, 5], "do_sample": True, **values}, "generation_config.json")
+    assert read_generation_config(tmp_path) == GenerationDefaults(eos_token_ids=(7, 5, 2), **values)
+    write(tmp_path, {"eos_token_id": "</s>"}, "generation_config.json")
+    with pytest.raises(UnsupportedModelError, match="eos_token_id"):
+        read_generation_config(tmp_path)
+
+
+def test_reading_a_config_needs_no_torch() -> None:
+    code = "import sys; import roseinfer.models.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,142 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.models.base import CausalLM
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model, resolve_dtype
+from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+
+CPU = torch.device("cpu")
+TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
+
+
+def load(folder: Path, load_format: str = "auto", seed: int = 0, dtype: str = "auto") -> CausalLM:
+    spec = read_model_spec(folder)
+    return load_model(folder, spec, dtype=dtype, device=CPU, load_format=load_format, seed=seed)
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    runner = HandRunner(model)
+    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return save_reference(make_reference("llama"), tmp_path)
+
+
+def test_sharded_checkpoint(tmp_path: Path) -> None:
+    reference = make_reference("qwen3")
+    save_reference(reference, tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    torch.testing.assert_close(logits(load(tmp_path)), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_gpt2_as_on_the_hub(tmp_path: Path) -> None:
+    """No prefix, and the causal masks among the tensors."""
+    reference = make_reference("gpt2")
+    save_reference(reference, tmp_path)
+
+    def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 4, 4) for i in range(2)}
+        return {name.removeprefix("transformer."): t for name, t in tensors.items()} | masks
+
+    rewrite(tmp_path, rename)
+    torch.testing.assert_close(logits(load(tmp_path)), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_tied_checkpoint_may_carry_the_head_all_the_same(tmp_path: Path) -> None:
+    reference = make_reference("llama-tied")
+    save_reference(reference, tmp_path)
+    rewrite(tmp_path, lambda t: {**t, "lm_head.weight": t["model.embed_tokens.weight"].clone()})
+    torch.testing.assert_close(logits(load(tmp_path)), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_missing_unexpected_and_misshaped_tensors_are_named(llama: Path) -> None:
+    whole = load_file(llama / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def refuse(tensors: dict[str, torch.Tensor], match: str) -> None:
+        save_file(tensors, llama / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UnsupportedModelError, match=match):
+            load(llama)
+
+    refuse({key: t for key, t in whole.items() if key != name}, rf"{name} is missing")
+    refuse({key: t for key, t in whole.items() if key != "lm_head.weight"}, r"lm_head\.weight is missing")
+    refuse({**whole, name: torch.zeros(3, 32)}, rf"{name} is \[3, 32\]")
+    refuse({**whole, name: torch.zeros(48, 32, dtype=torch.int8)}, rf"{name} has dtype I8")
+    refuse({**whole, "model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, r"layers\.0\.self_attn\.q_proj\.bias")
+    refuse({**whole, "model.layers.2.mlp.up_proj.weight": torch.zeros(48, 32)}, r"layers\.2\.mlp\.up_proj")
+
+
+def test_folders_without_weights(llama: Path) -> None:
+    (llama / "model.safetensors").write_bytes(b"\x10\x00\x00\x00not safetensors")
+    with pytest.raises(UnsupportedModelError, match="safetensors"):
+        load(llama)
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match="neither model"):
+        load(llama)
+
+
+@pytest.mark.parametrize("name", ["gone.safetensors", "../model.safetensors"])
+def test_an_index_names_files_of_its_folder_only(llama: Path, name: str) -> None:
+    (llama / "inner").mkdir()
+    for file in ("config.json",):
+        (llama / "inner" / file).write_text((llama / file).read_text())
+    index = {"weight_map": {"lm_head.weight": name}}
+    (llama / "inner" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelNotFoundError, match=name):
+        load(llama / "inner")
+
+
+def test_broken_index(llama: Path) -> None:
+    for text in ("{", "[]", "{}", '{"weight_map": [1]}'):
+        (llama / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(UnsupportedModelError, match="index"):
+            load(llama)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_dummy_weights_need_no_file_and_follow_the_seed(tmp_path: Path, family: str) -> None:
+    make_reference(family).config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    architecture = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}[family]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    first, again, other = (logits(load(tmp_path, "dummy", seed)) for seed in (1, 1, 2))
+    assert first.isfinite().all() and first.std() > 0
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_auto_dtype(llama: Path) -> None:
+    spec = read_model_spec(llama)
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    half = read_model_spec(llama)
+    assert resolve_dtype(half, "auto", CPU) is torch.float32
+    assert resolve_dtype(half, "auto", torch.device("cuda")) is torch.bfloat16
+    assert resolve_dtype(spec, "auto", torch.device("cuda")) is torch.float32
+    assert resolve_dtype(spec, "float16", CPU) is torch.float16
+
+
+def test_weights_are_converted_while_they_load(llama: Path) -> None:
+    reference = make_reference("llama")
+    rewrite(llama, lambda tensors: {name: t.bfloat16() for name, t in tensors.items()})
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.bfloat16())
+    model = load(llama)
+    assert model.dtype is torch.float32
+    torch.testing.assert_close(logits(model), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
