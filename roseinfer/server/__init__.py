@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server. Speaks to the engine through `roseinfer.engine.api` alone."""

@@ -1,0 +1,82 @@
+"""The growing text of one choice, until it is taken for a chunk or for the whole answer."""
+
+from typing import Any
+
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.engine.api import SequenceChunk
+from roseinfer.server.job import Job, Kind, Prompt
+from roseinfer.server.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, joined
+from roseinfer.text.detokenize import IncrementalDetokenizer
+from roseinfer.text.tokenizer import Tokenizer
+
+PromptEntries = list[TokenLogprobs | None]
+
+
+class Choice:
+    """`text`, `token_ids` and `entries` are what has come since the last `clear`."""
+
+    def __init__(self, job: Job, prompt: Prompt, index: int, tokenizer: Tokenizer) -> None:
+        self.prompt = prompt
+        self.index = index
+        self.opened = False
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.entries: list[TokenLogprobs] = []
+        self.prompt_entries: PromptEntries | None = None
+        self._job = job
+        self._tokenizer = tokenizer
+        self._names = TokenNames(tokenizer, job.tokens_as_ids)
+        self._completion = self._completion_logprobs() if job.kind is Kind.COMPLETION else None
+
+    def add(self, chunk: SequenceChunk) -> None:
+        if chunk.text:
+            self.text.append(chunk.text)
+        self.token_ids += chunk.token_ids
+        if chunk.logprobs is not None:
+            self.entries += chunk.logprobs
+
+    def clear(self) -> None:
+        self.text, self.token_ids, self.entries = [], [], []
+
+    def logprobs(self, with_prompt: bool = False) -> dict[str, Any] | None:
+        """Those of the tokens since the last `clear`, behind the prompt's if `with_prompt`; None if not asked for."""
+        if self._job.logprobs is None:
+            return None
+        if self._completion is None:
+            return chat_logprobs(self._names, self._job.logprobs, self.entries)
+        own = self._completion.render(self.token_ids, self.entries)
+        return joined(self._echoed(), own) if with_prompt else own
+
+    def _echoed(self) -> dict[str, list[Any]]:
+        entries: PromptEntries = self.prompt_entries or [None] * len(self.prompt.ids)
+        renderer = CompletionLogprobs(self._names, self._job.logprobs or 0, self._detokenizer())
+        return renderer.render(self.prompt.ids, entries)
+
+    def _completion_logprobs(self) -> CompletionLogprobs | None:
+        if self._job.logprobs is None:
+            return None
+        offset = len(self.prompt.text) if self._job.echo else 0
+        return CompletionLogprobs(self._names, self._job.logprobs, self._detokenizer(), offset)
+
+    def _detokenizer(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self._tokenizer)
+
+
+class Choices:
+    """The choices of a job, found by (prompt, sample). Prompt logprobs reach every sample of their prompt."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._n = job.n
+        self.all = [
+            Choice(job, prompt, position * job.n + sample, tokenizer)
+            for position, prompt in enumerate(job.prompts)
+            for sample in range(job.n)
+        ]
+
+    def add(self, prompt: int, chunk: SequenceChunk) -> Choice:
+        choice = self.all[prompt * self._n + chunk.index]
+        if chunk.prompt_logprobs is not None:
+            for sibling in self.all[prompt * self._n : (prompt + 1) * self._n]:
+                sibling.prompt_entries = chunk.prompt_logprobs
+        choice.add(chunk)
+        return choice

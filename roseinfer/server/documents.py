@@ -1,0 +1,232 @@
+"""The OpenAPI document: shapes of the answers, and what each route may answer. The tests hold answers against them."""
+
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, ConfigDict
+
+from roseinfer.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    RequestModel,
+    TokenizeRequest,
+)
+
+INFERENCE_ERRORS = (400, 401, 404, 408, 413, 500, 503)
+_WHAT = {
+    400: "a field is wrong or not supported, or the prompt is too long",
+    401: "no API key, or a wrong one",
+    404: "no such model",
+    408: "the body came too slowly",
+    413: "the body is too large",
+    500: "the engine failed",
+    503: "queue full, loading, draining, or the engine is not healthy; see Retry-After",
+}
+_REQUESTS: tuple[type[RequestModel], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ErrorFields(Answer):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Answer):
+    error: ErrorFields
+
+
+class CachedTokens(Answer):
+    cached_tokens: int
+
+
+class UsageFields(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CompletionLogprobsFields(Answer):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(Answer):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsFields | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(Answer):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageFields
+    warnings: list[str] | None = None
+
+
+class TopLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[ChatLogprob]
+
+
+class AssistantMessage(Answer):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Answer):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageFields
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    warnings: list[str] | None = None
+
+
+class ModelCard(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokenized(Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+    warnings: list[str] | None = None
+
+
+class Detokenized(Answer):
+    prompt: str
+    warnings: list[str] | None = None
+
+
+class Health(Answer):
+    status: str
+
+
+class Version(Answer):
+    version: str
+
+
+class Load(Answer):
+    server_load: int
+
+
+def docs(answer: type[Answer], *errors: int, body: type[RequestModel] | None = None) -> dict[str, Any]:
+    """Arguments of `add_api_route`: the shape of a 200, the statuses of errors, the shape of the request."""
+    responses: dict[int, dict[str, Any]] = {200: {"model": answer}}
+    for status in errors:
+        responses[status] = {"model": ErrorBody, "description": _WHAT[status]}
+    extra: dict[str, Any] = {}
+    if body is not None:
+        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"responses": responses, "openapi_extra": extra}
+
+
+def inference_docs(body: type[RequestModel], answer: type[Answer]) -> dict[str, Any]:
+    """Like `docs`, for a route that answers as JSON or, with `stream`, as server-sent events."""
+    described = docs(answer, *INFERENCE_ERRORS, body=body)
+    events = {
+        "schema": {"type": "string"},
+        "example": 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n',
+    }
+    described["responses"][200]["content"] = {"text/event-stream": events}
+    described["responses"][200]["description"] = (
+        "The answer; with stream: true, events of chunks, then [DONE]. A failure on the way is an event with an "
+        "error object, after which the connection is cut"
+    )
+    return described
+
+
+def install(app: FastAPI, keyed: bool) -> None:
+    """Makes `/openapi.json` say what the routes themselves cannot: request bodies, and the key if there is one."""
+    written: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not written:
+            written.update(_document(app, keyed))
+        return written
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _drop_422(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """FastAPI assumes that path parameters are validated by it; here they are any string."""
+    for operations in paths.values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+
+
+def _document(app: FastAPI, keyed: bool) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    _drop_422(document["paths"], schemas)
+    for model in _REQUESTS:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
+    if keyed:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document

@@ -1,0 +1,127 @@
+"""Errors as they go over the wire: `{"error": {"message", "type", "param", "code"}}` with a status and retry advice."""
+
+import math
+
+import orjson
+
+from roseinfer.core.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    RequestFailedError,
+    RoseinferError,
+)
+
+MAX_MESSAGE_CHARS = 1000
+
+
+class ApiError(RoseinferError):
+    """An answer other than success.
+
+    `retry_after_s` becomes `Retry-After`; `should_retry` becomes `x-should-retry`, which openai clients obey (None
+    leaves the decision to the client); `closes` ends the connection after the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+        closes: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:MAX_MESSAGE_CHARS]
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.should_retry = should_retry
+        self.closes = closes
+
+    def body(self) -> bytes:
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": fields})
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.should_retry is not None:
+            headers["x-should-retry"] = "true" if self.should_retry else "false"
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.closes:
+            headers["Connection"] = "close"
+        return headers
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def model_not_found(name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"The model {name[:100]!r} does not exist",
+        type="not_found_error",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def invalid_api_key() -> ApiError:
+    return ApiError(401, "Missing or wrong API key", type="authentication_error", code="invalid_api_key")
+
+
+def body_too_large(limit: int) -> ApiError:
+    message = f"The request body is larger than {limit} bytes"
+    return ApiError(413, message, code="request_too_large", closes=True)
+
+
+def body_too_slow(seconds: float) -> ApiError:
+    message = f"The request body did not arrive within {seconds:g} s"
+    return ApiError(408, message, code="request_timeout", closes=True)
+
+
+def unavailable(code: str, message: str, retry_after_s: float, should_retry: bool | None = None) -> ApiError:
+    """503: queue_full, draining, loading or engine_unhealthy."""
+    return ApiError(
+        503,
+        message,
+        type="overloaded_error",
+        code=code,
+        retry_after_s=retry_after_s,
+        should_retry=should_retry,
+    )
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "The server failed on this request", type="server_error", code="internal_error")
+
+
+def engine_failed() -> ApiError:
+    """The engine is gone for good: trying again here cannot help."""
+    message = "The engine failed while this request ran"
+    return ApiError(500, message, type="server_error", code="engine_dead", should_retry=False)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What the client is told of `error`. Texts from inside the engine stay in the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        return bad_request(error.message, error.param, error.code)
+    if isinstance(error, EngineDeadError):
+        return engine_failed()
+    if isinstance(error, EngineClosedError):
+        return unavailable("draining", "The server is shutting down", 5.0)
+    if isinstance(error, RequestFailedError):
+        message = "The engine could not complete this request"
+        return ApiError(500, message, type="server_error", code="request_failed")
+    return internal_error()

@@ -1,0 +1,35 @@
+"""POST /v1/completions."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from roseinfer.server.documents import Completion, inference_docs
+from roseinfer.server.inference import Call, InferenceResponse
+from roseinfer.server.job import Job, Kind
+from roseinfer.server.planning import Draft, given
+from roseinfer.server.prompts import split_prompts
+from roseinfer.server.sampling import completion_logprobs, completion_max_tokens
+from roseinfer.server.schemas import CompletionRequest, parse
+from roseinfer.server.service import Service
+
+
+def add(app: FastAPI, service: Service) -> None:
+    async def create_completion() -> Response:
+        return InferenceResponse(service, plan)
+
+    docs = inference_docs(CompletionRequest, Completion)
+    app.add_api_route("/v1/completions", create_completion, methods=["POST"], tags=["inference"], **docs)
+
+
+async def plan(call: Call, body: dict[str, Any]) -> Job:
+    """Raises `ApiError` 400 or 404, `InvalidRequestError`."""
+    request = parse(CompletionRequest, body)
+    call.offer_request_id(request.request_id)
+    prompts = split_prompts(request.prompt, call.limits.max_prompts)
+    asked = completion_logprobs(request, call.limits)
+    draft = Draft(call, request, completion_max_tokens(request), asked, len(prompts))
+    echo = bool(request.echo)
+    encoded = await call.backend.prompts.completion(prompts, given(request.add_special_tokens, True), echo)
+    return draft.job(Kind.COMPLETION, encoded, echo)

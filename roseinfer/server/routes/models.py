@@ -1,0 +1,36 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from roseinfer.server.documents import ModelCard, ModelList, docs
+from roseinfer.server.errors import model_not_found
+from roseinfer.server.responses import JsonResponse
+from roseinfer.server.service import Service
+
+
+def add(app: FastAPI, service: Service) -> None:
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "roseinfer",
+            "root": service.model_name,
+            "parent": None,
+            "max_model_len": service.backend.info.max_model_len,
+        }
+
+    async def list_models() -> Response:
+        return JsonResponse({"object": "list", "data": [card(name) for name in service.served_names]})
+
+    async def retrieve_model(model_id: str) -> Response:
+        if model_id not in service.served_names:
+            raise model_not_found(model_id)
+        return JsonResponse(card(model_id))
+
+    app.add_api_route("/v1/models", list_models, tags=["models"], **docs(ModelList, 401, 503))
+    # An id may hold slashes.
+    app.add_api_route("/v1/models/{model_id:path}", retrieve_model, tags=["models"], **docs(ModelCard, 401, 404, 503))

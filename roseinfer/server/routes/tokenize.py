@@ -1,0 +1,76 @@
+"""POST /tokenize and /detokenize."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roseinfer.server.documents import Detokenized, Tokenized, docs
+from roseinfer.server.errors import bad_request
+from roseinfer.server.limits import read_json
+from roseinfer.server.planning import given
+from roseinfer.server.prompts import PromptEncoder, plain_messages
+from roseinfer.server.refused import check_extras
+from roseinfer.server.responses import JsonResponse
+from roseinfer.server.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
+from roseinfer.server.service import Service
+from roseinfer.text.tokenizer import Tokenizer
+
+
+def add(app: FastAPI, service: Service) -> None:
+    async def tokenize(request: Request) -> Response:
+        backend = service.admit()
+        with service.lifecycle.ticket():
+            wanted = parse(TokenizeRequest, await read_json(request.scope, request.receive, service.limits))
+            service.resolve_model(wanted.model)
+            warnings = check_extras(unknown_fields(wanted), 1)
+            ids, ignored = await _encode(backend.prompts, wanted)
+            answer: dict[str, Any] = {"count": len(ids), "max_model_len": backend.info.max_model_len, "tokens": ids}
+            answer["token_strs"] = None
+            if wanted.return_token_strs:
+                answer["token_strs"] = await service.offload.run(_token_strs, backend.tokenizer, ids)
+            return _with_warnings(answer, warnings + ignored)
+
+    async def detokenize(request: Request) -> Response:
+        backend = service.admit()
+        with service.lifecycle.ticket():
+            wanted = parse(DetokenizeRequest, await read_json(request.scope, request.receive, service.limits))
+            service.resolve_model(wanted.model)
+            warnings = check_extras(unknown_fields(wanted), 1)
+            if wanted.tokens:
+                backend.prompts.check_ids(wanted.tokens, "tokens")
+            text = await service.offload.run(backend.tokenizer.decode, wanted.tokens, skip_special_tokens=False)
+            return _with_warnings({"prompt": text}, warnings)
+
+    errors = (400, 401, 404, 408, 413, 503)
+    for path, handler, request, answer in (
+        ("/tokenize", tokenize, TokenizeRequest, Tokenized),
+        ("/detokenize", detokenize, DetokenizeRequest, Detokenized),
+    ):
+        app.add_api_route(path, handler, methods=["POST"], tags=["tokens"], **docs(answer, *errors, body=request))
+
+
+async def _encode(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[list[int], list[str]]:
+    """(token ids, names of ignored message fields)."""
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise bad_request("Give either prompt or messages", "prompt")
+    if wanted.prompt is not None:
+        return await prompts.text(wanted.prompt, given(wanted.add_special_tokens, True)), []
+    messages, ignored = plain_messages(wanted.messages or [])
+    ids = await prompts.chat(
+        messages,
+        add_generation_prompt=given(wanted.add_generation_prompt, not wanted.continue_final_message),
+        continue_final_message=bool(wanted.continue_final_message),
+        add_special_tokens=bool(wanted.add_special_tokens),
+        kwargs=wanted.chat_template_kwargs or {},
+    )
+    return ids, ignored
+
+
+def _token_strs(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    return [tokenizer.token_str(token) for token in ids]
+
+
+def _with_warnings(answer: dict[str, Any], warnings: list[str]) -> Response:
+    return JsonResponse(answer | {"warnings": warnings} if warnings else answer)

@@ -1,0 +1,170 @@
+"""An engine for the server's tests: no model, replies by script, and a record of what was asked of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+
+from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
+from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk
+from roseinfer.text.tokenizer import Tokenizer
+
+INFO = EngineInfo(
+    model="fake",
+    model_type="llama",
+    max_model_len=64,
+    vocab_size=400,
+    block_size=16,
+    num_blocks=100,
+    max_num_seqs=8,
+    dtype="float32",
+    device="cpu",
+    eos_token_ids=(1,),
+    default_sampling={},
+    startup_s={"load": 0.5},
+)
+TIMES = RequestTimes(arrival_s=10.0, scheduled_s=10.25, first_token_s=10.5, finished_s=12.5)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Holds a script until `FakeEngine.release()`."""
+
+
+Step = SequenceChunk | RoseinferError | Exception | Wait
+Script = Callable[[GenerateRequest], list[Step]]
+
+
+class FakeEngine:
+    """`script` makes the steps of each request; the default one replies with `reply`, token by token."""
+
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo = INFO) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.snapshot = SchedulerStats()
+        self.closed = False
+        self._listeners: list[Callable[[SchedulerStats], None]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """As new, but for what the server has registered."""
+        self.reply = "hello world, def words"
+        self.requests: list[GenerateRequest] = []
+        self.live: list[str] = []
+        self.cancelled: list[str] = []
+        self.script: Script = self.default_script
+        self.refuse: RoseinferError | None = None
+        self.alive = True
+        self.heartbeat_age_s = 0.1
+        self._released = asyncio.Event()
+
+    def generate(self, request: GenerateRequest) -> "FakeStream":
+        if self.refuse is not None:
+            raise self.refuse
+        assert request.request_id not in self.live, "two live requests with one id"
+        self.requests.append(request)
+        self.live.append(request.request_id)
+        return FakeStream(self, request, self.script(request))
+
+    def release(self) -> None:
+        self._released.set()
+
+    async def wait(self) -> None:
+        await self._released.wait()
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(self.alive, self.heartbeat_age_s, None if self.alive else "gone")
+
+    def stats(self) -> SchedulerStats:
+        return self.snapshot
+
+    def on_step(self, listener: Callable[[SchedulerStats], None]) -> None:
+        self._listeners.append(listener)
+
+    def step(self, stats: SchedulerStats) -> None:
+        self.snapshot = stats
+        for listener in self._listeners:
+            listener(stats)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def default_script(self, request: GenerateRequest) -> list[Step]:
+        """Samples in turn, a token each; the end comes with the last token."""
+        samples = [self.sample(request, index) for index in range(request.n)]
+        longest = max(len(sample) for sample in samples)
+        return [sample[i] for i in range(longest) for sample in samples if i < len(sample)]
+
+    def sample(self, request: GenerateRequest, index: int, reply: str | None = None) -> list[Step]:
+        ids = self.tokenizer.encode(self.reply if reply is None else reply, add_special_tokens=False)
+        ids, complete = ids[: request.params.max_tokens], len(ids) <= request.params.max_tokens
+        chunks: list[SequenceChunk] = []
+        for i, token in enumerate(ids):
+            chunk = SequenceChunk(index, self.tokenizer.decode([token]), [token], num_output_tokens=i + 1)
+            if request.params.logprobs is not None:
+                chunk.logprobs = [fake_logprobs(token, i, request.params.logprobs)]
+            chunks.append(chunk)
+        if not chunks:
+            chunks.append(SequenceChunk(index))
+        if index == 0 and request.params.prompt_logprobs is not None:
+            chunks[0].prompt_logprobs = fake_prompt_logprobs(request.prompt_ids, request.params.prompt_logprobs)
+        reason = FinishReason.STOP if complete and ids else FinishReason.LENGTH
+        chunks[-1] = replace(chunks[-1], finish_reason=reason, times=TIMES, preemptions=1)
+        return list(chunks)
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, request: GenerateRequest, steps: list[Step]) -> None:
+        self._engine = engine
+        self._id = request.request_id
+        self._steps = steps
+        self._cancelled = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[SequenceChunk]:
+        for step in self._steps:
+            if isinstance(step, Wait):
+                await self._hold()
+            elif isinstance(step, Exception):
+                self._end()
+                raise step
+            else:
+                await asyncio.sleep(0)
+                yield step
+        self._end()
+
+    async def _hold(self) -> None:
+        waits = [asyncio.ensure_future(self._engine.wait()), asyncio.ensure_future(self._cancelled.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._cancelled.is_set():
+            raise EngineClosedError("cancelled")
+
+    def cancel(self) -> None:
+        if self._id in self._engine.live:
+            self._engine.cancelled.append(self._id)
+            self._end()
+            self._cancelled.set()
+
+    def _end(self) -> None:
+        if self._id in self._engine.live:
+            self._engine.live.remove(self._id)
+
+
+def fake_logprobs(token: int, position: int, top: int) -> TokenLogprobs:
+    """The chosen token is the second best."""
+    best = [((token + 5 + k) % 300, -0.5 - k) for k in range(top)]
+    if top > 1:
+        best[1] = (token, -1.5)
+    return TokenLogprobs(token, -1.5, 2, tuple(best))
+
+
+def fake_prompt_logprobs(ids: list[int], top: int) -> list[TokenLogprobs | None]:
+    return [None, *(fake_logprobs(token, i, top) for i, token in enumerate(ids[1:]))]
+
+
+def dead(request: GenerateRequest) -> list[Step]:
+    return [EngineDeadError("/secret/path: the engine process died")]

@@ -1,0 +1,150 @@
+"""A real uvicorn on a free port, in a thread, around the application and a fake engine."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+
+from roseinfer.core.config import ServerConfig
+from roseinfer.server.app import create_app
+from roseinfer.server.limits import Limits
+from roseinfer.server.protocol import limited_protocol
+from roseinfer.server.run import listen
+from roseinfer.server.service import Service
+from roseinfer.text.tokenizer import Tokenizer
+from tests.server.fake_engine import INFO, FakeEngine
+
+Result = TypeVar("Result")
+PATIENCE_S = 10.0
+
+
+class LiveServer:
+    """Use as a context manager. `call` runs a function on the server's event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, config: ServerConfig | None = None, limits: Limits | None = None) -> None:
+        self.config = config or ServerConfig()
+        self.limits = limits or Limits.of(self.config)
+        self.tokenizer = tokenizer
+        self.info = INFO
+        self.engine: FakeEngine
+        self.service: Service
+        self._loop: asyncio.AbstractEventLoop
+        self._server: uvicorn.Server
+        self._listener = listen(ServerConfig(port=0))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.engine = FakeEngine(self.tokenizer, self.info)
+        app = create_app(self.engine, self.tokenizer, self.config, "fake")
+        self.service = app.state.service
+        self.service.limits = self.limits
+        protocol = limited_protocol(self.limits)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._loop.call_later(0.01, self._notice_start)
+        await self._server.serve([self._listener])
+
+    def _notice_start(self) -> None:
+        if self._server.started:
+            self._up.set()
+        else:
+            self._loop.call_later(0.01, self._notice_start)
+
+    def __enter__(self) -> "LiveServer":
+        self._thread.start()
+        assert self._up.wait(PATIENCE_S)
+        self._http = self.client()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._http.close()
+        self._server.should_exit = True
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        async def run() -> Result:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+
+    def client(self, **options: Any) -> httpx.Client:
+        # Loading the certificates is most of the cost of a client.
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=False, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self._http.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self._http.get(path, **options)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+
+    def status_with(self, header: str) -> int:
+        """The status of a completion sent with a header that no client library would send."""
+        with self.connect() as connection:
+            connection.sendall(http_post("/v1/completions", {"prompt": "x"}, header))
+            return int(connection.recv(12)[9:])
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of the first sample that has these labels; 0 if there is none."""
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith((name + "{", name + " ")) and all(f'{k}="{v}"' in line for k, v in labels.items()):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a condition (evaluated on the server's loop) that must come true."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.call(condition):
+            assert time.monotonic() < deadline, "never came true"
+            time.sleep(0.005)
+
+
+def events(text: str) -> list[Any]:
+    """The data of server-sent events; `[DONE]` stays a string, comments are left out."""
+    data = [line[6:] for line in text.split("\n\n") if line.startswith("data: ")]
+    return [entry if entry == "[DONE]" else json.loads(entry) for entry in data]
+
+
+def read_all(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def read_error(connection: socket.socket) -> bytes:
+    """An answer up to the end of its error body, whether or not the connection stays open."""
+    raw = b""
+    while not raw.endswith(b"}}"):
+        part = connection.recv(65536)
+        assert part, f"the connection was closed behind {raw!r}"
+        raw += part
+    return raw
+
+
+def http_post(path: str, body: Any, header: str = "host: x") -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\n{header}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data

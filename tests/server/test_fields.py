@@ -1,0 +1,175 @@
+"""Which fields are refused, which are ignored by name, and the ranges of the others."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.live import LiveServer
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def error(server: LiveServer, path: str = "/v1/completions", **fields: Any) -> dict[str, Any]:
+    answer = server.post(path, BODIES[path] | fields)
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()) == {"error"}
+    found = answer.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    assert found["type"] == "invalid_request_error"
+    assert not server.engine.requests
+    return found
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]), ("guided_grammar", "x"),
+        ("guided_decoding_backend", "x"), ("guided_whitespace_pattern", " "), ("structured_outputs", {"regex": "a"}),
+        ("response_format", {"type": "json_object"}), ("response_format", {"type": "text", "x": 1}),
+        ("response_format", "json"), ("tools", [TOOL]), ("tools", []), ("tool_choice", "auto"),
+        ("tool_choice", {"type": "function"}), ("functions", []), ("function_call", "auto"), ("bad_words", ["a"]),
+        ("allowed_token_ids", [1]), ("best_of", 2), ("best_of", "1"), ("use_beam_search", True),
+        ("use_beam_search", 1), ("suffix", "x"), ("timeout_s", 3), ("deadline_ms", 3000), ("priority", 1),
+        ("priority", -1), ("truncate_prompt_tokens", 5), ("prompt_embeds", "AAAA"), ("chat_template", "{{ x }}"),
+        ("modalities", ["audio"]), ("audio", {"voice": "x"}), ("mm_processor_kwargs", {"a": 1}),
+        ("media_io_kwargs", {"a": 1}), ("web_search_options", {}),
+    ],
+)  # fmt: skip
+def test_refused(server: LiveServer, path: str, name: str, value: Any) -> None:
+    found = error(server, path, **{name: value})
+    assert found["param"] == name and name in found["message"]
+    assert found["code"] == "unsupported_field"
+
+
+def test_guided_fields_name_their_successor(server: LiveServer) -> None:
+    assert "structured_outputs" in error(server, guided_json={})["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}}, {"tool_choice": "none"}, {"parallel_tool_calls": True},
+        {"bad_words": []}, {"best_of": 1}, {"best_of": 2, "n": 2}, {"use_beam_search": False}, {"priority": 0},
+        {"modalities": ["text"]}, {"mm_processor_kwargs": {}}, {"user": "me"}, {"tools": None},
+    ],
+)  # fmt: skip
+def test_asking_for_nothing_passes_without_a_warning(server: LiveServer, fields: dict[str, Any]) -> None:
+    answer = server.post("/v1/completions", {"prompt": "x"} | fields)
+    assert answer.status_code == 200 and "warnings" not in answer.json()
+
+
+def test_unknown_fields_are_named(server: LiveServer) -> None:
+    answer = server.post("/v1/completions", {"prompt": "x", "foo": 1, "bar": {"a": 2}, "baz": None})
+    assert answer.json()["warnings"] == ["foo", "bar"]
+    many = server.post("/v1/completions", {"prompt": "x"} | {f"field{'x' * 200}{i}": 1 for i in range(100)})
+    assert len(many.json()["warnings"]) == 32 and max(map(len, many.json()["warnings"])) == 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"), ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 1.1}, "min_p"), ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": 2**63}, "seed"), ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": True}, "n"),
+        ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 65}, "max_tokens"),
+        ({"min_tokens": 17}, "min_tokens"), ({"min_tokens": -1}, "min_tokens"),
+        ({"stop": ["a"] * 5}, "stop"), ({"stop": ""}, "stop"), ({"stop": "x" * 1025}, "stop"), ({"stop": 3}, "stop"),
+        ({"stop_token_ids": [400]}, "stop_token_ids"), ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"logit_bias": {"400": 1}}, "logit_bias"), ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"), ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": True}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stream_interval": 0}, "stream_interval"),
+        ({"cache_salt": ""}, "cache_salt"), ({"cache_salt": "a/b"}, "cache_salt"),
+        ({"cache_salt": "x" * 129}, "cache_salt"),
+        ({"request_id": "a b"}, "request_id"), ({"request_id": "x" * 129}, "request_id"),
+        ({"prompt": ""}, None), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": [400]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"), ({"prompt": None}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"), ({"stream": "yes"}, "stream"),
+    ],
+)  # fmt: skip
+def test_out_of_range(server: LiveServer, fields: dict[str, Any], param: str | None) -> None:
+    if param is None:  # here the tokenizer's BOS makes even an empty text a prompt
+        assert server.post("/v1/completions", fields).status_code == 200
+        fields, param = fields | {"add_special_tokens": False}, "prompt"
+        server.engine.requests.clear()
+    assert error(server, **fields)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": "hi"}, "messages"), ({"max_tokens": 65}, "max_tokens"),
+    ],
+)  # fmt: skip
+def test_chat_out_of_range(server: LiveServer, fields: dict[str, Any], param: str) -> None:
+    assert error(server, "/v1/chat/completions", **fields)["param"] == param
+
+
+def test_prompt_and_output_beyond_the_context_are_clamped(server: LiveServer) -> None:
+    server.engine.reply = "hello " * 64
+    answer = server.post("/v1/completions", {"prompt": [5] * 60, "max_tokens": 30, "min_tokens": 20})
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    params = server.engine.requests[0].params
+    assert (params.max_tokens, params.min_tokens) == (4, 4)
+
+
+@pytest.mark.parametrize("length", [64, 65, 1000])
+def test_prompt_beyond_the_context(server: LiveServer, length: int) -> None:
+    found = error(server, prompt=[5] * length, max_tokens=1)
+    assert found["code"] == "context_length_exceeded" and found["param"] == "prompt"
+
+
+def test_a_full_context_can_be_scored(server: LiveServer) -> None:
+    body = {"prompt": [5] * 64, "max_tokens": 0, "echo": True, "logprobs": 0}
+    assert server.post("/v1/completions", body).status_code == 200
+    assert server.post("/v1/completions", body | {"prompt": [5] * 65}).status_code == 400
+
+
+def test_absurdly_long_text_is_not_tokenised(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **kwargs: pytest.fail("was tokenised"))
+    assert error(server, prompt="x" * 100_000)["code"] == "context_length_exceeded"
+
+
+def test_the_models_own_defaults_come_first(server: LiveServer) -> None:
+    backend = server.service.backend
+    defaults = backend.info.default_sampling
+    defaults.update(temperature=0.6, top_k=20, top_p=0.95)
+    try:
+        server.post("/v1/completions", {"prompt": "x", "top_k": -1})
+    finally:
+        defaults.clear()
+    params = server.engine.requests[0].params
+    assert (params.temperature, params.top_k, params.top_p) == (0.6, 0, 0.95)
+
+
+def test_unknown_model(server: LiveServer) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/tokenize", {"prompt": "x"})):
+        answer = server.post(path, body | {"model": "nope"})
+        assert answer.status_code == 404
+        assert answer.json()["error"] == {
+            "message": "The model 'nope' does not exist",
+            "type": "not_found_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+
+
+def test_error_text_is_bounded(server: LiveServer) -> None:
+    huge = {"stop": ["x"] * 3, "n": "y" * 10_000} | {"logit_bias": {f"k{i}": "z" * 1000 for i in range(1000)}}
+    answer = server.post("/v1/completions", {"prompt": "x"} | huge)
+    assert answer.status_code == 400 and len(answer.content) < 4000
+    assert "yyy" not in answer.text and "zzz" not in answer.text

@@ -1,0 +1,199 @@
+"""Sizes and times: bodies, headers, queue."""
+
+import socket
+import time
+from collections.abc import Callable
+
+import httpx
+import openai
+import pytest
+
+from roseinfer.core.config import ServerConfig
+from roseinfer.server.run import listen
+from tests.server.fake_engine import Wait
+from tests.server.live import LiveServer, http_post, read_all, read_error
+
+Serve = Callable[..., LiveServer]
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def chunked(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def test_declared_size(serve: Serve) -> None:
+    server = serve(max_body_bytes=1000)
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"content-length: 1001\r\n\r\n")
+        raw = read_error(connection)  # before a byte of the body was sent
+    assert raw.startswith(b"HTTP/1.1 413 ") and b'"code":"request_too_large"' in raw
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+    with client, pytest.raises(openai.APIStatusError) as raised:
+        client.completions.create(model="fake", prompt="x" * 1_000_000)
+    assert raised.value.status_code == 413
+    assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200
+
+
+def test_size_is_counted_while_reading(serve: Serve) -> None:
+    server = serve(max_body_bytes=1000)
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b"x" * 600))
+        connection.sendall(chunked(b"x" * 401))  # and the body goes on
+        raw = read_error(connection)
+    assert raw.startswith(b"HTTP/1.1 413 ")
+
+    def parts():  # type: ignore[no-untyped-def]
+        yield from [b"x" * 1000] * 1000
+
+    with server.client() as client:
+        assert client.post("/v1/completions", content=parts()).status_code == 413
+    server.until(lambda: server.service.lifecycle.requests == 0)
+
+
+def test_a_body_within_the_limit_passes(serve: Serve) -> None:
+    server = serve(max_body_bytes=1000)
+    body = b'{"prompt": "x", "user": "' + b"y" * 900 + b'"}'
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=iter([body[:400], body[400:]]))
+    assert answer.status_code == 200
+
+
+def test_slow_body(serve: Serve) -> None:
+    server = serve(limits={"body_timeout_s": 0.1})
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
+        raw = read_error(connection)
+    assert raw.startswith(b"HTTP/1.1 408 ") and b'"code":"request_timeout"' in raw
+
+
+def test_slow_head(serve: Serve) -> None:
+    server = serve(limits={"header_timeout_s": 0.1})
+    for sent in (b"", b"POST /v1/comp", HEAD):
+        with server.connect() as connection:
+            connection.sendall(sent)
+            assert read_all(connection) == b""
+    with server.client() as client:  # the clock of the head stops with the head
+        server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+        with server.connect() as connection:
+            connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
+            server.until(lambda: bool(server.engine.live))
+            time.sleep(0.2)
+            server.call(server.engine.release)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"".join(b"x-%d: 1\r\n" % i for i in range(300)), b"x-long: " + b"a" * 3_000_000, b"a" * 3_000_000],
+)
+def test_large_head(serve: Serve, headers: bytes) -> None:
+    server = serve()
+    with server.connect() as connection:
+        raw = _send_and_read(connection, b"GET /health HTTP/1.1\r\n" + headers + b"\r\n\r\n")
+    assert raw.startswith(b"HTTP/1.1 400 ") and b'{"error":{"message"' in raw
+
+
+def _send_and_read(connection: socket.socket, data: bytes) -> bytes:
+    raw = b""
+    try:
+        connection.sendall(data)
+        while part := connection.recv(65536):
+            raw += part
+    except OSError:  # reset by the server, which did not read it all
+        if not raw:
+            raw = connection.recv(65536)
+    return raw
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"1", b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "\xff"}', b"[" * 100_000],
+)
+def test_bodies_that_are_no_json_object(server: LiveServer, body: bytes) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=body)
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200), ("application/json; charset=utf-8", 200), ("application/vnd.api+json", 200),
+        ("text/plain", 400), ("application/x-www-form-urlencoded", 400),
+    ],
+)  # fmt: skip
+def test_content_type(server: LiveServer, kind: str, status: int) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
+    assert answer.status_code == status
+
+
+def test_lone_surrogates(server: LiveServer) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=b'{"prompt": "\\ud800"}')
+    assert answer.status_code == 400
+
+
+def test_prompts_and_choices(serve: Serve) -> None:
+    server = serve(max_prompts=4, max_choices=6)
+    for fields, status in (
+        ({"prompt": ["a"] * 4}, 200),
+        ({"prompt": ["a"] * 5}, 400),
+        ({"prompt": ["a"] * 3, "n": 2}, 200),
+        ({"prompt": ["a"] * 4, "n": 2}, 400),
+        ({"prompt": "a", "n": 7}, 400),
+    ):
+        assert server.post("/v1/completions", fields).status_code == status, fields
+
+
+def test_all_logprobs_if_the_operator_allows_it(serve: Serve) -> None:
+    server = serve(max_logprobs=-1)
+    assert server.post("/v1/completions", {"prompt": "x", "logprobs": -1}).status_code == 200
+    assert server.engine.requests[0].params.logprobs == -1
+    assert server.post("/v1/completions", {"prompt": "x", "logprobs": -2}).status_code == 400
+
+
+def test_full_queue(serve: Serve) -> None:
+    server = serve(max_num_queued_reqs=2)
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", {"prompt": ["a", "b"]}))
+        server.until(lambda: len(server.engine.live) == 2)
+        assert server.get("/load").json() == {"server_load": 1}
+        refused = server.post("/v1/completions", {"prompt": "x"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "queue_full" and refused.json()["error"]["type"] == "overloaded_error"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert server.get("/ready").status_code == 503 and server.get("/health").status_code == 200
+        assert server.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 1
+        server.call(server.engine.release)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+    server.until(lambda: server.service.lifecycle.requests == 0)
+    assert server.get("/ready").status_code == 200
+    assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200
+
+
+def test_openai_client_retries_a_full_queue(serve: Serve) -> None:
+    server = serve(max_num_queued_reqs=1)
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
+        server.until(lambda: len(server.engine.live) == 1)
+        statuses: list[int] = []
+
+        def note(response: httpx.Response) -> None:
+            statuses.append(response.status_code)
+            server.call(server.engine.release)
+
+        http = httpx.Client(event_hooks={"response": [note]})
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=1, http_client=http) as client:
+            assert client.completions.create(model="fake", prompt="x").choices[0].text
+    assert statuses == [503, 200]
+
+
+def test_small_writes_are_not_held_back() -> None:
+    with listen(ServerConfig(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

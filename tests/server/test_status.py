@@ -1,0 +1,166 @@
+"""Health, readiness, models, ids, wrong routes, the watchdog, and the OpenAPI document."""
+
+from collections.abc import Callable
+
+import openai
+import pytest
+from openai import OpenAI
+
+from roseinfer.core.config import ServerConfig
+from roseinfer.server import documents
+from roseinfer.server.app import build_app
+from roseinfer.server.service import Service
+from tests.server.fake_engine import Wait
+from tests.server.live import LiveServer, http_post, read_all, read_error
+
+Serve = Callable[..., LiveServer]
+
+
+def test_a_healthy_server(server: LiveServer) -> None:
+    for path in ("/health", "/ping", "/ready"):
+        assert server.get(path).status_code == 200
+    with server.client() as client:
+        assert client.post("/ping").status_code == 200
+    assert server.get("/version").json() == {"version": build_app(Service(ServerConfig(), "x")).version}
+    assert server.get("/load").json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize(("alive", "age_s", "retry"), [(False, 0.0, "false"), (True, 61.0, None)])
+def test_a_sick_engine(server: LiveServer, alive: bool, age_s: float, retry: str | None) -> None:
+    server.engine.alive, server.engine.heartbeat_age_s = alive, age_s
+    for path in ("/health", "/ping", "/ready"):
+        answer = server.get(path)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unhealthy"
+        assert answer.headers.get("x-should-retry") == retry and answer.headers["retry-after"]
+    assert server.post("/v1/completions", {"prompt": "x"}).status_code == 503
+    assert server.metric("roseinfer:engine_heartbeat_age_seconds") == age_s
+
+
+def test_a_long_step_is_not_a_stall(server: LiveServer) -> None:
+    server.engine.heartbeat_age_s = 59.0
+    assert server.get("/health").status_code == 200
+
+
+def test_a_stall_fails_open_requests(serve: Serve) -> None:
+    server = serve(stall_timeout=0.1)
+    server.engine.heartbeat_age_s = 0.0
+    script = server.engine.default_script
+    server.engine.script = lambda request: [script(request)[0], Wait()]
+    with server.connect() as plain, server.connect() as stream:
+        plain.sendall(http_post("/v1/completions", {"prompt": "x"}))
+        stream.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True}))
+        assert stream.recv(15) == b"HTTP/1.1 200 OK"
+        server.until(lambda: len(server.engine.live) == 2)
+        server.engine.heartbeat_age_s = 1.0
+        assert b" 503 " in read_error(plain)
+        assert b'"code":"engine_unhealthy"' in read_all(stream)
+    server.until(lambda: len(server.engine.cancelled) == 2)
+    assert server.metric("vllm:request_success_total", finished_reason="error") == 2
+
+
+def test_models(client: OpenAI, server: LiveServer) -> None:
+    [card] = client.models.list().data
+    assert (card.id, card.object, card.owned_by) == ("fake", "model", "roseinfer")
+    assert client.models.retrieve("fake").id == "fake"
+    assert server.get("/v1/models").json()["data"][0]["max_model_len"] == 64
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("some/other")
+
+
+def test_served_names(serve: Serve) -> None:
+    server = serve(served_model_name=("first", "org/second"))
+    cards = server.get("/v1/models").json()["data"]
+    assert [(card["id"], card["root"]) for card in cards] == [("first", "fake"), ("org/second", "fake")]
+    assert server.get("/v1/models/org/second").json()["id"] == "org/second"
+    for name, answered in ((None, "first"), ("org/second", "org/second")):
+        assert server.post("/v1/completions", {"prompt": "x", "model": name}).json()["model"] == answered
+    assert server.post("/v1/completions", {"prompt": "x", "model": "fake"}).status_code == 404
+
+
+def test_wrong_routes(server: LiveServer) -> None:
+    missing = server.get("/v1/embeddings")
+    assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
+    wrong = server.get("/v1/completions")
+    assert wrong.status_code == 405 and wrong.json()["error"]["type"] == "invalid_request_error"
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_request_ids(client: OpenAI, server: LiveServer) -> None:
+    answer = client.completions.with_raw_response.create(
+        model="fake", prompt="x", extra_headers={"X-Request-Id": "head-1"}, extra_body={"request_id": "body-1"}
+    )
+    assert answer.headers["x-request-id"] == "head-1" and answer.parse().id == "cmpl-head-1"
+    answer = client.completions.with_raw_response.create(model="fake", prompt="x", extra_body={"request_id": "body-1"})
+    assert answer.headers["x-request-id"] == "body-1" and answer.parse().id == "cmpl-body-1"
+    ids = {server.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert all("head-1" in r.request_id or "body-1" in r.request_id for r in server.engine.requests)
+
+
+def test_errors_carry_the_request_id(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model="fake", prompt="x", n=0, extra_headers={"X-Request-Id": "mine"})
+    assert raised.value.request_id == "mine"
+
+
+def test_unusable_request_ids(server: LiveServer) -> None:
+    for value in ("x" * 129, "a b", "a\tb", "é".encode("latin-1")):
+        answer = server.get("/health", headers={"X-Request-Id": value})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "X-Request-Id"
+        assert len(answer.headers["x-request-id"]) == 32
+
+
+def test_two_live_requests_may_have_one_id(server: LiveServer) -> None:
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    body = http_post("/v1/completions", {"prompt": "x", "request_id": "same"})
+    with server.connect() as one, server.connect() as two:
+        one.sendall(body)
+        two.sendall(body)
+        server.until(lambda: len(server.engine.live) == 2)  # the fake engine asserts that ids differ
+        server.call(server.engine.release)
+        for connection in (one, two):
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_docs_can_be_switched_off(serve: Serve, server: LiveServer) -> None:
+    assert server.get("/docs").status_code == server.get("/openapi.json").status_code == 200
+    bare = serve(enable_docs=False)
+    assert bare.get("/docs").status_code == bare.get("/openapi.json").status_code == 404
+
+
+def test_openapi_is_truthful(server: LiveServer) -> None:
+    document = server.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/tokenize", "/detokenize",
+        "/health", "/ping", "/ready", "/version", "/load", "/metrics",
+    }  # fmt: skip
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        route = document["paths"][path]["post"]
+        assert set(route["responses"]) == {"200", "400", "401", "404", "408", "413", "500", "503"}
+        assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    fields = document["components"]["schemas"]["CompletionRequest"]
+    assert fields["required"] == ["prompt"]
+    assert not {"tools", "guided_json", "best_of", "suffix"} & set(fields["properties"])
+    assert "ValidationError" not in document["components"]["schemas"]
+
+
+def test_answers_have_the_documented_shapes(server: LiveServer) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body, shape in (
+        ("/v1/completions", {"prompt": "x"}, documents.Completion),
+        ("/v1/completions", {"prompt": "x", "logprobs": 2, "echo": True, "foo": 1}, documents.Completion),
+        ("/v1/chat/completions", chat, documents.ChatCompletion),
+        ("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": 2, "n": 2}, documents.ChatCompletion),
+        ("/tokenize", {"prompt": "x", "return_token_strs": True}, documents.Tokenized),
+        ("/detokenize", {"tokens": [5]}, documents.Detokenized),
+        ("/v1/completions", {"prompt": "x", "n": 0}, documents.ErrorBody),
+    ):
+        shape.model_validate(server.post(path, body).json())
+    for path, shape in (
+        ("/v1/models", documents.ModelList),
+        ("/v1/models/fake", documents.ModelCard),
+        ("/health", documents.Health),
+        ("/version", documents.Version),
+        ("/load", documents.Load),
+    ):
+        shape.model_validate(server.get(path).json())
