@@ -1,0 +1,1 @@
+"""Executes step plans with torch: batch building, per-seat device state, sampling, and assembling a runner."""

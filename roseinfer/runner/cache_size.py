@@ -1,0 +1,89 @@
+"""How many KV blocks there are, and how long a context they allow."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from roseinfer.core.config import CacheConfig
+from roseinfer.core.errors import ConfigError
+
+CPU_CACHE_SHARE = 4  # the default cache takes at most one part in so many of the memory that is available
+CPU_CACHE_BYTES = 4 * 2**30
+
+
+def num_kv_blocks(
+    config: CacheConfig, bytes_per_block: int, blocks_of_use: int, default_bytes: Callable[[], int]
+) -> int:
+    """`num_kv_blocks` if it is set, else what `kv_cache_memory_bytes` holds, else what `default_bytes()` holds.
+
+    `blocks_of_use`: blocks that all seats with full contexts would take; the default is never more than that.
+    Raises `ConfigError` if not even one block fits.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    if config.kv_cache_memory_bytes is not None:
+        blocks = config.kv_cache_memory_bytes // bytes_per_block
+        if blocks == 0:
+            given = config.kv_cache_memory_bytes
+            raise ConfigError(f"kv_cache_memory_bytes is {given}, but one KV block takes {bytes_per_block} bytes")
+        return blocks
+    available = default_bytes()
+    blocks = min(blocks_of_use, available // bytes_per_block)
+    if blocks <= 0:
+        raise ConfigError(
+            f"{max(0, available)} bytes of memory are left for the KV cache, but one block takes {bytes_per_block}; "
+            "set num_kv_blocks or kv_cache_memory_bytes, or raise gpu_memory_utilization on a GPU"
+        )
+    return blocks
+
+
+def check_context(wanted: int | None, model_context: int) -> None:
+    """Raise `ConfigError` if more context is asked for than the model has; known before any weight is read."""
+    if wanted is not None and wanted > model_context:
+        raise ConfigError(f"max_model_len is {wanted}, but the model's context is {model_context} tokens")
+
+
+def resolve_max_model_len(wanted: int | None, model_context: int, cache_tokens: int) -> int:
+    """The context in tokens: `wanted`, or the model's as far as the cache holds it.
+
+    Raises `ConfigError` if `wanted` is more than the model or the cache can do.
+    """
+    check_context(wanted, model_context)
+    if wanted is None:
+        return min(model_context, cache_tokens)
+    if wanted > cache_tokens:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the KV cache holds {cache_tokens} tokens; lower it, or raise "
+            "num_kv_blocks or kv_cache_memory_bytes"
+        )
+    return wanted
+
+
+def default_cpu_cache_bytes() -> int:
+    return min(available_memory_bytes() // CPU_CACHE_SHARE, CPU_CACHE_BYTES)
+
+
+def available_memory_bytes() -> int:
+    """Memory that new allocations can take, within the container's limit if there is one."""
+    limits = [_meminfo_available(), _cgroup_room(Path("/sys/fs/cgroup"))]
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _meminfo_available() -> int | None:
+    path = Path("/proc/meminfo")
+    if not path.is_file():
+        return None
+    for line in path.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_room(folder: Path) -> int | None:
+    """What cgroup v2 leaves to this container; None without a limit."""
+    limit, used = folder / "memory.max", folder / "memory.current"
+    if not (limit.is_file() and used.is_file()):
+        return None
+    text = limit.read_text().strip()
+    return None if text == "max" else max(0, int(text) - int(used.read_text()))

@@ -1,0 +1,163 @@
+"""Drawing one token per row from temperature-scaled, filtered logits by inverting the cumulative distribution.
+
+Weights are exp((logit - best) / temperature) in float32, so the likeliest token has weight 1; they are summed in
+float64. Filters apply in the order min-p, top-k, top-p, each to what the one before has left:
+  min-p  keeps tokens of weight >= min_p (likelihood relative to the likeliest; Nguyen et al., arXiv 2407.01082),
+  top-k  keeps the k likeliest,
+  top-p  keeps tokens while the mass before them is < p of the mass left (nucleus sampling, Holtzman et al.,
+         arXiv 1904.09751): the token that crosses p is kept.
+Equally likely tokens are ranked by token id, so the kept set is defined on every device.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+# How many of the likeliest tokens are looked at first in a row without top-k, and then, before its whole vocabulary is
+# sorted. Of 50k tokens on one core: 0.15 ms, 0.6 ms, 3 ms a row.
+FEW_CANDIDATES = 256
+MANY_CANDIDATES = 4096
+# Tokens whose weights are summed before any of them is looked at alone.
+BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSettings:
+    """Settings of n rows: [n] float64 each, `top_k` [n] int64 (0 = off).
+
+    `any_min_p`: some row has min_p > 0. `any_whole_mass`: some row has top-p but no top-k, so its share is of the whole
+    vocabulary's mass. `candidates`: how many of the likeliest tokens top-k and top-p look at, in turn until
+    that is enough.
+    """
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    top_k: torch.Tensor
+    any_min_p: bool
+    any_whole_mass: bool
+    candidates: tuple[int, ...]
+
+    def take(self, index: torch.Tensor) -> "DrawSettings":
+        columns = (self.temperature, self.top_p, self.min_p, self.top_k)
+        taken = (c.index_select(0, index) for c in columns)
+        return DrawSettings(*taken, self.any_min_p, self.any_whole_mass, self.candidates)
+
+
+def draw_plain(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings, u: torch.Tensor) -> torch.Tensor:
+    """Tokens [n] of rows without top-k and top-p. logits: [n, V], best: [n] their maxima, u: [n] float64 in [0, 1).
+
+    The distribution is inverted in two levels, block of tokens and token, so that no float64 of a vocabulary is made.
+    """
+    vocab_size = logits.shape[1]
+    weights = _weights(logits, best, settings)
+    total = _block_sums(weights).cumsum(-1)
+    target = u * total[:, -1]
+    block = _invert(total, target).clamp_max_(total.shape[1] - 1)
+    before = torch.nn.functional.pad(total, (1, 0)).gather(1, block[:, None]).squeeze(1)
+    first = block * BLOCK
+    columns = first[:, None] + torch.arange(BLOCK, device=logits.device)
+    inside = weights.gather(1, columns.clamp_max(vocab_size - 1)).masked_fill_(columns >= vocab_size, 0)
+    inside = inside.cumsum(-1, dtype=torch.float64)
+    # The block's sum was rounded in another order than this running sum: stay below its end.
+    end = torch.nextafter(inside[:, -1], torch.zeros_like(target))
+    return (first + _invert(inside, torch.minimum(target - before, end))).clamp_max_(vocab_size - 1)
+
+
+def draw_filtered(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings, u: torch.Tensor) -> torch.Tensor:
+    """Tokens [n] of rows with top-k or top-p; arguments as for `draw_plain`.
+
+    On a CPU a few of the likeliest tokens are looked at first, because sorting a whole vocabulary is slow; rows whose
+    kept tokens may reach beyond them look at more. On a GPU every row is sorted, as finding out which ones need it
+    would make the host wait. The result is the same.
+    """
+    mass = None
+    if settings.any_whole_mass:
+        mass = _block_sums(_weights(logits, best, settings)).cumsum(-1)[:, -1]
+    widths = settings.candidates if logits.device.type == "cpu" else ()
+    return _draw_ranked(logits, best, settings, u, mass, widths)
+
+
+def _draw_ranked(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    settings: DrawSettings,
+    u: torch.Tensor,
+    mass: torch.Tensor | None,
+    widths: tuple[int, ...],
+) -> torch.Tensor:
+    if not widths or widths[0] >= logits.shape[1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return ids.gather(1, _keep(values, best, settings, mass).pick(u)[:, None]).squeeze(1)
+    width = widths[0]
+    values, ids = _rank_ties(*logits.topk(width, -1))
+    kept = _keep(values, best, settings, mass)
+    tokens = ids.gather(1, kept.pick(u)[:, None]).squeeze(1)
+    # Whatever ties with the last candidate may have been left out, so the kept tokens must all beat it.
+    last_kept = values.gather(1, kept.count[:, None] - 1).squeeze(1)
+    settled = (last_kept > values[:, -1]) & (settings.top_k < width)
+    rest = torch.nonzero(~settled).squeeze(1)
+    if len(rest):
+        some = (logits[rest], best[rest], settings.take(rest), u[rest], None if mass is None else mass[rest])
+        tokens[rest] = _draw_ranked(*some, widths[1:])
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The first `count` [n] of the ranked tokens are kept; `total` [n, K] is their running mass."""
+
+    count: torch.Tensor
+    total: torch.Tensor
+
+    def pick(self, u: torch.Tensor) -> torch.Tensor:
+        """Rank [n] of the token drawn by u."""
+        last = self.count - 1
+        return torch.minimum(_invert(self.total, u * self.total.gather(1, last[:, None]).squeeze(1)), last)
+
+
+def _keep(values: torch.Tensor, best: torch.Tensor, settings: DrawSettings, mass: torch.Tensor | None) -> _Kept:
+    """values: [n, K] ranked logits; mass: [n] weight of the whole row after min-p, None if every row has top-k."""
+    width = values.shape[1]
+    weights = _weights(values, best, settings)
+    top_k = settings.top_k[:, None]
+    weights.masked_fill_((top_k > 0) & (torch.arange(width, device=values.device) >= top_k), 0)
+    total = weights.cumsum(-1, dtype=torch.float64)
+    mass = total[:, -1] if mass is None else torch.where(settings.top_k > 0, total[:, -1], mass)
+    before = torch.nn.functional.pad(total[:, :-1], (1, 0))
+    count = ((before < (settings.top_p * mass)[:, None]) & (weights > 0)).sum(-1)
+    return _Kept(count.clamp_min_(1), total)
+
+
+def _weights(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """[n, K] float32, 0 for tokens that min-p drops."""
+    weights = logits - best[:, None]
+    weights.div_(settings.temperature.to(torch.float32)[:, None]).exp_()
+    if settings.any_min_p:
+        weights.masked_fill_(weights < settings.min_p.to(torch.float32)[:, None], 0)
+    return weights
+
+
+def _block_sums(weights: torch.Tensor) -> torch.Tensor:
+    """Sums of `BLOCK` neighbours, [n, ceil(V / BLOCK)] float64. The order of summation is the same in every batch."""
+    vocab_size = weights.shape[1]
+    blocks = vocab_size // BLOCK
+    sums = weights[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).sum(-1, dtype=torch.float64)
+    if blocks * BLOCK == vocab_size:
+        return sums
+    rest = weights[:, blocks * BLOCK :].sum(-1, keepdim=True, dtype=torch.float64)
+    return torch.cat((sums, rest), -1)
+
+
+def _invert(total: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """First position [n] whose running total [n, K] exceeds the target [n]: a token of weight 0 is never hit."""
+    return torch.searchsorted(total, target[:, None], right=True).squeeze(1)
+
+
+def _rank_ties(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranked candidates [n, K] with equal values in the order of their ids (topk promises none)."""
+    if not bool((values[:, 1:] == values[:, :-1]).any()):
+        return values, ids
+    order = ids.argsort(dim=-1)
+    values, by_value = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order).gather(1, by_value)

@@ -1,0 +1,104 @@
+"""From the rows of a plan to the tensors of a forward pass: one pass over the rows, a fixed number of tensor calls."""
+
+from itertools import accumulate, chain
+from operator import add, gt, sub
+from typing import NamedTuple
+
+import torch
+
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.core.plan import Row
+from roseinfer.runner.seats import SeatTable
+from roseinfer.runner.transfer import upload
+
+
+class Columns(NamedTuple):
+    """The rows of a plan, transposed: a field's values in row order."""
+
+    request_id: tuple[str, ...]
+    seat: tuple[int, ...]
+    start: tuple[int, ...]
+    count: tuple[int, ...]
+    logits: tuple[int, ...]
+    sample: tuple[bool, ...]
+    write_from: tuple[int, ...]
+    table_from: tuple[int, ...]
+    new_blocks: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> "Columns":
+        return cls(*zip(*rows, strict=True))
+
+
+def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
+    """The forward pass of at least one row. Token pool and block tables must be up to date."""
+    context_lens = list(map(add, columns.start, columns.count))
+    writes_all = not any(map(gt, columns.write_from, columns.start))
+    if writes_all and max(columns.count) == 1 and min(columns.logits) == 1:
+        return _decode_batch(columns, seats, context_lens)
+    return _mixed_batch(columns, seats, context_lens)
+
+
+def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
+    """Every row computes and samples one token: positions and slots need no look at row borders."""
+    n = len(context_lens)
+    device = seats.device
+    seat, start = upload((columns.seat, columns.start), torch.int64, device)
+    tables = _tables(seats, seat, context_lens)
+    block = tables.gather(1, (start // seats.block_size)[:, None]).squeeze(1).long()
+    row = torch.arange(n + 1, device=device)
+    return ForwardBatch(
+        input_ids=_at(seats.tokens, seat, start),
+        positions=start,
+        query_start=row.int(),
+        context_len=(start + 1).int(),
+        block_tables=tables,
+        slots=block * seats.block_size + start % seats.block_size,
+        logits_at=row[:n],
+        query_lens=[1] * n,
+        context_lens=context_lens,
+        max_query=1,
+        max_context=max(context_lens),
+        decode_only=True,
+    )
+
+
+def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
+    n = len(context_lens)
+    device = seats.device
+    ends = list(accumulate(columns.count))
+    firsts = list(map(sub, ends, columns.count))
+    layout = (columns.seat, columns.start, columns.count, columns.write_from, context_lens, firsts)
+    seat, start, count, write_from, context_len, first = upload(layout, torch.int64, device)
+    # row: [T], the row that owns each token.
+    row = torch.repeat_interleave(torch.arange(n, device=device), count, output_size=ends[-1])
+    positions = torch.arange(ends[-1], device=device) + (start - first)[row]
+    token_seat = seat[row]
+    block = _at(seats.block_tables, token_seat, positions // seats.block_size)
+    slots = block * seats.block_size + positions % seats.block_size
+    wanted = map(range, map(sub, ends, columns.logits), ends)
+    return ForwardBatch(
+        input_ids=_at(seats.tokens, token_seat, positions),
+        positions=positions,
+        query_start=torch.cat((first, first[-1:] + count[-1:])).int(),
+        context_len=context_len.int(),
+        block_tables=_tables(seats, seat, context_lens),
+        slots=torch.where(positions >= write_from[row], slots, -1),
+        logits_at=upload(list(chain.from_iterable(wanted)), torch.int64, device),
+        query_lens=list(columns.count),
+        context_lens=context_lens,
+        max_query=max(columns.count),
+        max_context=max(context_lens),
+        decode_only=max(columns.count) == 1,
+    )
+
+
+def _tables(seats: SeatTable, seat: torch.Tensor, context_lens: list[int]) -> torch.Tensor:
+    """Block tables [R, B] of the rows, as wide as the longest of them needs."""
+    width = -(-max(context_lens) // seats.block_size)
+    return seats.block_tables[:, :width].index_select(0, seat)
+
+
+def _at(table: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """table[row, column] as int64 [n]; table: [R, C]."""
+    return table.view(-1).index_select(0, row * table.shape[1] + column).long()

@@ -1,0 +1,70 @@
+"""Log probabilities of chosen tokens, their ranks, and the likeliest tokens beside them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.runner.transfer import rows_at_once, start_download, upload
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The k likeliest tokens of the positions `at`: ids [m, k] int64, logprobs [m, k] float32, best first."""
+
+    at: list[int]
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of n positions. tokens, ranks: [n] int64, logprobs: [n] float32."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    tops: list[TopTokens]
+
+    def download(self) -> "Scores":
+        """The same on the host, once the stream has come so far."""
+        tops = [TopTokens(t.at, start_download(t.ids), start_download(t.logprobs)) for t in self.tops]
+        chosen = (start_download(t) for t in (self.tokens, self.logprobs, self.ranks))
+        return Scores(*chosen, tops)
+
+    def to_python(self) -> list[TokenLogprobs]:
+        """One entry per position; only for tensors that have arrived on the host."""
+        top: list[tuple[tuple[int, float], ...]] = [()] * len(self.tokens)
+        for group in self.tops:
+            for at, ids, values in zip(group.at, group.ids.tolist(), group.logprobs.tolist(), strict=True):
+                top[at] = tuple(zip(ids, values, strict=True))
+        columns = (self.tokens.tolist(), self.logprobs.tolist(), self.ranks.tolist(), top)
+        return [TokenLogprobs(*entry) for entry in zip(*columns, strict=True)]
+
+
+def score(logits: torch.Tensor, tokens: torch.Tensor, wanted: list[int]) -> list[Scores]:
+    """Score token tokens[i] ([n] int64) under the distribution of logits[i] ([n, V] float32), in slices of the rows.
+
+    The rank is 1 + the number of likelier tokens. `wanted[i]` alternatives are listed: 0 none, -1 the vocabulary.
+    """
+    size = rows_at_once(logits)
+    slices = zip(logits.split(size), tokens.split(size), range(0, len(wanted), size), strict=True)
+    return [_score(some.log_softmax(-1), chosen, wanted[at : at + size]) for some, chosen, at in slices]
+
+
+def _score(logprobs: torch.Tensor, tokens: torch.Tensor, wanted: list[int]) -> Scores:
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(-1) + 1
+    groups: dict[int, list[int]] = {}
+    for at, count in enumerate(wanted):
+        groups.setdefault(count, []).append(at)
+    tops = [_top_tokens(logprobs, at, count) for count, at in groups.items() if count]
+    return Scores(tokens, chosen.squeeze(1), ranks, tops)
+
+
+def _top_tokens(logprobs: torch.Tensor, at: list[int], count: int) -> TopTokens:
+    vocab_size = logprobs.shape[1]
+    if len(at) < len(logprobs):
+        logprobs = logprobs.index_select(0, upload(at, torch.int64, logprobs.device))
+    values, ids = logprobs.topk(vocab_size if count < 0 else min(count, vocab_size), -1)
+    return TopTokens(at, ids, values)

@@ -1,0 +1,188 @@
+"""Executes step plans: state changes, forward pass, sampling, results."""
+
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+
+import torch
+
+from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
+from roseinfer.models.base import CausalLM
+from roseinfer.runner.inputs import Columns, build_batch
+from roseinfer.runner.prompt_scores import PromptScores, score_prompt
+from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
+from roseinfer.runner.seats import SeatTable
+from roseinfer.runner.timer import StepTimer, step_timer
+from roseinfer.runner.transfer import start_download, upload
+
+NOT_FINITE_ERROR = "the model returned logits that are not finite"
+NOTHING_LEFT_ERROR = "no token is left to sample: every logit is -inf"
+
+
+@dataclass(slots=True)
+class StepHandle:
+    """A submitted step. Only the runner looks inside."""
+
+    plan: StepPlan
+    timer: StepTimer
+    sampling: list[int] = field(default_factory=list)  # indices of the rows that sample
+    logits: torch.Tensor | None = None
+    sampled: Sampled | None = None
+    prompts: list[PromptScores] = field(default_factory=list)
+
+
+class ModelRunner:
+    """Runs plans in the order submitted; `submit`, then `sample`, then `collect`, each once per plan.
+
+    Several plans may be submitted and sampled before the first is collected: a sampled token goes to the token pool on
+    the device, where the next forward pass finds it. An exception from any call is a failure of the engine; what can
+    be pinned to one request becomes that row's error instead.
+    """
+
+    def __init__(self, model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable) -> None:
+        self._model = model
+        self._attention = attention
+        self._store = store
+        self._seats = seats
+        self._sampler = Sampler(seats)
+        self._unsampled: StepHandle | None = None
+        self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Apply the plan's state changes and launch its forward pass."""
+        assert self._unsampled is None, "a step reads what the step before it sampled"
+        handle = StepHandle(plan, step_timer(self._seats.device))
+        handle.timer.start()
+        self._change_state(plan)
+        if plan.rows:
+            self._forward(handle, Columns.of(plan.rows))
+        handle.timer.stop()
+        self._unsampled = handle
+        return handle
+
+    @torch.inference_mode()
+    def sample(self, handle: StepHandle) -> None:
+        """Launch the sampling of a submitted step."""
+        assert handle is self._unsampled, "steps are sampled in the order submitted, once"
+        self._unsampled = None
+        handle.timer.start()
+        if handle.logits is not None:
+            rows = [handle.plan.rows[i] for i in handle.sampling]
+            seats, ends = [row.seat for row in rows], [row.start + row.count for row in rows]
+            sampled = self._sampler.sample(handle.logits, seats, ends)
+            scores = [part.download() for part in sampled.scores]
+            handle.sampled = Sampled(start_download(sampled.tokens), sampled.scored, scores)
+            handle.logits = None
+        handle.prompts = [scores.download() for scores in handle.prompts]
+        handle.timer.stop()
+
+    def collect(self, handle: StepHandle) -> StepResult:
+        """Wait for a sampled step."""
+        duration_s = handle.timer.wait()
+        rows = handle.plan.rows
+        tokens: list[int] = handle.sampled.tokens.tolist() if handle.sampled else []
+        token_ids: list[tuple[int, ...]] = [()] * len(rows)
+        for i, token in zip(handle.sampling, tokens, strict=True):
+            token_ids[i] = (token,)
+        results = [RowResult(row.request_id, ids) for row, ids in zip(rows, token_ids, strict=True)]
+        self._add_scores(handle, results)
+        if self._seats.broken or handle.prompts or (tokens and min(tokens) < 0):
+            self._add_errors(handle, results, tokens)
+        return StepResult(handle.plan.step, results, duration_s)
+
+    def close(self) -> None:
+        """Nothing runs between calls; memory goes with the object."""
+
+    # --- submit -------------------------------------------------------------------------------------------------
+    def _change_state(self, plan: StepPlan) -> None:
+        seats = self._seats
+        if plan.released:
+            self._scrub(plan.released)
+            seats.release(plan.released)
+        seats.admit(plan.admitted)
+        if plan.copies:
+            src, dst, _ = zip(*plan.copies, strict=True)
+            pairs = upload((src, dst), torch.int64, seats.device)
+            self._store.copy_blocks(pairs[0], pairs[1])
+        growing = [row for row in plan.rows if row.new_blocks]
+        if growing:
+            seats.grow_tables(growing)
+
+    def _scrub(self, released: list[int]) -> None:
+        """Zero what is not finite in the blocks of failed requests before their next owner gets them.
+
+        Attention multiplies masked positions by zero, and zero times NaN is NaN: one bad request would spoil others.
+        """
+        data = self._store.data
+        for seat in released:
+            if seat in self._poisoned:
+                self._poisoned.discard(seat)
+                blocks = self._seats.block_tables[seat, : self._seats.at(seat).num_blocks].long()
+                values = data.index_select(0, blocks)
+                data.index_copy_(0, blocks, torch.where(torch.isfinite(values), values, 0))
+
+    def _forward(self, handle: StepHandle, columns: Columns) -> None:
+        batch = build_batch(columns, self._seats)
+        self._attention.begin(batch, self._store)
+        hidden = self._model.forward(batch, self._attention)
+        handle.sampling = [i for i, sample in enumerate(columns.sample) if sample]
+        num_logits = sum(columns.logits)
+        if num_logits < len(hidden):
+            hidden = hidden.index_select(0, batch.logits_at)
+        if num_logits > len(handle.sampling):
+            hidden = self._score_prompts(handle, columns, hidden)
+        if handle.sampling:
+            handle.logits = self._model.logits(hidden)
+
+    def _score_prompts(self, handle: StepHandle, columns: Columns, hidden: torch.Tensor) -> torch.Tensor:
+        """Score the prompt chunks that ask for it. hidden: [L, d], the positions that want logits.
+
+        Returns the hidden states [n, d] of the positions that sample.
+        """
+        ends = list(accumulate(columns.logits))
+        for i, row in enumerate(handle.plan.rows):
+            seat = self._seats.at(row.seat)
+            wanted = seat.params.prompt_logprobs
+            # The prompt's last position predicts the first output, which sampling scores.
+            count = min(row.start + row.count, seat.prompt_len - 1) - row.start
+            if wanted is None or row.logits < row.count or count <= 0:
+                continue
+            first = ends[i] - row.logits
+            tokens = self._seats.tokens[row.seat, row.start + 1 : row.start + 1 + count]
+            states = hidden[first : first + count]
+            scores = score_prompt(i, self._model.logits, states, tokens, wanted)
+            handle.prompts.append(scores)
+        sampling = upload([ends[i] - 1 for i in handle.sampling], torch.int64, hidden.device)
+        return hidden.index_select(0, sampling)
+
+    # --- collect ------------------------------------------------------------------------------------------------
+    def _add_scores(self, handle: StepHandle, results: list[RowResult]) -> None:
+        sampled = handle.sampled
+        if sampled is not None and sampled.scored:
+            entries = chain.from_iterable(part.to_python() for part in sampled.scores)
+            for at, entry in zip(sampled.scored, entries, strict=True):
+                i = handle.sampling[at]
+                results[i] = results[i]._replace(logprobs=(entry,))
+        for prompt in handle.prompts:
+            results[prompt.row] = results[prompt.row]._replace(prompt_logprobs=prompt.to_python())
+
+    def _add_errors(self, handle: StepHandle, results: list[RowResult], tokens: list[int]) -> None:
+        """Find the rows that failed in this step; every row of a failed request, now and later, is an error."""
+        rows = handle.plan.rows
+        for i, token in zip(handle.sampling, tokens, strict=True):
+            if token < 0:
+                self._fail(rows[i], NOTHING_LEFT_ERROR if token == NOTHING_LEFT else NOT_FINITE_ERROR)
+        for prompt in handle.prompts:
+            if not bool(prompt.finite.all()):
+                self._fail(rows[prompt.row], NOT_FINITE_ERROR)
+        for i, row in enumerate(rows):
+            error = self._seats.broken.get(row.seat)
+            if error is not None:
+                results[i] = RowResult(row.request_id, error=error)
+
+    def _fail(self, row: Row, error: str) -> None:
+        self._seats.broken.setdefault(row.seat, error)
+        if error == NOT_FINITE_ERROR:
+            self._poisoned.add(row.seat)

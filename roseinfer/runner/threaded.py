@@ -1,0 +1,108 @@
+"""A runner on a thread of its own, so that on a CPU the engine plans while a step computes."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from roseinfer.core.errors import EngineClosedError
+from roseinfer.core.plan import StepPlan, StepResult
+
+
+class Runner(Protocol):
+    def submit(self, plan: StepPlan) -> Any: ...
+
+    def sample(self, handle: Any) -> None: ...
+
+    def collect(self, handle: Any) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadedHandle:
+    """A step on its way through the worker. `done` is set with either a result or an error."""
+
+    __slots__ = ("done", "error", "inner", "plan", "result")
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.inner: Any = None
+        self.result: StepResult | None = None
+        self.error: Exception | None = None
+        self.done = threading.Event()
+
+
+_Job = tuple[Callable[[ThreadedHandle], None], ThreadedHandle]
+
+
+class ThreadedRunner:
+    """Runs another runner's calls in order on one worker thread; torch releases the GIL while it computes.
+
+    `submit` and `sample` return at once; an exception of either is raised by `collect`, of that step and of every
+    later one, whose inputs it spoiled. The worker also collects, right after sampling, so that the inner runner only
+    ever sees one thread.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._work, name="roseinfer-runner", daemon=True)
+        self._failure: Exception | None = None  # touched by the worker only
+        self._closed = False
+        self._worker.start()
+
+    def submit(self, plan: StepPlan) -> ThreadedHandle:
+        """Queue a step's forward pass."""
+        handle = ThreadedHandle(plan)
+        self._put(self._submit, handle)
+        return handle
+
+    def sample(self, handle: ThreadedHandle) -> None:
+        """Queue the sampling of a submitted step."""
+        self._put(self._sample, handle)
+
+    def collect(self, handle: ThreadedHandle) -> StepResult:
+        """Wait for a sampled step; raises what its submit or sample raised."""
+        if self._closed and not handle.done.is_set():
+            raise EngineClosedError("the runner was closed before the step was sampled")
+        handle.done.wait()
+        if handle.error is not None:
+            raise handle.error
+        assert handle.result is not None
+        return handle.result
+
+    def close(self) -> None:
+        """Finish what is queued, end the thread, close the inner runner. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._jobs.put(None)
+        self._worker.join()
+        self._runner.close()
+
+    def _put(self, job: Callable[[ThreadedHandle], None], handle: ThreadedHandle) -> None:
+        assert not self._closed, "the runner is closed"
+        self._jobs.put((job, handle))
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, handle = item
+            if self._failure is None:
+                self._run(job, handle)
+            if self._failure is not None and not handle.done.is_set():
+                handle.error = self._failure
+                handle.done.set()
+
+    def _run(self, job: Callable[[ThreadedHandle], None], handle: ThreadedHandle) -> None:
+        try:
+            job(handle)
+        except Exception as error:
+            self._failure = error
+
+    def _submit(self, handle: ThreadedHandle) -> None:
+        handle.inner = self._runner.submit(handle.plan)
+
+    def _sample(self, handle: ThreadedHandle) -> None:
+        self._runner.sample(handle.inner)
+        handle.result = self._runner.collect(handle.inner)
+        handle.done.set()

@@ -1,0 +1,133 @@
+"""Assembling a runner, and running real models through it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.errors import ConfigError, ModelNotFoundError
+from roseinfer.core.plan import Admission, Row, StepPlan
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.runner.build import BuiltRunner, build_runner, resolve_device
+from tests.runner.tiny import run
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "torch_dtype": "float32",
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    generation = {"eos_token_id": [3, 2], "do_sample": True, "temperature": 0.6, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return tmp_path
+
+
+def build(folder: Path, *, model: dict | None = None, cache: dict | None = None, **scheduler: int) -> BuiltRunner:
+    config = EngineConfig(
+        model=ModelConfig(**{"load_format": "dummy", "device": "cpu", **(model or {})}),
+        cache=CacheConfig(**{"block_size": 4, **(cache or {})}),
+        scheduler=SchedulerConfig(**{"max_num_seqs": 4, **scheduler}),
+    )
+    return build_runner(config, folder)
+
+
+def generate(built: BuiltRunner, prompt: list[int], steps: int, chunk: int) -> list[int]:
+    """Greedy text of one request in seat 1, in blocks 5, 6, ..."""
+    params = SamplingParams(max_tokens=steps, temperature=0.0)
+    blocks = tuple(range(5, 5 + 16))
+    admitted = [Admission("r", 1, prompt, len(prompt), params, 0, (), blocks)]
+    out: list[int] = []
+    at = 0
+    while len(out) < steps:
+        count = min(chunk, len(prompt) + len(out) - at)
+        sample = at + count == len(prompt) + len(out)
+        row = Row("r", 1, at, count, int(sample), sample, at, 0, ())
+        out += run(built.runner, StepPlan(at, [row], admitted)).rows[0].token_ids
+        admitted, at = [], at + count
+    return out
+
+
+def test_facts(folder):
+    facts = build(folder).facts
+    assert facts.model_type == "LlamaForCausalLM"
+    assert facts.max_model_len == 64
+    assert facts.num_blocks == 4 * 64 // 4  # full contexts in all seats
+    assert facts.vocab_size == 61
+    assert set(facts.eos_token_ids) == {2, 3}
+    assert facts.default_sampling == {"temperature": 0.6, "top_k": 20}
+    assert (facts.dtype, facts.device) == ("float32", "cpu")
+    assert facts.startup_s.keys() == {"load", "cache", "warm-up"}
+
+
+def test_a_small_cache_shortens_the_default_context(folder):
+    facts = build(folder, cache={"num_kv_blocks": 6}).facts
+    assert (facts.num_blocks, facts.max_model_len) == (6, 24)
+
+
+def test_cache_memory_in_bytes(folder):
+    per_block = 2 * 2 * 4 * 2 * 4 * 4  # layers, K and V, tokens, heads, head_dim, float32
+    assert build(folder, cache={"kv_cache_memory_bytes": 10 * per_block + 1}).facts.num_blocks == 10
+
+
+@pytest.mark.parametrize(
+    ("model", "cache"), [({"max_model_len": 65}, {}), ({"max_model_len": 32}, {"num_kv_blocks": 7})]
+)
+def test_a_context_that_does_not_fit_is_refused(folder, model, cache):
+    with pytest.raises(ConfigError, match="max_model_len"):
+        build(folder, model=model, cache=cache)
+
+
+def test_too_long_a_context_is_refused_before_weights_are_read(folder):
+    with pytest.raises(ConfigError, match="max_model_len"):
+        build(folder, model={"max_model_len": 65, "load_format": "auto"})
+    with pytest.raises(ModelNotFoundError):
+        build(folder, model={"load_format": "auto"})
+
+
+@pytest.mark.parametrize("cache", [{"num_kv_blocks": 1}, {"num_kv_blocks": 1, "block_size": 1}, {"block_size": 64}])
+def test_the_smallest_caches_start(folder, cache):
+    built = build(folder, cache=cache)
+    assert built.facts.max_model_len == min(64, built.facts.num_blocks * cache.get("block_size", 4))
+
+
+def test_warm_up_leaves_the_seats_empty(folder):
+    built = build(folder)
+    assert built.runner._seats.seats == [None] * 4
+    assert not built.runner._seats.penalties._row_of
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="cuda"):
+        resolve_device("cuda")
+    assert resolve_device("auto").type == "cpu"
+
+
+def test_chunks_change_nothing_with_a_real_model_and_backend(folder):
+    prompt = [5, 9, 33, 60, 1, 7, 7, 12, 44, 20, 18]
+    whole = generate(build(folder), prompt, 12, chunk=11)
+    assert len(set(whole)) > 2
+    for chunk in (1, 3, 4, 10):
+        assert generate(build(folder), prompt, 12, chunk) == whole
+
+
+def test_bfloat16_runs(folder):
+    built = build(folder, model={"dtype": "bfloat16"})
+    assert built.facts.dtype == "bfloat16"
+    assert len(generate(built, [5, 9, 33], 4, chunk=2)) == 4

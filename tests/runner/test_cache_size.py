@@ -1,0 +1,58 @@
+import pytest
+
+from roseinfer.core.config import CacheConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.runner import cache_size
+from roseinfer.runner.cache_size import num_kv_blocks, resolve_max_model_len
+
+
+def unused() -> int:
+    raise AssertionError("the default was looked at although a setting overrides it")
+
+
+def test_explicit_blocks_come_before_bytes_before_the_default():
+    assert num_kv_blocks(CacheConfig(num_kv_blocks=7, kv_cache_memory_bytes=10**9), 100, 50, unused) == 7
+    assert num_kv_blocks(CacheConfig(kv_cache_memory_bytes=999), 100, 5, unused) == 9
+    assert num_kv_blocks(CacheConfig(), 100, 50, lambda: 1234) == 12
+
+
+def test_the_default_is_no_more_than_full_seats_need():
+    assert num_kv_blocks(CacheConfig(), 100, 5, lambda: 10**9) == 5
+
+
+def test_no_room_for_a_block_names_the_option():
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
+        num_kv_blocks(CacheConfig(kv_cache_memory_bytes=99), 100, 5, unused)
+    for left in (99, -5):
+        with pytest.raises(ConfigError, match="num_kv_blocks"):
+            num_kv_blocks(CacheConfig(), 100, 5, lambda left=left: left)
+
+
+def test_context_is_the_models_as_far_as_the_cache_holds_it():
+    assert resolve_max_model_len(None, 1024, 4096) == 1024
+    assert resolve_max_model_len(None, 1024, 320) == 320
+    assert resolve_max_model_len(512, 1024, 4096) == 512
+
+
+def test_a_context_that_cannot_be_is_refused_by_name():
+    with pytest.raises(ConfigError, match="max_model_len is 2048, but the model's context is 1024"):
+        resolve_max_model_len(2048, 1024, 4096)
+    with pytest.raises(ConfigError, match="max_model_len is 512, but the KV cache holds 320"):
+        resolve_max_model_len(512, 1024, 320)
+
+
+def test_available_memory_is_the_tighter_of_machine_and_container(monkeypatch, tmp_path):
+    assert 0 < cache_size.available_memory_bytes() < 2**50
+    monkeypatch.setattr(cache_size, "_meminfo_available", lambda: 1000)
+    for room, expected in ((None, 1000), (400, 400), (5000, 1000)):
+        monkeypatch.setattr(cache_size, "_cgroup_room", lambda folder, room=room: room)
+        assert cache_size.available_memory_bytes() == expected
+
+
+def test_cgroup_room(tmp_path):
+    assert cache_size._cgroup_room(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cache_size._cgroup_room(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert cache_size._cgroup_room(tmp_path) == 700

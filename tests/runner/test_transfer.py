@@ -1,0 +1,21 @@
+import torch
+
+from roseinfer.runner.transfer import write_ranges
+
+
+def test_ranges_land_where_they_belong_and_nowhere_else():
+    target = torch.full((4, 6), -1, dtype=torch.int32)
+    write_ranges(target, [2, 0, 3, 1], [1, 0, 5, 2], [[7, 8, 9], (1, 2, 3, 4, 5, 6), [], [4]])
+    assert target.tolist() == [
+        [1, 2, 3, 4, 5, 6],
+        [-1, -1, 4, -1, -1, -1],
+        [-1, 7, 8, 9, -1, -1],
+        [-1] * 6,
+    ]
+
+
+def test_nothing_to_write():
+    target = torch.zeros((2, 2), dtype=torch.int32)
+    write_ranges(target, [], [], [])
+    write_ranges(target, [1], [0], [()])
+    assert not target.any()
