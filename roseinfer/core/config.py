@@ -58,20 +58,49 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What one step may hold, and who decides."""
+    """What one step may hold, and who decides. `policy_name` is the policy that the two options for it name."""
 
-    scheduling_policy: str = option("fifo", "who runs first", choices=("fifo",))
+    scheduling_policy: str | None = option(None, "who runs first (default: fifo)", choices=("fifo", "pack"))
     max_num_seqs: int = option(256, "seats: requests that run at once")
     max_num_batched_tokens: int = option(2048, "tokens computed in one step, decode and prefill together")
+    max_batch_size: int | None = option(None, "requests that decode in one step, taken in turn; default: all that run")
+    max_active_requests: int | None = option(None, "requests that run at once, if fewer than the seats")
+    max_inflight_requests: int | None = option(None, "requests in the engine, waiting ones included; more get a 429")
     enable_chunked_prefill: bool = option(True, "split long prompts over steps")
     long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = no limit of its own")
+    decode_first: bool = option(True, "decoding requests get a step's tokens before prompts do")
+    prefill_max_batch_size: int | None = option(None, "requests that start in one step; default: max_num_seqs")
+    prefill_max_tokens: int | None = option(None, "prompt tokens computed in one step; default: no limit of their own")
+    prefill_admission_policy: str | None = option(None, "another name of --scheduling-policy", choices=("fifo", "pack"))
+    prefill_admission_lookahead: int | None = option(None, "pack: waiting requests looked at (default: 64)")
+    prefill_force_fifo_every: int | None = option(
+        None, "pack: each Nth step admits in order of arrival; 0 = never (default: 0)"
+    )
+    prefill_max_skips: int | None = option(
+        None, "pack: a request that others overtook in so many steps goes next; 0 = no bound (default: 256)"
+    )
     overlap: bool | None = option(None, "plan step k+1 while step k runs; default: on a GPU")
 
     def __post_init__(self) -> None:
         _choices(self)
-        _positive(self, "max_num_seqs", "max_num_batched_tokens")
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError("long_prefill_token_threshold must be 0 (off) or positive")
+        _positive(self, "max_num_seqs", "max_num_batched_tokens", "max_batch_size", "max_active_requests")
+        _positive(self, "max_inflight_requests", "prefill_max_batch_size", "prefill_max_tokens")
+        _positive(self, "prefill_admission_lookahead")
+        for name in ("long_prefill_token_threshold", "prefill_force_fifo_every", "prefill_max_skips"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must be 0 (off) or positive, got {value}")
+        named = {self.scheduling_policy, self.prefill_admission_policy} - {None}
+        if len(named) > 1:
+            raise ConfigError("scheduling_policy and prefill_admission_policy name different policies")
+        if self.policy_name != "pack":
+            for name in ("prefill_admission_lookahead", "prefill_force_fifo_every", "prefill_max_skips"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs scheduling_policy pack, not {self.policy_name}")
+
+    @property
+    def policy_name(self) -> str:
+        return self.scheduling_policy or self.prefill_admission_policy or "fifo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +145,9 @@ class ServerConfig:
 def _choices(config: Any) -> None:
     for f in fields(config):
         allowed = f.metadata.get("choices")
-        if allowed and getattr(config, f.name) not in allowed:
+        if not allowed or (f.default is None and getattr(config, f.name) is None):
+            continue
+        if getattr(config, f.name) not in allowed:
             raise ConfigError(f"{f.name} must be one of {', '.join(allowed)}, got {getattr(config, f.name)!r}")
 
 

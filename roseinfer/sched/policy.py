@@ -5,12 +5,11 @@ requests compute, `chunk` how many tokens of a prompt, `victim` who yields when 
 `admit` who of the waiting starts.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Event
 from roseinfer.core.request import Request
 
@@ -22,14 +21,21 @@ class Verdict(Enum):
 
 
 class View(NamedTuple):
-    """The scheduler's state at the start of a step, to read only."""
+    """The scheduler's state at the start of a step, to read only.
+
+    `uncached(request)`: how many tokens a waiting request would compute until it has its next one.
+    """
 
     now_s: float
     step: int
+    free_seats: int
     free_blocks: int
     block_size: int
+    token_budget: int
+    max_model_len: int
     running: Collection[Request]
     waiting: Collection[Request]
+    uncached: Callable[[Request], int]
 
 
 class Decision(Protocol):
@@ -63,7 +69,7 @@ class Policy(Protocol):
 def make_policy(config: SchedulerConfig) -> Policy:
     """The policy that the options name."""
     from roseinfer.sched.policies.fifo import FifoPolicy
+    from roseinfer.sched.policies.pack import PackPolicy
 
-    if config.scheduling_policy == "fifo":
-        return FifoPolicy(config.long_prefill_token_threshold)
-    raise ConfigError(f"scheduling_policy {config.scheduling_policy!r} is not known")
+    policies: dict[str, Callable[[SchedulerConfig], Policy]] = {"fifo": FifoPolicy, "pack": PackPolicy}
+    return policies[config.policy_name](config)

@@ -86,10 +86,14 @@ class Scheduler:
         view = View(
             now_s,
             self._step,
+            len(self._free_seats),
             self.kv.num_free,
             self.kv.block_size,
+            self.config.max_num_batched_tokens,
+            self.max_model_len,
             self.running.values(),
             self.waiting.values(),
+            self._uncached,
         )
         decision = self.policy.begin(view)
         draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
@@ -199,6 +203,15 @@ class Scheduler:
             started.append(request)
         for request in started:
             self._seat_taken(request, now_s)
+
+    def _uncached(self, request: Request) -> int:
+        """Tokens that a waiting request would compute before it can sample: at least the last one."""
+        known = len(request.tokens)
+        if request.params.prompt_logprobs is not None and request.unscored:
+            return known
+        if request.fork_of is not None and request.fork_of in self.running:
+            return max(1, known - request.prompt_len)
+        return known - min(self.kv.match(request.request_id, request.tokens).tokens, known - 1)
 
     def _awaits_parent(self, request: Request) -> bool:
         """A fork waits until its parent has computed the prompt, so that it need not be computed twice."""
@@ -317,7 +330,9 @@ class Scheduler:
                 self._vacate(request)
             return None
         if result.error is not None:
-            return RequestOutput(row.request_id, end=self._finish(request, FinishReason.ERROR, now_s, error=result.error))
+            return RequestOutput(
+                row.request_id, end=self._finish(request, FinishReason.ERROR, now_s, error=result.error)
+            )
         end = row.start + row.count
         request.computed = end
         self.kv.register(row.request_id, request.tokens, end, request.prompt_len)

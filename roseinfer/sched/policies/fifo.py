@@ -1,32 +1,49 @@
-"""First in, first out: decode rows and the oldest prompts first; the youngest yields."""
+"""First in, first out: requests start in the order of arrival, as far as the prefill budget goes; the youngest yields.
+
+A request that exceeds what is left of the budget stays at the head of the queue for the next step.
+"""
 
 from collections.abc import Collection, Iterable
 
-from roseinfer.core.events import Event
-from roseinfer.core.request import Request
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.events import Ended, Event
+from roseinfer.core.request import Request, Status
+from roseinfer.sched.policies.prefill import PrefillBudget
+from roseinfer.sched.policies.rotation import Rotation
 from roseinfer.sched.policy import Decision, Verdict, View
 
 
 class FifoPolicy:
-    """`chunk_limit`: the longest chunk of one prompt in a step, 0 = as much as the step has room for.
-
-    It keeps no state, so it is its own decision.
-    """
-
-    def __init__(self, chunk_limit: int = 0) -> None:
-        self._chunk_limit = chunk_limit
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._rotation = Rotation(config)
 
     def begin(self, view: View) -> Decision:
-        return self
+        return FifoDecision(self._config, self._rotation, view)
 
     def observe(self, event: Event) -> None:
-        pass
+        if isinstance(event, Ended):
+            self._rotation.forget(event.request_id)
+
+
+class FifoDecision:
+    """One step. Other policies keep its answers but for the order of admission."""
+
+    def __init__(self, config: SchedulerConfig, rotation: Rotation, view: View) -> None:
+        self.budget = PrefillBudget(config, view)
+        self._chunk_limit = config.long_prefill_token_threshold
+        self._rotation = rotation
+        self._view = view
 
     def select(self, running: Collection[Request]) -> Iterable[Request]:
-        return running
+        return self._rotation.select(running, self._view)
 
     def chunk(self, request: Request, room: int) -> int:
-        return min(room, self._chunk_limit) if self._chunk_limit else room
+        if self._chunk_limit:
+            room = min(room, self._chunk_limit)
+        if request.status is Status.WAITING:
+            return self.budget.first_chunk(room)
+        return self.budget.next_chunk(room)
 
     def victim(self, running: Collection[Request]) -> Request | None:
         return list(running)[-1] if running else None
@@ -35,4 +52,4 @@ class FifoPolicy:
         return waiting
 
     def admit(self, request: Request) -> Verdict:
-        return Verdict.ADMIT
+        return Verdict.ADMIT if self.budget.start(request) else Verdict.STOP

@@ -1,0 +1,90 @@
+"""Packing: short prompts overtake long ones, so that many requests start within one step's prefill budget.
+
+Of the first `prefill_admission_lookahead` waiting requests the cheapest are chosen (ties by arrival) while seats and
+`prefill_max_tokens` last; those that do not fit are skipped; the chosen start in the order of arrival and the others
+keep theirs. If nothing fits the head of the queue runs alone. Without a token budget this is FIFO.
+
+A long prompt is not skipped for ever: each `prefill_force_fifo_every`th step admits in order of arrival, and who was
+overtaken in `prefill_max_skips` steps goes next.
+"""
+
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.events import Admitted, Ended, Event
+from roseinfer.core.request import Request
+from roseinfer.sched.policies.fifo import FifoDecision
+from roseinfer.sched.policies.rotation import Rotation
+from roseinfer.sched.policy import Decision, View
+
+DEFAULT_LOOKAHEAD = 64
+DEFAULT_MAX_SKIPS = 256
+
+
+class PackPolicy:
+    """Counts the steps in which somebody waits, and how often each waiting request was overtaken."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._rotation = Rotation(config)
+        self._lookahead = config.prefill_admission_lookahead or DEFAULT_LOOKAHEAD
+        self._force_every = config.prefill_force_fifo_every or 0
+        skips = config.prefill_max_skips
+        self._max_skips = DEFAULT_MAX_SKIPS if skips is None else skips
+        self._steps = 0
+        self._skips: dict[str, int] = {}
+
+    def begin(self, view: View) -> Decision:
+        if not view.waiting:
+            return FifoDecision(self._config, self._rotation, view)
+        self._steps += 1
+        forced = self._force_every > 0 and self._steps % self._force_every == 0
+        if forced or self._config.prefill_max_tokens is None:
+            return FifoDecision(self._config, self._rotation, view)
+        return PackDecision(self._config, self._rotation, view, self)
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Admitted | Ended):
+            self._skips.pop(event.request_id, None)
+        if isinstance(event, Ended):
+            self._rotation.forget(event.request_id)
+
+    def choose(self, decision: FifoDecision, waiting: Collection[Request]) -> list[Request]:
+        """Who starts now, in the order of arrival; notes who was overtaken."""
+        window = list(islice(waiting, self._lookahead))
+        overdue = self._overdue(window)
+        chosen = {overdue} if overdue is not None else self._cheapest(decision, window)
+        last = max(chosen)
+        for index, request in enumerate(window[:last]):
+            if index not in chosen:
+                self._skips[request.request_id] = self._skips.get(request.request_id, 0) + 1
+        return [window[index] for index in sorted(chosen)]
+
+    def _overdue(self, window: list[Request]) -> int | None:
+        if not self._max_skips:
+            return None
+        late = (i for i, request in enumerate(window) if self._skips.get(request.request_id, 0) >= self._max_skips)
+        return next(late, None)
+
+    def _cheapest(self, decision: FifoDecision, window: list[Request]) -> set[int]:
+        """Indices of the cheapest requests that fit together; the head alone if none does."""
+        budget = decision.budget
+        costs = [budget.cost(request) for request in window]
+        tokens_left, starts_left = budget.tokens_left or 0, budget.starts_left
+        chosen: set[int] = set()
+        for index in sorted(range(len(window)), key=costs.__getitem__):
+            if len(chosen) >= starts_left or costs[index] > tokens_left:
+                break
+            tokens_left -= costs[index]
+            chosen.add(index)
+        return chosen or {0}
+
+
+class PackDecision(FifoDecision):
+    def __init__(self, config: SchedulerConfig, rotation: Rotation, view: View, policy: PackPolicy) -> None:
+        super().__init__(config, rotation, view)
+        self._policy = policy
+
+    def order(self, waiting: Collection[Request]) -> Iterable[Request]:
+        return [] if self.budget.closed else self._policy.choose(self, waiting)

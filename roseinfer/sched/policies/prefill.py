@@ -1,0 +1,68 @@
+"""What a step may spend on prompts: how many requests start, and how many prompt tokens are computed."""
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.request import Request
+from roseinfer.sched.policy import View
+
+
+class PrefillBudget:
+    """One step's `prefill_max_batch_size`, `prefill_max_tokens` and `max_active_requests`.
+
+    A request costs its prompt tokens that are not cached, and never more than the context. Chunks of prompts that
+    started in earlier steps are paid from the same tokens.
+    """
+
+    def __init__(self, config: SchedulerConfig, view: View) -> None:
+        self.tokens_left = config.prefill_max_tokens
+        self._view = view
+        self._chunked = config.enable_chunked_prefill
+        seats = config.max_active_requests or config.max_num_seqs
+        self._starts_left = min(
+            config.prefill_max_batch_size or config.max_num_seqs, view.free_seats, seats - len(view.running)
+        )
+        self._started = 0
+        self._granted: int | None = None
+
+    def cost(self, request: Request) -> int:
+        return min(self._view.uncached(request), self._view.max_model_len)
+
+    @property
+    def starts_left(self) -> int:
+        return self._starts_left - self._started
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody else can start in this step."""
+        return self.starts_left <= 0 or (self.tokens_left is not None and self.tokens_left <= 0)
+
+    def fits(self, cost: int) -> bool:
+        """Whether a request of this cost can start within what is left."""
+        return not self.closed and (self.tokens_left is None or cost <= self.tokens_left)
+
+    def start(self, request: Request) -> bool:
+        """Pay for a request that starts now; False, and nothing paid, if it has to wait.
+
+        The first one of a step may exceed the tokens: it runs alone, or as far as they go if prompts are chunked.
+        """
+        if self.closed:
+            return False
+        if self.tokens_left is not None:
+            cost = self.cost(request)
+            if self._started and cost > self.tokens_left:
+                return False
+            self._granted = min(cost, self.tokens_left) if self._chunked else cost
+            self.tokens_left -= self._granted
+        self._started += 1
+        return True
+
+    def first_chunk(self, room: int) -> int:
+        """Tokens of the request that `start` was last called for."""
+        return room if self._granted is None else min(room, self._granted)
+
+    def next_chunk(self, room: int) -> int:
+        """Pay for a chunk of a prompt that started earlier: as many of `room` tokens as are left."""
+        if self.tokens_left is None:
+            return room
+        taken = max(0, min(room, self.tokens_left))
+        self.tokens_left -= taken
+        return taken

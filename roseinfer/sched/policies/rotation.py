@@ -1,0 +1,56 @@
+"""Which running requests compute in a step: decoding ones in turn, and how they share a step with prompts."""
+
+from collections.abc import Collection, Iterable
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.request import Request
+from roseinfer.sched.policy import View
+
+
+class Rotation:
+    """At most `max_batch_size` requests decode in one step, those that waited longest first.
+
+    Without `decode_first` prompts get a step's tokens before decoding requests do; one request decodes all the same,
+    so that those that hold KV blocks always come to an end.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._max_batch_size = config.max_batch_size
+        self._decode_first = config.decode_first
+        self._last_turn: dict[str, int] = {}
+        self._turns = 0
+
+    def forget(self, request_id: str) -> None:
+        self._last_turn.pop(request_id, None)
+
+    def select(self, running: Collection[Request], view: View) -> Iterable[Request]:
+        limit = self._max_batch_size
+        if self._decode_first and (limit is None or len(running) <= limit):
+            return running
+        decoding = [request for request in running if _decodes(request)]
+        prompts = [request for request in running if not _decodes(request)]
+        if limit is not None and len(decoding) > limit:
+            decoding.sort(key=lambda request: self._last_turn.get(request.request_id, -1))
+            decoding = decoding[:limit]
+        if not self._decode_first:
+            decoding = decoding[: max(1, view.token_budget - _prompt_tokens(prompts, view))]
+        for request in decoding:
+            self._turns += 1
+            self._last_turn[request.request_id] = self._turns
+        return decoding + prompts
+
+
+def _decodes(request: Request) -> bool:
+    return request.remaining <= 1 and request.planned >= request.prompt_len
+
+
+def _prompt_tokens(prompts: list[Request], view: View) -> int:
+    """Tokens that running prompts and the head of the queue would take, up to the step's budget."""
+    wanted = sum(request.remaining for request in prompts)
+    waiting = iter(view.waiting)
+    for _ in range(view.free_seats):
+        request = next(waiting, None)
+        if request is None or wanted >= view.token_budget:
+            break
+        wanted += view.uncached(request)
+    return min(wanted, view.token_budget)
