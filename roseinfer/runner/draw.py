@@ -9,7 +9,7 @@ float64. Filters apply in the order min-p, top-k, top-p, each to what the one be
 Equally likely tokens are ranked by token id, so the kept set is defined on every device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,9 +39,8 @@ class DrawSettings:
     candidates: tuple[int, ...]
 
     def take(self, index: torch.Tensor) -> "DrawSettings":
-        columns = (self.temperature, self.top_p, self.min_p, self.top_k)
-        taken = (c.index_select(0, index) for c in columns)
-        return DrawSettings(*taken, self.any_min_p, self.any_whole_mass, self.candidates)
+        names = ("temperature", "top_p", "min_p", "top_k")
+        return replace(self, **{name: getattr(self, name).index_select(0, index) for name in names})
 
 
 def draw_plain(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings, u: torch.Tensor) -> torch.Tensor:

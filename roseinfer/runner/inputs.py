@@ -1,8 +1,8 @@
 """From the rows of a plan to the tensors of a forward pass: one pass over the rows, a fixed number of tensor calls."""
 
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import add, gt, sub
-from typing import NamedTuple
 
 import torch
 
@@ -12,7 +12,8 @@ from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.transfer import upload
 
 
-class Columns(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Columns:
     """The rows of a plan, transposed: a field's values in row order."""
 
     request_id: tuple[str, ...]

@@ -29,8 +29,7 @@ class Scores:
     def download(self) -> "Scores":
         """The same on the host, once the stream has come so far."""
         tops = [TopTokens(t.at, start_download(t.ids), start_download(t.logprobs)) for t in self.tops]
-        chosen = (start_download(t) for t in (self.tokens, self.logprobs, self.ranks))
-        return Scores(*chosen, tops)
+        return Scores(start_download(self.tokens), start_download(self.logprobs), start_download(self.ranks), tops)
 
     def to_python(self) -> list[TokenLogprobs]:
         """One entry per position; only for tensors that have arrived on the host."""

@@ -6,7 +6,6 @@ likeliest token, or a draw at the request's temperature through its filters (see
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -36,7 +35,8 @@ class Sampled:
     scores: list[Scores]
 
 
-class _Subset(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Subset:
     """Some rows of the step. `index` [m] int64 is None if they are all of them, so that nothing is copied then."""
 
     rows: list[int]
@@ -124,8 +124,9 @@ class Sampler:
                 self._penalise(logits, rows, rows.subset(part))
         if rows.features & Feature.BIASED:
             biased = rows.that_use(Feature.BIASED)
-            where = _flat_index(logits, biased, [rows.records[i].bias_ids for i in biased])
-            values = torch.cat([rows.records[i].bias_values for i in biased])
+            records = [rows.records[i] for i in biased]
+            where = _flat_index(logits, biased, [record.bias_ids for record in records])
+            values = torch.cat([record.bias_values for record in records])
             logits.view(-1).index_add_(0, where, values)
         if rows.features & Feature.MIN_TOKENS:
             short = [i for i in rows.that_use(Feature.MIN_TOKENS) if _below_min_tokens(rows, i)]

@@ -29,7 +29,7 @@ class Feature:
 class Seat:
     """Host side of a seated request.
 
-    `stop_ids` and `bias` hold device tensors of what min_tokens masks and logit_bias adds, None if there is nothing.
+    `stop_ids` and `bias_*` are on the device: what min_tokens masks and what logit_bias adds, empty if nothing.
     `num_blocks` is the length of the block table.
     """
 
@@ -38,9 +38,9 @@ class Seat:
     params: SamplingParams
     features: int
     num_blocks: int
-    stop_ids: torch.Tensor | None = None
-    bias_ids: torch.Tensor | None = None
-    bias_values: torch.Tensor | None = None
+    stop_ids: torch.Tensor
+    bias_ids: torch.Tensor
+    bias_values: torch.Tensor
 
 
 class SeatTable:
@@ -64,6 +64,8 @@ class SeatTable:
         self.block_tables = torch.zeros((max_num_seqs, self.max_blocks), dtype=torch.int32, device=device)
         self.settings = torch.zeros((max_num_seqs, 3), dtype=torch.float64, device=device)
         self.integers = torch.zeros((max_num_seqs, 3), dtype=torch.int64, device=device)
+        self._no_ids = torch.zeros(0, dtype=torch.int64, device=device)
+        self._no_values = torch.zeros(0, dtype=torch.float32, device=device)
         self.penalties = Penalties(vocab_size, device)
         self.seats: list[Seat | None] = [None] * max_num_seqs
         self.broken: dict[int, str] = {}  # seat -> why it cannot run
@@ -111,7 +113,9 @@ class SeatTable:
         """Fill the host side; returns the token ids to write, harmless ones if they are unusable."""
         assert 0 < a.prompt_len <= len(a.token_ids) <= self.max_model_len, "the scheduler refuses what cannot fit"
         params = a.params
-        seat = Seat(a.request_id, a.prompt_len, params, _features(params, a.stop_ids), len(a.blocks))
+        no_ids, no_values = self._no_ids, self._no_values
+        features = _features(params, a.stop_ids)
+        seat = Seat(a.request_id, a.prompt_len, params, features, len(a.blocks), no_ids, no_ids, no_values)
         self.seats[a.seat] = seat
         error = self._unusable(a)
         if error is not None:
