@@ -185,6 +185,11 @@ class KvManager:
             self._index.insert(seq.blocks[index], seq.chain.entry(tokens, index))
         seq.registered = max(seq.registered, full)
 
+    def distrust(self, sequence_id: str) -> None:
+        """The sequence failed, so what it computed must not be matched again."""
+        for block in self._sequences[sequence_id].blocks:
+            self._index.forget(block)
+
     def release(self, sequence_id: str) -> None:
         """Give back all blocks but stay open: the sequence was preempted and will start over."""
         seq = self._sequences[sequence_id]

@@ -330,6 +330,7 @@ class Scheduler:
                 self._vacate(request)
             return None
         if result.error is not None:
+            self.kv.distrust(row.request_id)
             return RequestOutput(
                 row.request_id, end=self._finish(request, FinishReason.ERROR, now_s, error=result.error)
             )

@@ -140,6 +140,8 @@ def test_a_failed_row_ends_its_request_alone() -> None:
     assert done["bad:0"].reason is FinishReason.ERROR
     assert done["bad:0"].end.error == "planted failure"
     assert done["good:0"].tokens == expected
+    add(core, "again", PROMPT, seed=2, max_tokens=1)
+    assert run_dry(core)["again:0"].cached_tokens == 0, "what a failed request computed is not to be trusted"
 
 
 def test_what_can_never_run_is_refused_when_added() -> None:
