@@ -45,12 +45,8 @@ class EngineDeadError(RoseinferError):
     """The engine failed; every open request ends with this."""
 
 
-class QueueFullError(RoseinferError):
-    """The bounded queue is full. `retry_after_s` is an estimate from the measured drain rate."""
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+class TooManyInflightError(RoseinferError):
+    """The engine holds as many requests as it was told to; try again when one has ended."""
 
 
 class RequestFailedError(RoseinferError):

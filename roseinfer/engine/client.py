@@ -12,6 +12,7 @@ from roseinfer.core.errors import (
     RequestFailedError,
     RequestTooLongError,
     RoseinferError,
+    TooManyInflightError,
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk
@@ -74,7 +75,10 @@ class Stream:
 class AsyncEngine:
     """See `engine.api.Engine`. Made by `AsyncEngine.start`; all methods belong to the event loop it was started in."""
 
-    def __init__(self, transport: Transport, tokenizer: Tokenizer, clock: Clock) -> None:
+    def __init__(
+        self, transport: Transport, tokenizer: Tokenizer, clock: Clock, max_inflight_requests: int | None = None
+    ) -> None:
+        self._max_inflight = max_inflight_requests
         self._transport = transport
         self._tokenizer = tokenizer
         self._clock = clock
@@ -88,9 +92,18 @@ class AsyncEngine:
         self.info: EngineInfo
 
     @classmethod
-    async def start(cls, transport: Transport, tokenizer: Tokenizer, clock: Clock | None = None) -> "AsyncEngine":
-        """Bring an engine up. Raises what kept it from starting."""
-        engine = cls(transport, tokenizer, clock or MonotonicClock())
+    async def start(
+        cls,
+        transport: Transport,
+        tokenizer: Tokenizer,
+        clock: Clock | None = None,
+        max_inflight_requests: int | None = None,
+    ) -> "AsyncEngine":
+        """Bring an engine up. Raises what kept it from starting.
+
+        With `max_inflight_requests`, `generate` raises `TooManyInflightError` while so many have not ended.
+        """
+        engine = cls(transport, tokenizer, clock or MonotonicClock(), max_inflight_requests)
         engine.info = await transport.start(engine._on_message, engine._on_death)
         engine._heartbeat_s = engine._clock.now()
         return engine
@@ -119,6 +132,8 @@ class AsyncEngine:
         return stream
 
     def _check(self, request: GenerateRequest) -> None:
+        if self._max_inflight is not None and len(self._streams) >= self._max_inflight:
+            raise TooManyInflightError(f"{len(self._streams)} requests are in the engine, its limit")
         if request.request_id in self._streams:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         if request.n < 1:

@@ -7,7 +7,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from roseinfer.core.errors import ConfigError, EngineClosedError, InvalidRequestError, RequestTooLongError
+from roseinfer.core.errors import (
+    ConfigError,
+    EngineClosedError,
+    InvalidRequestError,
+    RequestTooLongError,
+    TooManyInflightError,
+)
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
@@ -62,6 +68,7 @@ class LLM:
         config = make_engine_config(model=model, **options)
         self.tokenizer = load_tokenizer(config.model)
         self.core, self.info = build_engine(config, model_folder(config.model))
+        self._max_inflight = config.scheduler.max_inflight_requests
         self._numbers = itertools.count()
         self._closed = False
 
@@ -139,6 +146,8 @@ class LLM:
             raise EngineClosedError("the engine is closed")
         if self.core.busy:
             raise InvalidRequestError("another call of this LLM is not finished: exhaust or close its stream first")
+        if self._max_inflight is not None and len(jobs) > self._max_inflight:
+            raise TooManyInflightError(f"{len(jobs)} prompts at once exceed max_inflight_requests {self._max_inflight}")
         texts: dict[str, tuple[_Job, SequenceText]] = {}
         try:
             for job in jobs:

@@ -17,7 +17,7 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
         transport = ThreadTransport(lambda: build_engine(config, folder))
     else:
         transport = ProcessTransport(config, folder)
-    return await AsyncEngine.start(transport, tokenizer)
+    return await AsyncEngine.start(transport, tokenizer, max_inflight_requests=config.scheduler.max_inflight_requests)
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:

@@ -101,6 +101,11 @@ def unavailable(code: str, message: str, retry_after_s: float, should_retry: boo
     )
 
 
+def too_many_inflight(message: str, retry_after_s: float) -> ApiError:
+    """429: turned away on purpose, at the operator's limit."""
+    return ApiError(429, message, type="overloaded_error", code="too_many_inflight", retry_after_s=retry_after_s)
+
+
 def internal_error() -> ApiError:
     return ApiError(500, "The server failed on this request", type="server_error", code="internal_error")
 

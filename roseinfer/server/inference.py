@@ -8,7 +8,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from roseinfer.server.errors import as_api_error
+from roseinfer.core.errors import TooManyInflightError
+from roseinfer.server.errors import as_api_error, too_many_inflight
 from roseinfer.server.events import EventEncoder
 from roseinfer.server.generation import Generation
 from roseinfer.server.ids import check_request_id
@@ -86,6 +87,12 @@ class Run:
         else:
             await self._answer_stream(receive, send)
 
+    def _start(self) -> None:
+        try:
+            self._generation.start()
+        except TooManyInflightError as error:
+            raise too_many_inflight(str(error), self._service.lifecycle.retry_after_s(1)) from error
+
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = WholeAnswer(self._job, self._backend.tokenizer)
 
@@ -130,7 +137,7 @@ class Run:
         interval_s = self._service.config.sse_keep_alive_interval
         try:
             with self._service.lifecycle.live(self._supervisor):
-                self._generation.start()
+                self._start()
                 keep_alive = None if events is None else events.keep_alive
                 await self._supervisor.run(work, receive, keep_alive, interval_s)
             self._service.lifecycle.finished(len(self._job.prompts))

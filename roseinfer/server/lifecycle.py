@@ -82,9 +82,13 @@ class Lifecycle:
         if self.phase is Phase.DRAINING:
             return unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
         if self.prompts >= self._max_prompts:
-            wait_s = self._rate.seconds_for(self.prompts - self._max_prompts + 1)
+            wait_s = self.retry_after_s(self.prompts - self._max_prompts + 1)
             return unavailable("queue_full", f"{self.prompts} prompts are in the server, its limit", wait_s)
         return None
+
+    def retry_after_s(self, prompts: int) -> float:
+        """Estimated seconds until that many more prompts have finished."""
+        return self._rate.seconds_for(prompts)
 
     @contextmanager
     def ticket(self) -> Iterator[Ticket]:

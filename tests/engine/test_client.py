@@ -13,6 +13,7 @@ from roseinfer.core.errors import (
     InvalidRequestError,
     RequestFailedError,
     RequestTooLongError,
+    TooManyInflightError,
 )
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan
@@ -62,10 +63,13 @@ def info() -> EngineInfo:
 
 
 @asynccontextmanager
-async def engine(runner: FakeRunner, depth: int = 1) -> AsyncIterator[tuple[AsyncEngine, Callable[[], int]]]:
+async def engine(
+    runner: FakeRunner, depth: int = 1, max_inflight: int | None = None
+) -> AsyncIterator[tuple[AsyncEngine, Callable[[], int]]]:
     """An engine, and a function that counts the requests alive in its scheduler."""
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB, depth=depth)
-    client = await AsyncEngine.start(ThreadTransport(lambda: (core, info())), byte_tokenizer())
+    transport = ThreadTransport(lambda: (core, info()))
+    client = await AsyncEngine.start(transport, byte_tokenizer(), max_inflight_requests=max_inflight)
     try:
         yield client, lambda: core.scheduler.num_live
     finally:
@@ -168,6 +172,19 @@ def test_refusals_name_the_reason_and_leave_nothing() -> None:
     asyncio.run(main())
 
 
+def test_over_the_inflight_limit_requests_are_refused_until_one_ends() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), max_inflight=2) as (client, _):
+            first, second = client.generate(request("a")), client.generate(request("b"))
+            with pytest.raises(TooManyInflightError):
+                client.generate(request("c"))
+            await read(first)
+            await read(client.generate(request("c")))
+            await read(second)
+
+    asyncio.run(main())
+
+
 def test_one_failed_request_does_not_touch_the_others() -> None:
     async def main() -> None:
         probe = FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)
@@ -206,15 +223,19 @@ def test_when_the_engine_fails_every_stream_ends_with_an_error() -> None:
 def test_closing_ends_open_streams_and_refuses_new_ones() -> None:
     async def main() -> None:
         before = threading.active_count()
-        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
+        runner = GatedRunner()
+        async with engine(runner) as (client, _):
             stream = client.generate(request("open", max_tokens=900))
             await stream.__anext__()
-            await client.close()
+            runner.gate.clear()  # nothing moves until the stream has been told
+            closing = asyncio.create_task(client.close())
             with pytest.raises(EngineClosedError):
                 await read(stream)
             with pytest.raises(EngineClosedError):
                 client.generate(request("late"))
             assert not client.health().alive
+            runner.gate.set()
+            await closing
         assert threading.active_count() <= before + 1, "only asyncio's own helper thread may be left"
 
     asyncio.run(main())
