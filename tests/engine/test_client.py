@@ -30,16 +30,16 @@ PROMPT = [5, 9, 2, 7, 11, 30, 8]
 
 
 class GatedRunner(FakeRunner):
-    """Runs a step only when the test lets it, and fails when the test says so."""
+    """Runs a few steps, then waits until the test opens the gate, and fails when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, free_steps: int = 3) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE, VOCAB)
         self.gate = threading.Event()
-        self.gate.set()
+        self.free_steps = free_steps
         self.broken = False
 
     def submit(self, plan: StepPlan) -> int:
-        assert self.gate.wait(30)
+        assert plan.step < self.free_steps or self.gate.wait(30)
         if self.broken:
             raise RuntimeError("planted engine failure")
         return super().submit(plan)
@@ -143,7 +143,6 @@ def test_cancel_frees_the_request_in_every_state() -> None:
         async with engine(runner) as (client, live):
             streams = [client.generate(request(f"r{i}", [i, *PROMPT], n=2, max_tokens=500)) for i in range(8)]
             await streams[0].__anext__()
-            runner.gate.clear()
             for stream in streams:
                 stream.cancel()
                 stream.cancel()
@@ -210,6 +209,7 @@ def test_when_the_engine_fails_every_stream_ends_with_an_error() -> None:
             streams = [client.generate(request(f"r{i}", max_tokens=500)) for i in range(4)]
             await streams[0].__anext__()
             runner.broken = True
+            runner.gate.set()
             for stream in streams:
                 with pytest.raises(EngineDeadError, match="planted engine failure"):
                     await read(stream)
@@ -227,7 +227,6 @@ def test_closing_ends_open_streams_and_refuses_new_ones() -> None:
         async with engine(runner) as (client, _):
             stream = client.generate(request("open", max_tokens=900))
             await stream.__anext__()
-            runner.gate.clear()  # nothing moves until the stream has been told
             closing = asyncio.create_task(client.close())
             with pytest.raises(EngineClosedError):
                 await read(stream)
