@@ -19,7 +19,15 @@ from roseinfer.core.errors import (
 )
 from roseinfer.options import OptionParser, OptionSet
 
-HELPS = [["--help"], ["serve", "--help"], ["generate", "--help"], ["bench", "latency", "--help"], ["--version"]]
+HELPS = [
+    ["--help"],
+    ["serve", "--help"],
+    ["generate", "--help"],
+    ["bench", "latency", "--help"],
+    ["bench", "streaming", "--help"],
+    ["bench", "kv-cow", "--help"],
+    ["--version"],
+]
 
 
 @pytest.mark.parametrize("argv", HELPS, ids=" ".join)

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "models": {"core", "kernels", "attention", "layers"},
     "runner": {"core", "kernels", "attention", "layers", "models"},
     "server": {"core", "text", "engine"},
-    "bench": {"core", "engine", "hub", "text", "server"},
+    "bench": {"core", "kv", "attention", "engine", "hub", "text", "server"},
     "commands": {"core", "options", "hub", "text", "engine", "server", "bench", "sim"},
     "cli": {"core", "options", "commands"},
     "assets": set(),
@@ -44,9 +44,12 @@ TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 RESERVED = {
     "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
     "roseinfer.kv": lambda importer: (
-        _part(importer) in ("kv", "sched", "sim") or importer == "roseinfer.engine.process"
+        _part(importer) in ("kv", "sched", "sim") or importer in ("roseinfer.engine.process", "roseinfer.bench.kv_cow")
     ),
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
+    "roseinfer.attention": lambda importer: (
+        _part(importer) in ("attention", "models", "runner") or importer == "roseinfer.bench.kv_cow"
+    ),
 }
 # These see the engine from outside: its interface, its clients, and what starts it.
 OUTSIDE = {"server", "bench", "commands", "__init__"}

@@ -31,13 +31,15 @@ class KVStore:
         """Views of one layer's K and V, each [num_blocks, block_size, kv_heads, head_dim] (strided by block)."""
         return self.data[:, index, 0], self.data[:, index, 1]
 
-    def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor) -> None:
-        """Copy whole blocks src[i] -> dst[i] ([n] int64) over all layers in one operation.
+    def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor, tokens: int) -> None:
+        """Copy the first `tokens` slots of blocks src[i] -> dst[i] ([n] int64) over all layers in one operation.
 
-        Sources are read before any destination is written, and destinations are distinct. Copying the unused tail of
-        a block is harmless: nothing past a sequence's length is ever read.
+        Sources are read before any destination is written, and destinations are distinct. `tokens` is that of the
+        fullest source: to copy more of the others is harmless, since nothing past a sequence's length is ever read,
+        but to copy whole blocks that are filled in part takes memory traffic many times over.
         """
-        self.data.index_copy_(0, dst, self.data.index_select(0, src))
+        slots = self.data[:, :, :, :tokens]
+        slots.index_copy_(0, dst, slots.index_select(0, src))
 
     @staticmethod
     def bytes_per_block(num_layers: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

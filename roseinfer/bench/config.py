@@ -1,5 +1,6 @@
 """The options of the benchmarks, as frozen dataclasses like all others."""
 
+import math
 from dataclasses import dataclass
 
 from roseinfer.core.config import option
@@ -36,6 +37,107 @@ class ThroughputConfig:
 
     def __post_init__(self) -> None:
         _check_positive(self, "input_len", "output_len", "num_prompts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingConfig:
+    """`bench streaming`: requests that arrive one after the other, each read token by token.
+
+    Each run starts with nothing of an earlier run in the prefix cache.
+    """
+
+    hf_model_id: str | None = option(None, "another name of MODEL", metavar="MODEL")
+    prompt: str = option("Hello", "what prompts are made of")
+    prompt_repeats: str = option(
+        "1", "how often the prompt is repeated: one number for each request, taken in turn", metavar="N,N,..."
+    )
+    unique_prompts: bool = option(False, "number the prompts at their start and share no prefix between requests")
+    num_requests: int = option(32, "requests of a run")
+    max_new_tokens: int = option(64, "tokens each request generates at most")
+    submit_interval_ms: float = option(0.0, "milliseconds between arrivals; 0 = all at once")
+    submit_schedule: str = option(
+        "absolute",
+        "absolute: request i is due i intervals after the first; relative: one after the one before it was added",
+        choices=("absolute", "relative"),
+    )
+    stop_on_eos: bool = option(True, "the model's end token ends a request")
+    prefix_cache: bool | None = option(None, "another name of --enable-prefix-caching")
+    chunked_prefill: bool | None = option(None, "another name of --enable-chunked-prefill")
+    pretok: bool = option(False, "tokenise all prompts before the first arrives")
+    tokenize_workers: int = option(0, "threads that tokenise; 0 = none, the event loop does it")
+    stream_interval: int = option(1, "tokens that a reader takes at a time, after the first")
+    paged_attn: bool = option(True, "attention over KV blocks; there is no other")
+    cuda_graph: bool = option(False, "not there yet: refused")
+    nvtx: bool = option(False, "mark the phases of each run for a profiler (needs CUDA)")
+    warmup_runs: int = option(1, "runs that do not count")
+    repeat_runs: int = option(1, "runs that count")
+    compare: str | None = option(
+        None, "run two values of one option in turn; 'default' = not given", metavar="OPTION=A,B"
+    )
+    json: str | None = option(None, "write the result to this file", metavar="FILE")
+    plot: str | None = option(None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png")
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "num_requests", "max_new_tokens", "stream_interval", "repeat_runs")
+        _check_not_negative(self, "submit_interval_ms", "tokenize_workers", "warmup_runs")
+        if self.submit_schedule not in ("absolute", "relative"):
+            raise ConfigError(f"submit_schedule must be absolute or relative, got {self.submit_schedule!r}")
+        if not self.prompt:
+            raise ConfigError("prompt must not be empty")
+        if self.cuda_graph:
+            raise ConfigError("cuda_graph: this engine has no CUDA graphs yet")
+        if not self.paged_attn:
+            raise ConfigError("paged_attn cannot be turned off: this engine has no other attention")
+        parse_repeats(self.prompt_repeats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCowConfig:
+    """`bench kv-cow`: a batch of requests that share a partly filled block and each append one token to it."""
+
+    old_len: int = option(1, "tokens that the requests share")
+    batch_size: int = option(16, "requests that diverge at once")
+    iters: int = option(5000, "batches that count")
+    layers: int = option(12, "layers of the KV cache")
+    heads: int = option(12, "KV heads")
+    head_dim: int = option(64, "numbers of each head")
+    block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
+    dtype: str = option(
+        "auto",
+        "of the cache; auto = bfloat16 on a GPU, float32 on a CPU",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = option("auto", "auto = cuda if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int | None = option(None, "CPU threads; default: all cores")
+    json: str | None = option(None, "write the result to this file", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "old_len", "batch_size", "iters", "layers", "heads", "head_dim")
+        if self.threads is not None:
+            _check_positive(self, "threads")
+        if self.block_size & (self.block_size - 1) or not 0 < self.block_size <= 256:
+            raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
+        if self.old_len % self.block_size == 0:
+            raise ConfigError(
+                f"old_len {self.old_len} fills its last block of block_size {self.block_size}: nothing is copied"
+            )
+
+
+def parse_repeats(text: str) -> tuple[int, ...]:
+    """`"512,1,1,1"` -> (512, 1, 1, 1). Raises `ConfigError`."""
+    try:
+        repeats = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        repeats = ()
+    if not repeats or min(repeats) < 1:
+        raise ConfigError(f"prompt_repeats must be positive numbers with commas between them, got {text!r}")
+    return repeats
+
+
+def _check_not_negative(config: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ConfigError(f"{name} must be 0 or positive, got {getattr(config, name)}")
 
 
 def _check_positive(config: object, *names: str) -> None:

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Protocol
 
-from roseinfer.commands import bench_latency, bench_throughput, generate, serve
+from roseinfer.commands import bench_kv_cow, bench_latency, bench_streaming, bench_throughput, generate, serve
 from roseinfer.options import OptionParser, OptionSet
 
 
@@ -26,4 +26,11 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, generate, bench_latency, bench_throughput)
+COMMANDS: tuple[Command, ...] = (
+    serve,
+    generate,
+    bench_latency,
+    bench_throughput,
+    bench_streaming,
+    bench_kv_cow,
+)
