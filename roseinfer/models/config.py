@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.sampling import SamplingParams
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -32,6 +33,7 @@ _HARMLESS = frozenset(
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     use_cache output_attentions output_hidden_states output_scores return_dict return_dict_in_generate
     is_decoder chunk_size_feed_forward pretraining_tp n_ctx use_flash_attn attn_implementation
+    predict_special_tokens output_past max_sequence_length is_llama_config neftune_noise_alpha
     do_sample temperature top_k top_p min_p typical_p epsilon_cutoff eta_cutoff repetition_penalty length_penalty
     no_repeat_ngram_size encoder_no_repeat_ngram_size max_length min_length max_new_tokens min_new_tokens
     num_beams num_beam_groups num_return_sequences diversity_penalty early_stopping bad_words_ids
@@ -177,7 +179,10 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
 
 
 def read_generation_config(folder: Path) -> GenerationDefaults:
-    """EOS ids of generation_config.json and config.json together, and the sampling defaults if it samples."""
+    """EOS ids of generation_config.json and config.json together, and the sampling defaults if it samples.
+
+    Raises `UnsupportedModelError` for a default that no request could use.
+    """
     generation, config = (
         _read_json(path) if path.is_file() else {}
         for path in (folder / "generation_config.json", folder / "config.json")
@@ -185,8 +190,19 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     eos = tuple(dict.fromkeys(_eos_ids(generation, folder) + _eos_ids(config, folder)))
     if not generation.get("do_sample"):
         return GenerationDefaults(eos_token_ids=eos)
+    return GenerationDefaults(eos_token_ids=eos, **_sampling_defaults(generation, folder))
+
+
+def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return GenerationDefaults(eos_token_ids=eos, **{name: generation.get(name) for name in names})
+    values = {name: generation[name] for name in names if generation.get(name) is not None}
+    if values.get("top_k") == -1:  # some write "off" so
+        values["top_k"] = 0
+    try:
+        SamplingParams(**values)
+    except InvalidRequestError as error:
+        raise UnsupportedModelError(f"{folder / 'generation_config.json'}: {error}") from error
+    return values
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -204,7 +220,7 @@ def _eos_ids(data: dict[str, Any], folder: Path) -> list[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise UnsupportedModelError(f"{folder}: eos_token_id = {value!r} is not an integer or a list of them")
-    return ids
+    return [i for i in ids if i >= 0]  # -1 = none
 
 
 def _architecture(data: dict[str, Any], where: str) -> str:
@@ -341,9 +357,13 @@ def _rope(fields: _Fields) -> RopeSpec:
     if not isinstance(data, dict):
         fields.refuse(key, data)
     inner = _Fields(data, f"{fields.where} {key}")
-    kind = inner.get("rope_type") or inner.get("type") or "default"
+    # `type` is the older name; transformers keeps it when it adds the newer one.
+    older = inner.get("type")
+    kind = inner.get("rope_type") or older or "default"
     if kind not in _ROPE_FIELDS:
         inner.refuse("rope_type", kind, f"known: {', '.join(_ROPE_FIELDS)}")
+    if older not in (None, kind):
+        inner.refuse("type", older, f"rope_type is {kind}")
     for holder in (fields, inner):
         if holder.get("partial_rotary_factor") not in (None, 1.0):
             holder.refuse("partial_rotary_factor", holder.get("partial_rotary_factor"))

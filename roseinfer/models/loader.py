@@ -131,6 +131,8 @@ def _weight_files(folder: Path) -> list[Path]:
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise UnsupportedModelError(f"{index} is not an index of safetensors: {error}") from error
     for name in names:
+        if not isinstance(name, str):
+            raise UnsupportedModelError(f"{index} is not an index of safetensors: {name!r} is no file name")
         if Path(name).name != name or not (folder / name).is_file():
             raise ModelNotFoundError(f"{index} names {name}, which is not in the folder")
     return [folder / name for name in names]

@@ -136,16 +136,18 @@ def _num_blocks(config: EngineConfig, model: CausalLM) -> int:
 
 def _assemble(model: CausalLM, shape: _Shape) -> tuple[ModelRunner, SeatTable]:
     spec = model.spec
-    store = KVStore(
-        shape.num_blocks,
-        spec.num_layers,
-        shape.block_size,
-        spec.num_kv_heads,
-        spec.head_dim,
-        model.dtype,
-        model.device,
-    )
-    seats = SeatTable(shape.max_num_seqs, shape.max_model_len, shape.block_size, spec.vocab_size, model.device)
+    with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
+        store = KVStore(
+            shape.num_blocks,
+            spec.num_layers,
+            shape.block_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+            model.dtype,
+            model.device,
+        )
+    with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
+        seats = SeatTable(shape.max_num_seqs, shape.max_model_len, shape.block_size, spec.vocab_size, model.device)
     return ModelRunner(model, TorchAttention(), store, seats), seats
 
 
@@ -174,6 +176,15 @@ def _default_sampling(generation: GenerationDefaults) -> dict[str, float | int]:
     values = asdict(generation)
     del values["eos_token_ids"]
     return {name: value for name, value in values.items() if value is not None}
+
+
+@contextmanager
+def _memory_for(what: str, options: str) -> Iterator[None]:
+    """For allocations only: what these raise (OSError by the system, RuntimeError by torch) is want of memory."""
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        raise ConfigError(f"there is no memory for {what}; lower {options}") from error
 
 
 @contextmanager

@@ -103,9 +103,9 @@ class ModelRunner:
             seats.release(plan.released)
         seats.admit(plan.admitted)
         if plan.copies:
-            src, dst, _ = zip(*plan.copies, strict=True)
+            src, dst, tokens = zip(*plan.copies, strict=True)
             pairs = upload((src, dst), torch.int64, seats.device)
-            self._store.copy_blocks(pairs[0], pairs[1])
+            self._store.copy_blocks(pairs[0], pairs[1], max(tokens))
         growing = [row for row in plan.rows if row.new_blocks]
         if growing:
             seats.grow_tables(growing)

@@ -49,17 +49,16 @@ class Choice:
 
     def _echoed(self) -> dict[str, list[Any]]:
         entries: PromptEntries = self.prompt_entries or [None] * len(self.prompt.ids)
-        renderer = CompletionLogprobs(self._names, self._job.logprobs or 0, self._detokenizer())
+        text = IncrementalDetokenizer(self._tokenizer)
+        renderer = CompletionLogprobs(self._names, self._job.logprobs or 0, text)
         return renderer.render(self.prompt.ids, entries)
 
     def _completion_logprobs(self) -> CompletionLogprobs | None:
         if self._job.logprobs is None:
             return None
         offset = len(self.prompt.text) if self._job.echo else 0
-        return CompletionLogprobs(self._names, self._job.logprobs, self._detokenizer(), offset)
-
-    def _detokenizer(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self._tokenizer)
+        text = IncrementalDetokenizer(self._tokenizer, self.prompt.params.skip_special_tokens)
+        return CompletionLogprobs(self._names, self._job.logprobs, text, offset)
 
 
 class Choices:

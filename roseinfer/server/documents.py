@@ -14,13 +14,14 @@ from roseinfer.server.schemas import (
     TokenizeRequest,
 )
 
-INFERENCE_ERRORS = (400, 401, 404, 408, 413, 500, 503)
+INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 _WHAT = {
     400: "a field is wrong or not supported, or the prompt is too long",
     401: "no API key, or a wrong one",
     404: "no such model",
     408: "the body came too slowly",
     413: "the body is too large",
+    429: "as many requests are in the engine as it was told to take; see Retry-After",
     500: "the engine failed",
     503: "queue full, loading, draining, or the engine is not healthy; see Retry-After",
 }

@@ -18,7 +18,9 @@ Chunks = AsyncGenerator[tuple[int, SequenceChunk], None]
 _PROPER_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-class TokenTimes(Protocol):
+class Observer(Protocol):
+    def prompt_done(self, tokens: int, cached_tokens: int) -> None: ...
+
     def first_token(self, seconds: float) -> None: ...
 
     def inter_token(self, seconds: float, tokens: int) -> None: ...
@@ -27,12 +29,12 @@ class TokenTimes(Protocol):
 class Generation:
     """`start`, iterate `chunks` to the end, `cancel` in any case."""
 
-    def __init__(self, job: Job, engine: Engine, ids: Iterator[int], times: TokenTimes, clock: Clock) -> None:
+    def __init__(self, job: Job, engine: Engine, ids: Iterator[int], observer: Observer, clock: Clock) -> None:
         self.job = job
         self.account = Account()
         self._engine = engine
         self._ids = ids
-        self._times = times
+        self._observer = observer
         self._clock = clock
         self._streams: list[RequestStream] = []
 
@@ -97,9 +99,11 @@ class Generation:
         run = self.account.runs[prompt]
         sample = run.samples[chunk.index]
         new_tokens = chunk.num_output_tokens - sample.tokens
-        sample.note(chunk)
         if chunk.index == 0:  # the other samples share what sample 0 computed, which is no hit of the prompt's
+            if not sample.tokens:
+                self._observer.prompt_done(run.prompt_tokens, chunk.cached_tokens)
             run.cached_tokens = chunk.cached_tokens
+        sample.note(chunk)
         if new_tokens > 0:
             self._note_tokens(run, sample, new_tokens)
         if chunk.finish_reason is not None and chunk.finish_reason not in _PROPER_ENDS:
@@ -109,9 +113,9 @@ class Generation:
         now_s = self._clock.now()
         if run.first_s is None:
             run.first_s = now_s
-            self._times.first_token(now_s - run.arrival_s)
+            self._observer.first_token(now_s - run.arrival_s)
         if sample.last_s:
-            self._times.inter_token((now_s - sample.last_s) / tokens, tokens)
+            self._observer.inter_token((now_s - sample.last_s) / tokens, tokens)
         sample.last_s = now_s
 
     def _check_complete(self) -> None:

@@ -91,6 +91,7 @@ class Run:
         try:
             self._generation.start()
         except TooManyInflightError as error:
+            self._backend.metrics.refused("max_inflight_requests")
             raise too_many_inflight(str(error), self._service.lifecycle.retry_after_s(1)) from error
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,10 +114,15 @@ class Run:
     async def _answer_stream(self, receive: Receive, send: Send) -> None:
         events = EventStream(send)
         encoder = EventEncoder(self._job, self._backend.tokenizer, self._generation.account.usage)
+        # The log probabilities of a long prompt are much to write down, here too.
+        heavy = self._job.echo and self._job.logprobs is not None
 
         async def pass_on() -> None:
             async for prompt, chunk in self._generation.chunks():
-                data = encoder.feed(prompt, chunk)
+                if heavy:
+                    data = await self._service.offload.run(encoder.feed, prompt, chunk)
+                else:
+                    data = encoder.feed(prompt, chunk)
                 if data:
                     await events.write(data)
 

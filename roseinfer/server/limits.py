@@ -1,6 +1,9 @@
 """What one request may cost before it is refused, and the reading of bodies under these limits."""
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +17,10 @@ from roseinfer.server.errors import bad_request, body_too_large, body_too_slow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes in bytes, characters or entries; times in seconds. `max_logprobs` -1 = no limit."""
+    """Sizes in bytes, characters or entries; times in seconds. `max_logprobs` -1 = no limit.
+
+    `max_total_tokens` bounds n x (prompt + max_tokens), summed over the prompts of a request.
+    """
 
     max_body_bytes: int
     max_prompts: int
@@ -24,6 +30,7 @@ class Limits:
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 1024
+    max_total_tokens: int = 2**23
     max_warnings: int = 32
     max_header_count: int = 256
     max_header_bytes: int = 2**20
@@ -88,9 +95,22 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
 
 def _parse_object(data: bytes) -> dict[str, Any]:
     try:
-        value = orjson.loads(data)
+        with _no_collection():
+            value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"The body is not valid JSON: {error.msg} at byte {error.pos}") from None
     if not isinstance(value, dict):
         raise bad_request("The body must be a JSON object")
     return value
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A body of millions of small lists would set off one full garbage collection after the other."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -93,8 +93,8 @@ class EngineCollector(Collector):
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Sequences sent back to wait", stats.preemptions)
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens processed", stats.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated", stats.generation_tokens)
+        yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
         age_s = health.heartbeat_age_s
         yield self._gauge("roseinfer:engine_heartbeat_age_seconds", "Since the engine's last turn", age_s)
 
@@ -122,6 +122,11 @@ class EngineMetrics:
         self._fixed(engine)
         registry.register(EngineCollector(engine, model_name))
 
+    def prompt_done(self, tokens: int, cached_tokens: int) -> None:
+        """A prompt has been processed: `tokens` of it, `cached_tokens` of them found in the cache."""
+        self._prompts.inc(tokens)
+        self._cached.inc(cached_tokens)
+
     def first_token(self, seconds: float) -> None:
         """From arrival to the first token of a prompt, as the server sees it."""
         self._ttft.observe(seconds)
@@ -145,7 +150,6 @@ class EngineMetrics:
         """`reason` is that of the samples without a finish reason of their own."""
         self._prompt_tokens.observe(run.prompt_tokens)
         self._computed.observe(run.prompt_tokens - run.cached_tokens)
-        self._cached.inc(run.cached_tokens)
         self._n.observe(len(run.samples))
         self._max_tokens.observe(run.max_tokens)
         self._longest_output.observe(max(sample.tokens for sample in run.samples))
@@ -197,9 +201,8 @@ class EngineMetrics:
 
     def _counters(self) -> None:
         self._success = self._counter("vllm:request_success", "Ended samples", (*LABELS, "finished_reason"))
-        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens not computed anew", LABELS).labels(
-            *self._values
-        )
+        self._prompts = self._plain_counter("vllm:prompt_tokens", "Tokens of prompts processed, cached ones included")
+        self._cached = self._plain_counter("vllm:prompt_tokens_cached", "Prompt tokens not computed anew")
         self._rejections = self._counter("vllm:admission_rejections", "Requests turned away", ("model_name", "reason"))
         self._aborted = self._counter("roseinfer:requests_aborted", "Requests cut short", (*LABELS, "reason"))
 
@@ -214,6 +217,9 @@ class EngineMetrics:
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, help, LABELS, buckets=buckets, registry=self._registry).labels(*self._values)
+
+    def _plain_counter(self, name: str, help: str) -> Counter:
+        return self._counter(name, help, LABELS).labels(*self._values)
 
     def _counter(self, name: str, help: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, help, labels, registry=self._registry)

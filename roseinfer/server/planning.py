@@ -36,13 +36,19 @@ class Draft:
         self.params = sampling_params(request, max_tokens, asked, call.backend.info, call.limits)
 
     def job(self, kind: Kind, encoded: list[Encoded], echo: bool = False) -> Job:
-        """Raises `RequestTooLongError` for a prompt that leaves no room in the context."""
+        """Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too much."""
         call, request = self.call, self.request
         context = call.backend.info.max_model_len
+        param = "messages" if kind is Kind.CHAT else "prompt"
         prompts = tuple(
-            Prompt(ids=entry.ids, params=fit(self.params, len(entry.ids), context), text=entry.text if echo else "")
+            Prompt(
+                ids=entry.ids,
+                params=fit(self.params, len(entry.ids), context, param),
+                text=entry.text if echo else "",
+            )
             for entry in encoded
         )
+        self._check_total(sum(len(prompt.ids) + prompt.params.max_tokens for prompt in prompts))
         return Job(
             kind=kind,
             request_id=call.request_id,
@@ -68,6 +74,12 @@ class Draft:
         if n * prompts > limits.max_sequences:
             raise bad_request(f"n x prompts is {n * prompts}, at most {limits.max_sequences} is allowed", "n")
         return n
+
+    def _check_total(self, tokens_per_sample: int) -> None:
+        total, limit = self.n * tokens_per_sample, self.call.limits.max_total_tokens
+        if total > limit:
+            message = f"n x (prompt + max_tokens) over all prompts is {total} tokens, at most {limit} are allowed"
+            raise bad_request(message, "n")
 
     def _stream_choices(self) -> StreamChoices | None:
         request = self.request

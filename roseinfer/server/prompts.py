@@ -65,14 +65,11 @@ class PromptEncoder:
         if unknown:
             message = f"chat_template_kwargs: {unknown[0][:100]!r} cannot be set for this model's template"
             raise bad_request(message, "chat_template_kwargs")
-        return await self._offload.run(
-            self._template.encode,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            add_special_tokens=add_special_tokens,
-            **kwargs,
-        )
+        options = kwargs | {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        return await self._offload.run(self._encode_chat, self._template, messages, options, add_special_tokens)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         if not ids:
@@ -95,7 +92,15 @@ class PromptEncoder:
             raise bad_request("prompt must not be empty", "prompt")
         return Encoded(ids, prompt)
 
-    def _check_length(self, text: str) -> None:
+    def _encode_chat(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any], special: bool
+    ) -> list[int]:
+        if sum(map(_chars, messages)) > PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
+            # The template decides how much of the messages there will be.
+            self._check_length(template.render(messages, **options), "messages")
+        return template.encode(messages, add_special_tokens=special, **options)
+
+    def _check_length(self, text: str, param: str = "prompt") -> None:
         """Refuses text that no tokenisation could fit into the context, before it costs a tokenisation."""
         if len(text) <= PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
             return
@@ -104,7 +109,12 @@ class PromptEncoder:
             self._max_token_bytes = max(len(self.tokenizer.token_bytes(token)) for token in tokens)
         if len(text.encode(errors="replace")) > self._max_token_bytes * self._max_model_len:
             message = f"The prompt has {len(text)} characters, more than {self._max_model_len} tokens can hold"
-            raise RequestTooLongError(message)
+            raise RequestTooLongError(message, param)
+
+
+def _chars(message: dict[str, Any]) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], list[str]]:

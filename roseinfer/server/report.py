@@ -43,6 +43,8 @@ def _classify(cause: BaseException | None) -> tuple[str, str]:
         return FinishReason.ABORT, "shutdown"
     if isinstance(cause, InvalidRequestError):
         return "rejected", cause.code or "invalid"
+    if isinstance(cause, ApiError) and cause.status == 429:
+        return "rejected", cause.code or "limit"
     if cause is None:
         return "", ""
     return FinishReason.ERROR, f"{type(cause).__name__}: {cause}"[:500]

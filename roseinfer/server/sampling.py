@@ -90,12 +90,15 @@ def sampling_params(
     return SamplingParams(**fields)
 
 
-def fit(params: SamplingParams, prompt_len: int, max_model_len: int) -> SamplingParams:
-    """Clamps the output to what the context leaves. Raises `RequestTooLongError` if it leaves nothing."""
+def fit(params: SamplingParams, prompt_len: int, max_model_len: int, param: str = "prompt") -> SamplingParams:
+    """Clamps the output to what the context leaves.
+
+    Raises `RequestTooLongError` naming `param`, where the prompt came from, if it leaves nothing.
+    """
     room = max_model_len - prompt_len
     if room < min(1, params.max_tokens):
         message = f"The prompt has {prompt_len} tokens, which leaves no room in the context of {max_model_len}"
-        raise RequestTooLongError(message)
+        raise RequestTooLongError(message, param)
     if params.max_tokens <= room:
         return params
     return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))

@@ -5,18 +5,29 @@ Ranges are checked where the values are used (`SamplingParams` and `server.sampl
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from roseinfer.server.errors import ApiError, bad_request
 
 MAX_LISTED_ERRORS = 10
 MAX_ERROR_CHARS = 300
+# Far above what `Limits` allows: here it is only to bound what parsing costs. Plain lists of token ids cost little.
+MAX_ITEMS = 65536
+
+
+def _short(value: Any) -> Any:
+    """Pydantic measures a dict after it has parsed it, and notes an error for each wrong entry."""
+    if isinstance(value, dict) and len(value) > MAX_ITEMS:
+        raise ValueError(f"Dictionary should have at most {MAX_ITEMS} items, not {len(value)}")
+    return value
+
 
 # A long list of wrong entries must not cost an error each.
 TokenIds = Annotated[list[int], Field(fail_fast=True, description="token ids within the vocabulary")]
-TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
-Strings = Annotated[list[str], Field(fail_fast=True)]
-Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_ITEMS)]
+Strings = Annotated[list[str], Field(fail_fast=True, max_length=MAX_ITEMS)]
+Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
+Biases = Annotated[dict[str, float], BeforeValidator(_short)]
 
 
 class RequestModel(BaseModel):
@@ -50,7 +61,7 @@ class GenerationRequest(ModelField):
     include_stop_str_in_output: bool | None = Field(None, description="keep the stop string; default false")
     ignore_eos: bool | None = Field(None, description="go on after end-of-text tokens; default false")
     prompt_logprobs: int | None = Field(None, description="alternatives per prompt token; not with stream")
-    logit_bias: dict[str, float] | None = Field(None, description="token id -> -100 to 100")
+    logit_bias: Biases | None = Field(None, description="token id -> -100 to 100")
     stream: bool | None = Field(None, description="answer as server-sent events")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
     stream_interval: int | None = Field(None, description="tokens per chunk, at least; default 1")
@@ -77,7 +88,7 @@ class ChatMessage(RequestModel):
     name: str | None = None
 
 
-Messages = Annotated[list[ChatMessage], Field(fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_ITEMS)]
 
 
 class MessagesFields(RequestModel):

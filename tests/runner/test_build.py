@@ -131,3 +131,12 @@ def test_bfloat16_runs(folder):
     built = build(folder, model={"dtype": "bfloat16"})
     assert built.facts.dtype == "bfloat16"
     assert len(generate(built, [5, 9, 33], 4, chunk=2)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"cache": {"num_kv_blocks": 10**12}}, "num_kv_blocks"), ({"max_num_seqs": 10**13}, "max_num_seqs")],
+)
+def test_more_memory_than_there_is_names_the_option(folder: Path, options: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no memory for .* lower {named}"):
+        build(folder, **options)

@@ -53,7 +53,7 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
     for name, value in {
         "vllm:num_requests_running": 3, "vllm:num_requests_waiting": 4, "vllm:kv_cache_usage_perc": 0.25,
         "vllm:prefix_cache_queries_total": 50, "vllm:prefix_cache_hits_total": 20, "vllm:num_preemptions_total": 2,
-        "vllm:prompt_tokens_total": 70, "vllm:generation_tokens_total": 90,
+        "roseinfer:prefill_tokens_total": 70, "vllm:generation_tokens_total": 90,
     }.items():  # fmt: skip
         assert server.metric(name, **LABELS) == value, name
     assert server.metric("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
@@ -77,6 +77,7 @@ def deltas(server: LiveServer, names: list[str], **body: object) -> list[float]:
 def test_a_request_leaves_its_lengths_and_times(server: LiveServer) -> None:
     """The times are those of `fake_engine.TIMES`."""
     expected = {
+        "vllm:prompt_tokens_total": 3,
         "vllm:request_prompt_tokens_sum": 3,
         "vllm:request_generation_tokens_sum": 3,
         "vllm:request_max_num_generation_tokens_sum": 3,
@@ -98,8 +99,8 @@ def test_a_request_leaves_its_lengths_and_times(server: LiveServer) -> None:
 
 def test_samples_and_prompts(server: LiveServer) -> None:
     names = ["params_n_sum", "generation_tokens_count", "prompt_tokens_count", "max_num_generation_tokens_sum"]
-    names = [f"vllm:request_{name}" for name in names]
-    assert deltas(server, names, prompt=["a", "b"], n=3, max_tokens=2) == [6, 6, 2, 4]
+    names = [f"vllm:request_{name}" for name in names] + ["vllm:prompt_tokens_total"]
+    assert deltas(server, names, prompt=["a", "b"], n=3, max_tokens=2) == [6, 6, 2, 4, 4]
 
 
 def test_finish_reasons(server: LiveServer) -> None:

@@ -1,0 +1,155 @@
+"""`roseinfer serve` as an operator runs it: the command, its engine process, and what can be seen of both."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+
+PATIENCE_S = 60.0
+OPTIONS = ("--port", "0", "--threads", "1", "--num-kv-blocks", "80", "--max-num-seqs", "16")
+IDLE = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0, "vllm:kv_cache_usage_perc": 0.0}
+
+
+class RealServer:
+    """Use as a context manager: up on entry, and gone on exit, whatever a test did to it. Leads its own group."""
+
+    def __init__(self, *options: str) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in _end
+        self._temporary = tempfile.TemporaryDirectory()  # a short path: names of sockets may not be long
+        command = [sys.executable, "-m", "roseinfer.cli", "serve", *OPTIONS, *options]
+        environment = {**os.environ, "TMPDIR": self._temporary.name}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            process_group=0,
+            env=environment,
+        )
+        self.url = ""
+        self.engine = 0
+
+    def __enter__(self) -> "RealServer":
+        try:
+            self._await_start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _await_start(self) -> None:
+        assert self.process.stdout is not None
+        greeting = self.process.stdout.readline() + self.process.stdout.readline()
+        assert " is served on http://127.0.0.1:" in greeting, self.log()
+        self.url = greeting.split(" is served on ")[1].split(";")[0]
+        (self.engine,) = children(self.process.pid)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+
+    def __exit__(self, *exc: object) -> None:
+        self.http.close()
+        self._end()
+
+    def _end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.communicate(timeout=PATIENCE_S)
+        finally:
+            for pid in (self.process.pid, self.engine):
+                if pid and alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+            self._log.close()
+            self._temporary.cleanup()
+
+    def exit_code(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def left_behind(self) -> list[str]:
+        """What it and its engine have among the temporary files."""
+        return os.listdir(self._temporary.name)
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(**self._client_options(options))
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(**self._client_options(options))
+
+    def _client_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {"base_url": self.url + "/v1", "api_key": "none", "max_retries": 0, "timeout": PATIENCE_S} | given
+
+    def status(self, path: str) -> tuple[int, str | None]:
+        """(status, code of the error)."""
+        answer = self.http.get(path)
+        return answer.status_code, None if answer.is_success else answer.json()["error"]["code"]
+
+    def metrics(self, *names: str, **labels: str) -> list[float]:
+        """For each name the sum of the samples that have these labels."""
+        sums = dict.fromkeys(names, 0.0)
+        for line in self.http.get("/metrics").text.splitlines():
+            name = line.split("{")[0].split(" ")[0]
+            if name in sums and all(f'{key}="{value}"' in line for key, value in labels.items()):
+                sums[name] += float(line.rsplit(" ", 1)[1])
+        return list(sums.values())
+
+    def until_idle(self) -> None:
+        """Waits until no request is in the server or the engine, and no KV block is in use."""
+        until(lambda: self.http.get("/load").json() == {"server_load": 0})
+        until(lambda: self.metrics(*IDLE) == list(IDLE.values()))
+
+
+class Seen(NamedTuple):
+    """One line of the process table."""
+
+    parent: int
+    state: str
+
+
+def process_table() -> dict[int, Seen]:
+    """From /proc, or from ps where there is none."""
+    if Path("/proc/self/stat").exists():
+        stats = [_read(path / "stat") for path in Path("/proc").iterdir() if path.name.isdecimal()]
+        # pid (command) state parent ...; the command may hold anything.
+        fields = [(stat.split(" ", 1)[0], *stat.rpartition(")")[2].split()[:2]) for stat in stats if stat]
+        return {int(pid): Seen(int(parent), state) for pid, state, parent in fields}
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in listed.splitlines()]
+    return {int(pid): Seen(int(parent), state) for pid, parent, state in lines}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # it has ended meanwhile
+        return ""
+
+
+def children(pid: int) -> list[int]:
+    return [child for child, seen in process_table().items() if seen.parent == pid]
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that has ended and that nobody has asked about yet does not."""
+    seen = process_table().get(pid)
+    return seen is not None and not seen.state.startswith("Z")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what must come true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.02)

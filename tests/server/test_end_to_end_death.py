@@ -1,0 +1,111 @@
+"""How the real server and its engine process end: by a signal, by each other's death, and never half."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.real_server import PATIENCE_S, RealServer, alive, until
+
+LONG: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "extra_body": {"ignore_eos": True}, "stream": True}
+Kill = Callable[[RealServer], None]
+
+
+@pytest.fixture
+def own() -> Iterator[RealServer]:
+    """A server of the test's own, for it to end."""
+    with RealServer() as server:
+        yield server
+
+
+def begun(client: openai.OpenAI) -> list[Any]:
+    """Streams of which something has arrived already, and that are far from their end."""
+    messages: Any = [{"role": "user", "content": "def fibonacci("}]
+    streams: list[Any] = [
+        client.completions.create(**LONG, prompt="import os\n", n=2),
+        client.chat.completions.create(**LONG, messages=messages),
+    ]
+    for stream in streams:
+        next(stream)
+    return streams
+
+
+def finish_reasons(streams: list[Any]) -> list[str]:
+    """Of all choices of streams read to their end; the openai client raises if one fails on the way."""
+    reasons = [chunk.choices[0].finish_reason for stream in streams for chunk in stream]
+    return [reason for reason in reasons if reason is not None]
+
+
+def test_when_the_engine_is_killed_every_request_fails_loudly(own: RealServer) -> None:
+    with own.client() as client, own.client(max_retries=2) as patient:
+        streams = begun(client)
+        os.kill(own.engine, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(openai.APIError) as failed:
+                list(stream)
+            assert failed.value.code == "engine_dead"
+        until(lambda: own.status("/health") == (503, "engine_unhealthy"))
+        assert own.status("/ready") == (503, "engine_unhealthy")
+        for stream in (False, True):
+            with pytest.raises(openai.APIStatusError) as refused:
+                patient.completions.create(model="tiny", prompt="x", stream=stream)
+            assert (refused.value.status_code, refused.value.code) == (503, "engine_unhealthy")
+            assert refused.value.response.headers["x-should-retry"] == "false"
+    until(lambda: own.http.get("/load").json() == {"server_load": 0})
+    own.process.send_signal(signal.SIGTERM)
+    assert own.exit_code() == 0
+
+
+def terminate(server: RealServer) -> None:
+    server.process.send_signal(signal.SIGTERM)
+
+
+def interrupt_group(server: RealServer) -> None:
+    """What a terminal does on Ctrl-C."""
+    os.killpg(server.process.pid, signal.SIGINT)
+
+
+def terminate_group(server: RealServer) -> None:
+    """What service managers do that stop all processes of a service."""
+    os.killpg(server.process.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("end", [terminate, interrupt_group, terminate_group])
+def test_it_drains(own: RealServer, end: Kill) -> None:
+    with own.client() as client, own.client() as late:
+        streams = begun(client)
+        end(own)
+        until(lambda: own.status("/ready") == (503, "draining"))
+        assert own.status("/health") == (200, None)
+        with pytest.raises(openai.InternalServerError) as refused:
+            late.completions.create(model="tiny", prompt="x")
+        assert refused.value.code == "draining" and int(refused.value.response.headers["Retry-After"]) >= 1
+        assert alive(own.engine)
+        assert finish_reasons(streams) == ["length"] * 3
+    assert own.exit_code() == 0
+    assert not alive(own.engine)
+    with pytest.raises(httpx.ConnectError):
+        own.http.get("/health")
+
+
+def test_an_idle_server_ends_at_once(own: RealServer) -> None:
+    own.process.send_signal(signal.SIGTERM)
+    assert own.exit_code() == 0
+    assert not alive(own.engine) and own.left_behind() == []
+    assert own.log() == "", "nothing to complain about"
+
+
+def test_the_engine_does_not_outlive_a_killed_server(own: RealServer) -> None:
+    with own.client() as client:
+        streams = begun(client)
+        own.process.kill()
+        own.process.wait(PATIENCE_S)
+        for stream in streams:
+            with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
+                list(stream)
+    until(lambda: not alive(own.engine))
+    assert own.left_behind() == []
