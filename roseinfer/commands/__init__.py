@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Protocol
 
-from roseinfer.commands import bench_kv_cow, bench_latency, bench_streaming, bench_throughput, generate, serve
+from roseinfer.commands import bench_kv_cow, bench_latency, bench_streaming, bench_throughput, generate, serve, simulate
 from roseinfer.options import OptionParser, OptionSet
 
 
@@ -33,4 +33,5 @@ COMMANDS: tuple[Command, ...] = (
     bench_throughput,
     bench_streaming,
     bench_kv_cow,
+    simulate,
 )

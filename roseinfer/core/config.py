@@ -122,8 +122,8 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
     allowed_origins: tuple[str, ...] = option((), "CORS origins", metavar="ORIGIN")
-    max_num_queued_reqs: int = option(1024, "requests in the server, running ones included; more get a 503")
-    max_body_bytes: int = option(32 * 2**20, "largest request body; more gets a 413")
+    max_num_queued_reqs: int = option(1024, "prompts in the server, running ones included; more get a 503")
+    max_body_bytes: int = option(8 * 2**20, "largest request body; more gets a 413")
     max_prompts: int = option(1024, "prompts of one completion request")
     max_choices: int = option(128, "largest n")
     max_logprobs: int = option(20, "largest logprobs and top_logprobs; -1 = no limit")
@@ -138,6 +138,11 @@ class ServerConfig:
     def __post_init__(self) -> None:
         _choices(self)
         _positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
+        for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.max_logprobs < -1:
+            raise ConfigError(f"max_logprobs must be -1 (no limit) or more, got {self.max_logprobs}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
 
@@ -154,5 +159,5 @@ def _choices(config: Any) -> None:
 def _positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise ConfigError(f"{name} must be positive, got {value}")

@@ -51,9 +51,8 @@ class SamplingParams:
         if self.top_p == 0:
             raise InvalidRequestError("top_p must be above 0", "top_p")
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None)
-        if self.repetition_penalty == 0:
-            raise InvalidRequestError("repetition_penalty must be above 0", "repetition_penalty")
+        # Beyond these, penalised float32 logits are no longer finite.
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
@@ -86,9 +85,16 @@ def _check_int(name: str, value: int, low: int | None, high: int | None) -> None
 
 
 def _check_float(name: str, value: float, low: float | None, high: float | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InvalidRequestError(f"{name} must be a finite number", name)
     _check_range(name, value, low, high)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _check_range(name: str, value: float, low: float | None, high: float | None) -> None:

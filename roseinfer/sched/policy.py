@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Event
 from roseinfer.core.request import Request
 
@@ -23,7 +22,8 @@ class Verdict(Enum):
 class View(NamedTuple):
     """The scheduler's state at the start of a step, to read only.
 
-    `uncached(request)`: how many tokens a waiting request would compute until it has its next one.
+    `free_blocks`: KV blocks that new requests may take. `uncached(request)`: how many tokens a waiting request would
+    compute until it has its next one.
     """
 
     now_s: float
@@ -53,8 +53,8 @@ class Decision(Protocol):
         """Who gives up its KV blocks; None = nobody, the one that lacks blocks waits."""
         ...
 
-    def order(self, waiting: Collection[Request]) -> Iterable[Request]:
-        """The waiting requests in the order in which to look at them."""
+    def order(self, waiting: Iterable[Request]) -> Iterable[Request]:
+        """The waiting requests that could start, in the order in which to look at them."""
         ...
 
     def admit(self, request: Request) -> Verdict: ...
@@ -64,12 +64,3 @@ class Policy(Protocol):
     def begin(self, view: View) -> Decision: ...
 
     def observe(self, event: Event) -> None: ...
-
-
-def make_policy(config: SchedulerConfig) -> Policy:
-    """The policy that the options name."""
-    from roseinfer.sched.policies.fifo import FifoPolicy
-    from roseinfer.sched.policies.pack import PackPolicy
-
-    policies: dict[str, Callable[[SchedulerConfig], Policy]] = {"fifo": FifoPolicy, "pack": PackPolicy}
-    return policies[config.policy_name](config)

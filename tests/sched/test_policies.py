@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Admitted
+from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request, Status
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.sched.policy import Policy, Verdict, View, make_policy
-from tests.helpers.engines import add, make_core, run_dry
+from roseinfer.engine.core import EngineCore
+from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.policies import make_policy
+from roseinfer.sched.policy import Policy, Verdict, View
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 
 CONTEXT = 10_000
 
@@ -50,6 +54,10 @@ def started(policy: Policy, view: View) -> list[int]:
         view.waiting.remove(request)
         policy.observe(Admitted(request.request_id, 0.0, 0))
     return [int(request.request_id) for request in chosen]
+
+
+def submitted(core: EngineCore) -> list[StepPlan]:
+    return core._runner.submitted
 
 
 def policy(name: str, **options: object) -> Policy:
@@ -201,6 +209,55 @@ def test_no_decode_first_gives_prompts_the_step() -> None:
 
     assert decoding_rows() == [4, 4, 4]
     assert decoding_rows(decode_first=False) == [1, 1, 1]
+
+
+def test_prompts_that_cannot_start_take_no_tokens_from_decoding_requests() -> None:
+    """Without decode_first: the head of the queue lacks blocks, a seat, or the step's prompt tokens are few."""
+
+    def decoding_rows(**options: object) -> list[int]:
+        defaults = {"num_blocks": 23, "block_size": 1, "max_num_batched_tokens": 16, "prefix_caching": False}
+        core = make_core(decode_first=False, max_model_len=100, **{**defaults, **options})
+        for i in range(4):
+            add(core, str(i), [i + 1], max_tokens=3, ignore_eos=True)
+        core.step()
+        add(core, "long", [i % 50 for i in range(20)], max_tokens=1)
+        core.step()
+        return [sum(row.start > 0 for row in plan.rows if row.request_id != "long:0") for plan in submitted(core)[1:]]
+
+    assert decoding_rows() == [4]
+    assert decoding_rows(num_blocks=64, max_active_requests=4) == [4]
+    assert decoding_rows(num_blocks=64, prefill_max_tokens=8) == [4]
+    assert decoding_rows(num_blocks=64) == [1], "it can start, so it does"
+
+
+def test_forced_fifo_waits_for_a_step_in_which_somebody_can_start() -> None:
+    pack = policy("pack", prefill_max_tokens=4, prefill_force_fifo_every=2, prefill_max_skips=0)
+    waiting = queue_of([100] + [2] * 12)
+    assert started(pack, view_of(waiting)) == [1, 2]
+    assert started(pack, view_of(waiting, seats=0)) == []
+    assert started(pack, view_of(waiting)) == [0]
+
+
+def test_pack_does_not_bet_on_samples_that_wait_for_their_prompt() -> None:
+    """A preempted parent costs more than the budget, its fork next to nothing: the parent must start all the same."""
+    options = {"prefill_max_tokens": 4, "prefill_max_skips": 0, "max_active_requests": 1}
+    core = make_core(scheduling_policy="pack", block_size=16, **options)
+    add(core, "a", [i % 50 for i in range(16)], max_tokens=12, n=2, ignore_eos=True)
+    done: dict[str, Collected] = {}
+    while len(done.get("a:0", Collected()).tokens) < 8:
+        gather(core.step(), done)
+    core.scheduler._preempt(StepDraft(99, 32, core.scheduler.kv), core.scheduler.running["a:0"])
+    run_dry(core, done)
+    assert [len(done[f"a:{i}"].tokens) for i in range(2)] == [12, 12]
+
+
+def test_a_request_whose_last_token_is_on_its_way_takes_no_turn() -> None:
+    core = make_core(max_batch_size=2, max_num_seqs=3, depth=2)
+    for i, length in enumerate((2, 9, 9)):
+        add(core, str(i), [i + 1], max_tokens=length, ignore_eos=True)
+    run_dry(core)
+    decodes = [[row.request_id for row in plan.rows] for plan in submitted(core)[1:]]
+    assert [len(names) for names in decodes[:6]] == [2] * 6, "somebody else decodes in its place"
 
 
 @pytest.mark.parametrize(

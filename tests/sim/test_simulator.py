@@ -1,0 +1,75 @@
+"""The simulator runs the real scheduler on simulated time."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roseinfer import cli
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import ConfigError, RequestTooLongError
+from roseinfer.core.plan import Row
+from roseinfer.sim.config import CostConfig, WorkloadConfig
+from roseinfer.sim.runner import step_seconds
+from roseinfer.sim.simulator import Arrival, make_arrivals, simulate
+
+COST = CostConfig(step_ms=10.0, token_us=1000.0, context_ns=0.0, num_kv_blocks=512)
+
+
+def row(start: int, count: int) -> Row:
+    return Row("a", 0, start, count, 1, True, start, 0, ())
+
+
+def test_the_price_of_a_step() -> None:
+    cost = CostConfig(step_ms=5.0, token_us=20.0, context_ns=1000.0)
+    assert step_seconds(cost, [row(0, 1)]) == pytest.approx(0.005 + 20e-6 + 1e-6)
+    assert step_seconds(cost, [row(10, 3), row(0, 1)]) == pytest.approx(0.005 + 4 * 20e-6 + (11 + 12 + 13 + 1) * 1e-6)
+
+
+def test_one_request_takes_what_its_steps_cost() -> None:
+    result = simulate([Arrival(1.0, [5] * 10, 3)], SchedulerConfig(), COST)
+    life = result.lifetimes[0]
+    assert life.ttft_s == pytest.approx(0.020)
+    assert life.tpot_s == pytest.approx(0.011)
+    assert (result.steps, result.elapsed_s) == (3, pytest.approx(1.042))
+
+
+def test_requests_that_arrive_while_a_step_runs_wait_for_its_end() -> None:
+    arrivals = [Arrival(0.0, [5] * 10, 2), Arrival(0.005, [6] * 10, 2)]
+    first, second = simulate(arrivals, SchedulerConfig(), COST).lifetimes
+    assert first.ttft_s == pytest.approx(0.020)
+    assert second.token_s[0] == pytest.approx(0.020 + 0.010 + 0.011)
+
+
+def test_packing_helps_short_prompts_behind_long_ones() -> None:
+    arrivals = [Arrival(0.0, [i + 2] * (400 if i % 4 == 0 else 2), 8) for i in range(32)]
+
+    def median_ttft(policy: str) -> float:
+        config = SchedulerConfig(scheduling_policy=policy, prefill_max_tokens=256, enable_chunked_prefill=False)
+        return sorted(life.ttft_s for life in simulate(arrivals, config, COST).lifetimes)[16]
+
+    assert median_ttft("pack") < 0.5 * median_ttft("fifo")
+
+
+def test_the_same_seed_gives_the_same_run_and_overlap_changes_no_count() -> None:
+    workload = WorkloadConfig(num_requests=30, request_rate=50.0, input_len=64, output_len=20)
+    runs = [simulate(make_arrivals(workload), SchedulerConfig(overlap=o), CostConfig()) for o in (False, False, True)]
+    assert runs[0] == runs[1]
+    counts = [[len(life.token_s) for life in run.lifetimes] for run in runs]
+    assert counts[0] == counts[2] == [arrival.output_len for arrival in make_arrivals(workload)]
+
+
+def test_what_cannot_run_is_refused() -> None:
+    with pytest.raises(RequestTooLongError):
+        simulate([Arrival(0.0, [5] * 100, 1)], SchedulerConfig(), CostConfig(max_model_len=64))
+    with pytest.raises(ConfigError, match="request_rate"):
+        WorkloadConfig(request_rate=-1.0)
+    with pytest.raises(ConfigError, match="token_us"):
+        CostConfig(step_ms=0.0, token_us=0.0)
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    assert cli.main(["simulate", "--num-requests", "8", "--scheduling-policy", "pack", "--json", str(file)]) == 0
+    assert "TTFT ms p99" in capsys.readouterr().out
+    assert json.loads(file.read_text())["requests"] == 8
