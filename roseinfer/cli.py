@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from roseinfer.commands import COMMANDS, Command
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
+from roseinfer.openmp import calm_openmp
 from roseinfer.options import OptionParser
 
 DESCRIPTION = "An LLM inference engine and OpenAI-compatible server."
@@ -17,6 +18,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, 1 if it failed, 2 if it was asked the wrong way; what the user can mend is told in
     one line, only our own bugs show a traceback."""
+    calm_openmp()
     parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"roseinfer {version('roseinfer')}")
     _add_commands(parser, COMMANDS)

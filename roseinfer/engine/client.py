@@ -1,7 +1,9 @@
 """The asynchronous engine: requests in, streams of chunks out, wherever the engine itself runs."""
 
 import asyncio
+import itertools
 import logging
+import operator
 from collections.abc import AsyncIterator, Callable
 
 from roseinfer.core.clock import Clock, MonotonicClock
@@ -27,14 +29,19 @@ log = logging.getLogger(__name__)
 class Stream:
     """The mailbox of one request: at most one unread chunk per sample, so that a slow reader never delays others."""
 
-    def __init__(self, engine: "AsyncEngine", request: GenerateRequest, texts: list[SequenceText]) -> None:
-        self.request_id = request.request_id
+    def __init__(self, engine: "AsyncEngine", request_id: str, wire_id: str, texts: list[SequenceText]) -> None:
+        self.request_id = request_id
         self.texts = texts
         self._engine = engine
+        self._wire_id = wire_id
         self._open = len(texts)
         self._unread: dict[int, SequenceChunk] = {}
         self._error: RoseinferError | None = None
         self._news = asyncio.Event()
+
+    def sequence_id(self, text: SequenceText) -> str:
+        """What the engine calls one of the samples."""
+        return sequence_id(self._wire_id, text.index)
 
     @property
     def ended(self) -> bool:
@@ -83,6 +90,7 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._clock = clock
         self._streams: dict[str, Stream] = {}
+        self._numbers = itertools.count()
         self._sequences: dict[str, tuple[Stream, SequenceText]] = {}
         self._stats = SchedulerStats()
         self._step_listeners: list[Callable[[SchedulerStats], None]] = []
@@ -114,22 +122,31 @@ class AsyncEngine:
         if self._death is not None:
             raise EngineDeadError(self._death)
         self._check(request)
-        stream = Stream(self, request, [SequenceText(i, request.params, self._tokenizer) for i in range(request.n)])
+        texts = [SequenceText(i, request.params, self._tokenizer) for i in range(request.n)]
+        # The engine knows a request by an id that is used once: a cancelled one may still be on its way there and
+        # back when its request_id is used again.
+        wire_id = f"{request.request_id}#{next(self._numbers)}"
+        stream = Stream(self, request.request_id, wire_id, texts)
+        self._send_add(request, wire_id)
         self._streams[request.request_id] = stream
-        for text in stream.texts:
-            self._sequences[sequence_id(request.request_id, text.index)] = (stream, text)
-        self._transport.send(
-            Add(
-                request.request_id,
-                request.prompt_ids,
+        for text in texts:
+            self._sequences[stream.sequence_id(text)] = (stream, text)
+        return stream
+
+    def _send_add(self, request: GenerateRequest, wire_id: str) -> None:
+        try:
+            add = Add(
+                wire_id,
+                list(map(operator.index, request.prompt_ids)),
                 request.params,
                 request.n,
                 request.cache_salt,
                 request.priority,
                 self._clock.now() if request.arrival_s is None else request.arrival_s,
             )
-        )
-        return stream
+            self._transport.send(add)
+        except (TypeError, OverflowError, UnicodeEncodeError) as error:
+            raise InvalidRequestError(f"the request cannot be sent to the engine: {error}") from error
 
     def _check(self, request: GenerateRequest) -> None:
         if self._max_inflight is not None and len(self._streams) >= self._max_inflight:
@@ -151,7 +168,7 @@ class AsyncEngine:
         """Abort what is left of a stream."""
         if self._streams.get(stream.request_id) is not stream:
             return
-        left = [sequence_id(stream.request_id, text.index) for text in stream.texts if not text.ended]
+        left = [stream.sequence_id(text) for text in stream.texts if not text.ended]
         self._forget(stream)
         stream.fail(EngineClosedError("the request was cancelled"))
         if left and self._death is None and not self._closed:
@@ -160,7 +177,7 @@ class AsyncEngine:
     def _forget(self, stream: Stream) -> None:
         self._streams.pop(stream.request_id, None)
         for text in stream.texts:
-            self._sequences.pop(sequence_id(stream.request_id, text.index), None)
+            self._sequences.pop(stream.sequence_id(text), None)
 
     def health(self) -> EngineHealth:
         alive = self._death is None and not self._closed
@@ -186,6 +203,13 @@ class AsyncEngine:
 
     # --- from the engine ----------------------------------------------------------------------------------------
     def _on_message(self, message: EngineMessage) -> None:
+        try:
+            self._handle(message)
+        except Exception as error:
+            log.exception("a message of the engine could not be handled")
+            self._on_death(f"a message of the engine could not be handled: {type(error).__name__}: {error}")
+
+    def _handle(self, message: EngineMessage) -> None:
         if isinstance(message, Outputs):
             self._note_alive(message.stats, message.now_s)
             self._deliver(message.outputs, message.now_s)
@@ -212,7 +236,8 @@ class AsyncEngine:
                 continue  # cancelled meanwhile
             stream, text = found
             if output.end is not None and output.end.reason is FinishReason.ERROR:
-                self._fail_request(stream, output)
+                text.ended = True
+                self._fail_request(stream, output.end.error or "the request failed")
                 continue
             chunk = text.take(output, now_s)
             if chunk is None:
@@ -227,17 +252,14 @@ class AsyncEngine:
         if aborts:
             self._transport.send(Abort(aborts))
 
-    def _fail_request(self, stream: Stream, output: RequestOutput) -> None:
-        assert output.end is not None
-        failed = next(t for t in stream.texts if sequence_id(stream.request_id, t.index) == output.request_id)
-        failed.ended = True
-        error = RequestFailedError(output.end.error or "the request failed")
-        stream.fail(error)
+    def _fail_request(self, stream: Stream, reason: str) -> None:
+        stream.fail(RequestFailedError(reason))
         self.cancel(stream)
 
     def _reject(self, message: Rejected) -> None:
-        stream = self._streams.get(message.request_id)
-        if stream is not None:
+        found = self._sequences.get(sequence_id(message.request_id, 0))
+        if found is not None:
+            stream, _ = found
             kind = RequestTooLongError if message.code == "context_length_exceeded" else None
             error = kind(message.message, message.param) if kind else None
             self._forget(stream)

@@ -91,8 +91,11 @@ class LLM:
             for p, sampling in zip(batch, all_params, strict=True)
         ]
         texts = self._add(jobs)
-        for job, chunk in self._run(texts):
-            job.take(chunk)
+        try:
+            for job, chunk in self._run(texts):
+                job.take(chunk)
+        finally:
+            self._abort(texts)
         return [job.completion for job in jobs]
 
     def chat(

@@ -26,8 +26,11 @@ HELD_BACK_S = 0.002
 
 
 class Inbox(Protocol):
-    def receive(self, timeout_s: float) -> list[ClientMessage]:
-        """All messages that have arrived; waits up to `timeout_s` for the first."""
+    def receive(self, timeout_s: float) -> list[ClientMessage | Rejected]:
+        """All messages that have arrived; waits up to `timeout_s` for the first.
+
+        A request that cannot be read comes as the answer to it.
+        """
         ...
 
 
@@ -78,7 +81,7 @@ class EngineLoop:
             return HEARTBEAT_S
         return HELD_BACK_S if self._held_back else 0.0
 
-    def _handle(self, message: ClientMessage) -> None:
+    def _handle(self, message: ClientMessage | Rejected) -> None:
         if isinstance(message, Add):
             try:
                 self._core.add(message)
@@ -86,6 +89,8 @@ class EngineLoop:
                 self._send(Rejected(message.request_id, error.message, error.param, error.code))
         elif isinstance(message, Abort):
             self._core.abort(message.sequence_ids)
+        elif isinstance(message, Rejected):
+            self._send(message)
         elif isinstance(message, Shutdown):
             self._stopping = True
 

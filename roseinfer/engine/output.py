@@ -1,5 +1,7 @@
 """From token ids to text: what happens to a sequence's output between the engine and its reader."""
 
+from dataclasses import replace
+
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
@@ -20,7 +22,9 @@ class SequenceText:
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output, params.min_tokens)
         self._count = 0
         self._started: Started | None = None
-        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        # The first prompt token has none, and so a prompt of one token has nothing but that.
+        wanted = index == 0 and params.prompt_logprobs is not None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wanted else None
 
     def take(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
         """The chunk to show for an output; None if there is nothing to show yet (prompt log probabilities gather).
@@ -31,7 +35,8 @@ class SequenceText:
         """
         assert not self.ended, "a sequence ends once"
         if output.prompt_logprobs:
-            self._prompt_logprobs = (self._prompt_logprobs or [None]) + list(output.prompt_logprobs)
+            assert self._prompt_logprobs is not None, "sample 0 reports them, if asked for, before its first token"
+            self._prompt_logprobs += output.prompt_logprobs
         if not output.token_ids and output.end is None:
             return None
         if output.started is not None:
@@ -81,20 +86,17 @@ class SequenceText:
 
 
 def merge(earlier: SequenceChunk, later: SequenceChunk) -> SequenceChunk:
-    """One chunk that says what two in a row say, for a reader that was too slow to take the first."""
-    logprobs = None
-    if earlier.logprobs is not None or later.logprobs is not None:
-        logprobs = (earlier.logprobs or []) + (later.logprobs or [])
-    return SequenceChunk(
-        index=later.index,
+    """One chunk that says what two in a row say, for a reader that was too slow to take the first.
+
+    The lists of `earlier` grow in place: a reader that takes nothing for long must not cost more with each token.
+    """
+    earlier.token_ids += later.token_ids
+    if earlier.logprobs is not None and later.logprobs is not None:
+        earlier.logprobs += later.logprobs
+    return replace(
+        later,
         text=earlier.text + later.text,
-        token_ids=earlier.token_ids + later.token_ids,
-        logprobs=logprobs,
+        token_ids=earlier.token_ids,
+        logprobs=later.logprobs if earlier.logprobs is None else earlier.logprobs,
         prompt_logprobs=earlier.prompt_logprobs if earlier.prompt_logprobs is not None else later.prompt_logprobs,
-        finish_reason=later.finish_reason,
-        stop_reason=later.stop_reason,
-        num_output_tokens=later.num_output_tokens,
-        cached_tokens=later.cached_tokens,
-        preemptions=later.preemptions,
-        times=later.times,
     )

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -17,10 +18,11 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import EngineCore, Runner
 from roseinfer.engine.loop import EngineLoop
-from roseinfer.engine.messages import ClientMessage, EngineMessage, Ready, StartFailed
+from roseinfer.engine.messages import ClientMessage, EngineMessage, Ready, Rejected, StartFailed
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.policy import make_policy
+from roseinfer.openmp import calm_openmp
+from roseinfer.sched.policies import make_policy
 from roseinfer.sched.scheduler import Scheduler
 
 log = logging.getLogger("roseinfer.engine")
@@ -28,21 +30,9 @@ log = logging.getLogger("roseinfer.engine")
 EXIT_PATIENCE_S = 5.0
 
 
-# How often an OpenMP thread looks before it sleeps, at the barrier behind each parallel loop. GNU's default spins for
-# milliseconds: with another busy process on the cores the same decoding took 3 to 24 s that takes 0.7 s this way.
-# Sleeping at once (OMP_WAIT_POLICY=passive) costs up to a fifth of the speed on quiet cores.
-OPENMP_SPINS = "1000"
-
-
-def _calm_openmp() -> None:
-    """OpenMP reads its settings when torch is first imported, so this comes before; a user's own setting stays."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
-
-
 def build_engine(config: EngineConfig, folder: Path) -> tuple[EngineCore, EngineInfo]:
     """Load the model in `folder` and put an engine core around it. Raises typed errors for what the user can mend."""
-    _calm_openmp()
+    calm_openmp()
     from roseinfer.runner.build import build_runner
     from roseinfer.runner.threaded import ThreadedRunner
 
@@ -90,15 +80,24 @@ class SocketInbox:
         self._poller.register(socket, zmq.POLLIN)
         self._decode = msgspec.msgpack.Decoder(ClientMessage).decode
 
-    def receive(self, timeout_s: float) -> list[ClientMessage]:
-        messages: list[ClientMessage] = []
+    def receive(self, timeout_s: float) -> list[ClientMessage | Rejected]:
+        messages: list[ClientMessage | Rejected] = []
         if timeout_s > 0 and not self._poller.poll(int(timeout_s * 1000)):
             return messages
         try:
             while True:
-                messages.append(self._decode(self._socket.recv(zmq.NOBLOCK)))
+                messages.append(self._read(self._socket.recv(zmq.NOBLOCK)))
         except zmq.Again:
             return messages
+
+    def _read(self, data: bytes) -> ClientMessage | Rejected:
+        try:
+            return self._decode(data)
+        except msgspec.ValidationError as error:
+            kind, name, *_ = msgspec.msgpack.decode(data)
+            if kind != "add" or not isinstance(name, str):
+                raise
+            return Rejected(name, f"the request cannot be read: {error}", None, None)
 
 
 class SocketOutbox:
@@ -112,10 +111,13 @@ class SocketOutbox:
 
 def main() -> int:
     """Serve one client: read an `EngineBoot` line from standard input, run until told to stop or left alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C goes to the whole group; the client decides what it means
+    # Terminals and service managers send these to the whole group; the client decides what they mean.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
     logging.basicConfig(level=boot.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    threading.Thread(target=_exit_with_client, args=(sys.stdin.fileno(),), name="client-watch", daemon=True).start()
+    watch = (sys.stdin.fileno(), Path(boot.private))
+    threading.Thread(target=_exit_with_client, args=watch, name="client-watch", daemon=True).start()
     context = zmq.Context()
     pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, address in ((pull, boot.inbox), (push, boot.outbox)):
@@ -145,14 +147,16 @@ def _serve(boot: EngineBoot, inbox: SocketInbox, outbox: SocketOutbox) -> int:
     return 0 if EngineLoop(core, inbox, outbox, MonotonicClock()).run() else 1
 
 
-def _exit_with_client(stdin: int) -> None:
+def _exit_with_client(stdin: int, private: Path) -> None:
     """The client holds the other end of our standard input: when it closes without a word, the client is gone.
 
+    It cannot remove its folder `private` any more, so that is left to us.
     Reads the descriptor, not the file object, whose lock the interpreter could not take from this thread at exit.
     """
     while os.read(stdin, 1):
         pass
     time.sleep(EXIT_PATIENCE_S)
+    shutil.rmtree(private, ignore_errors=True)
     os._exit(1)
 
 

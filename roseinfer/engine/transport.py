@@ -23,7 +23,7 @@ from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.loop import EngineLoop
-from roseinfer.engine.messages import ClientMessage, EngineMessage, Ready, Shutdown, StartFailed
+from roseinfer.engine.messages import ClientMessage, EngineMessage, Ready, Rejected, Shutdown, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class EngineBoot(msgspec.Struct):
 
     config: EngineConfig
     folder: str
+    private: str
     inbox: str
     outbox: str
     log_level: str
@@ -80,6 +81,7 @@ class ProcessTransport:
         self._tasks: list[asyncio.Task[None]] = []
         self._on_death: OnDeath = lambda reason: None
         self._ready: asyncio.Future[EngineInfo] | None = None
+        self._up = False
         self._closing = False
 
     @property
@@ -89,9 +91,20 @@ class ProcessTransport:
     async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
         self._on_death = on_death
         self._ready = asyncio.get_running_loop().create_future()
+        try:
+            await self._launch(on_message)
+            info = await self._ready
+        except BaseException:
+            await self.close()
+            raise
+        self._up = True
+        return info
+
+    async def _launch(self, on_message: OnMessage) -> None:
         boot = EngineBoot(
             self._config,
             str(self._folder),
+            str(self._private),
             f"ipc://{self._private / 'to_engine'}",
             f"ipc://{self._private / 'from_engine'}",
             logging.getLevelName(logging.getLogger().getEffectiveLevel()),
@@ -110,20 +123,21 @@ class ProcessTransport:
             asyncio.create_task(self._receive(on_message)),
             asyncio.create_task(self._watch(self._process)),
         ]
-        try:
-            return await self._ready
-        except BaseException:
-            await self.close()
-            raise
 
     async def _receive(self, on_message: OnMessage) -> None:
         assert self._ready is not None
         while True:
-            message = self._decode(await self._pull.recv())
+            data = await self._pull.recv()
+            try:
+                message = self._decode(data)
+            except msgspec.MsgspecError as error:
+                _settle(self._ready, EngineDeadError(f"the engine says what nobody understands: {error}"))
+                self._on_death(f"the engine says what nobody understands: {error}")
+                return
             if isinstance(message, Ready):
-                self._ready.set_result(message.info)
+                _settle(self._ready, message.info)
             elif isinstance(message, StartFailed):
-                self._ready.set_exception(_start_error(message))
+                _settle(self._ready, _start_error(message))
             else:
                 on_message(message)
 
@@ -136,19 +150,23 @@ class ProcessTransport:
             return
         reason = f"the engine process ended with code {code}"
         log.error(reason)
-        if not self._ready.done():
-            self._ready.set_exception(EngineDeadError(reason))
+        _settle(self._ready, EngineDeadError(reason))
         self._on_death(reason)
 
     def send(self, message: ClientMessage) -> None:
-        self._push.send(self._encode(message), zmq.NOBLOCK)
+        """What goes to an engine that has just died is lost; `on_death` is about to say so."""
+        with contextlib.suppress(zmq.Again):
+            self._push.send(self._encode(message), zmq.NOBLOCK)
 
     async def close(self) -> None:
         self._closing = True
         process = self._process
         if process is not None and process.returncode is None:
-            self.send(Shutdown())
-            await _wait_or_kill(process)
+            if self._up:
+                self.send(Shutdown())
+                await _wait_or_kill(process)
+            else:  # it reads no messages while it loads, and there is nothing yet that it could lose
+                await _kill(process)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -166,9 +184,13 @@ async def _wait_or_kill(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), STOP_PATIENCE_S)
     except TimeoutError:
         log.warning("the engine does not stop by itself: killing it")
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await _kill(process)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 def _start_error(message: StartFailed) -> Exception:
@@ -176,6 +198,16 @@ def _start_error(message: StartFailed) -> Exception:
     if isinstance(kind, type) and issubclass(kind, errors.RoseinferError):
         return kind(message.message)
     return EngineDeadError(f"the engine failed to start: {message.message}")
+
+
+def _settle(ready: "asyncio.Future[EngineInfo]", outcome: EngineInfo | Exception) -> None:
+    """Answer who waits for the start, if anybody still does."""
+    if ready.done():
+        return
+    if isinstance(outcome, Exception):
+        ready.set_exception(outcome)
+    else:
+        ready.set_result(outcome)
 
 
 class ThreadTransport:
@@ -194,21 +226,25 @@ class ThreadTransport:
         ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="roseinfer-engine", daemon=True)
         self._thread.start()
-        return await ready
+        try:
+            return await ready
+        except BaseException:
+            await self.close()
+            raise
 
     def _run(self, ready: "asyncio.Future[EngineInfo]") -> None:
         assert self._loop is not None
         try:
             core, info = self._build()
         except Exception as error:
-            self._loop.call_soon_threadsafe(ready.set_exception, error)
+            self._loop.call_soon_threadsafe(_settle, ready, error)
             return
-        self._loop.call_soon_threadsafe(ready.set_result, info)
+        self._loop.call_soon_threadsafe(_settle, ready, info)
         EngineLoop(core, self, self, MonotonicClock()).run()
 
     # The engine's side: an inbox and an outbox.
-    def receive(self, timeout_s: float) -> list[ClientMessage]:
-        messages: list[ClientMessage] = []
+    def receive(self, timeout_s: float) -> list[ClientMessage | Rejected]:
+        messages: list[ClientMessage | Rejected] = []
         with contextlib.suppress(queue.Empty):
             messages.append(self._inbox.get(timeout_s > 0, timeout_s))
             while True:

@@ -84,7 +84,7 @@ class PrefixIndex:
         self._partial: list[Entry | None] = [None] * num_blocks
 
     def chain(self, salt: str) -> Chain:
-        return Chain(self._digest(b"roseinfer" + salt.encode()), self._block_size, self._digest)
+        return Chain(self._digest(b"roseinfer" + salt.encode("utf-8", "surrogatepass")), self._block_size, self._digest)
 
     def holds(self, block: int) -> bool:
         """Whether the block may still be matched."""

@@ -6,6 +6,7 @@ settles what really happened.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
@@ -87,7 +88,7 @@ class Scheduler:
             now_s,
             self._step,
             len(self._free_seats),
-            self.kv.num_free,
+            max(0, self.kv.num_free - self._reserved_blocks()),
             self.kv.block_size,
             self.config.max_num_batched_tokens,
             self.max_model_len,
@@ -190,11 +191,9 @@ class Scheduler:
     # --- admission ----------------------------------------------------------------------------------------------
     def _admit_waiting(self, draft: StepDraft, decision: Decision, now_s: float) -> None:
         started: list[Request] = []
-        for request in decision.order(self.waiting.values()):
+        for request in decision.order(self._candidates()):
             if draft.tokens_left <= 0 or not self._free_seats:
                 break
-            if request.seat is not None or self._awaits_parent(request):
-                continue
             verdict = decision.admit(request)
             if verdict is Verdict.SKIP:
                 continue
@@ -204,13 +203,22 @@ class Scheduler:
         for request in started:
             self._seat_taken(request, now_s)
 
+    def _candidates(self) -> Iterator[Request]:
+        """The waiting requests that could start: a policy must not bet on one that submitted steps still name, or on
+        a fork whose parent computes the prompt.
+        """
+        return (r for r in self.waiting.values() if r.seat is None and not self._awaits_parent(r))
+
+    def _reserved_blocks(self) -> int:
+        return self._reserve if self.running else 0
+
     def _uncached(self, request: Request) -> int:
         """Tokens that a waiting request would compute before it can sample: at least the last one."""
         known = len(request.tokens)
         if request.params.prompt_logprobs is not None and request.unscored:
             return known
-        if request.fork_of is not None and request.fork_of in self.running:
-            return max(1, known - request.prompt_len)
+        if request.fork_of is not None and request.num_outputs == 0 and request.fork_of in self.running:
+            return 1
         return known - min(self.kv.match(request.request_id, request.tokens).tokens, known - 1)
 
     def _awaits_parent(self, request: Request) -> bool:
@@ -260,8 +268,10 @@ class Scheduler:
         if request.params.prompt_logprobs is not None and request.unscored:
             return 0  # every prompt position has to be computed for its logits
         parent = self._requests.get(request.fork_of) if request.fork_of else None
-        computed = parent.computed if parent is not None and parent.seat is not None else 0
-        if parent is not None and computed >= request.prompt_len and request.num_outputs == 0:
+        # Not from a parent that ended: it may have failed, and then its blocks are not to be trusted.
+        if parent is not None and (parent.seat is None or parent.status is Status.FINISHED):
+            parent = None
+        if parent is not None and parent.computed >= request.prompt_len and request.num_outputs == 0:
             self.kv.fork(parent.request_id, request.request_id, request.prompt_len)
             return request.prompt_len
         hit: PrefixHit = self.kv.match(request.request_id, request.tokens)
@@ -285,7 +295,7 @@ class Scheduler:
         del self.waiting[request.request_id]
         self.running[request.request_id] = request
         request.status = Status.RUNNING
-        if request.scheduled_s == 0.0:
+        if request.preemptions == 0:
             request.scheduled_s = now_s
         self.policy.observe(Admitted(request.request_id, now_s, request.cached_tokens))
 
@@ -304,7 +314,7 @@ class Scheduler:
             request = requests[name]
             request.in_flight -= 1
             # A decoding request that goes on: the common case, written out because it sets the engine's cost per step.
-            if count == 1 and start >= request.prompt_len and request.status is running and error is None:
+            if sample and count == 1 and start >= request.prompt_len and request.status is running and error is None:
                 tokens = request.tokens
                 if token_ids[0] not in request.stop_ids and len(tokens) + 1 < request.max_len:
                     request.pending -= 1
@@ -362,7 +372,7 @@ class Scheduler:
     ) -> RequestOutput:
         """A sampled token arrives."""
         started = None
-        if request.first_token_s == 0.0:
+        if request.num_outputs == 0:
             request.first_token_s = now_s
             started = Started(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s)
             if request.params.max_tokens == 0:

@@ -4,7 +4,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from roseinfer.core.errors import (
@@ -15,11 +17,12 @@ from roseinfer.core.errors import (
     RequestTooLongError,
     TooManyInflightError,
 )
-from roseinfer.core.outputs import FinishReason
+from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.transport import ThreadTransport
 from tests.helpers.engines import EOS, make_core
 from tests.helpers.fake_runner import FakeRunner
@@ -85,6 +88,10 @@ async def read(stream) -> list[SequenceChunk]:
     return [chunk async for chunk in stream]
 
 
+def ids_of(chunks: list[SequenceChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
@@ -133,6 +140,18 @@ def test_a_stop_string_ends_the_stream_and_frees_the_engine() -> None:
             assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == (FinishReason.STOP, stop)
             assert chunks[-1].times is not None
             await until(lambda: live() == 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("prompt", [[5], PROMPT])
+def test_prompt_logprobs_have_an_entry_for_each_prompt_token(prompt: list[int]) -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
+            chunks = await read(client.generate(request("a", prompt, n=2, prompt_logprobs=0)))
+            (entries,) = [c.prompt_logprobs for c in chunks if c.prompt_logprobs is not None]
+            assert entries[0] is None
+            assert [entry.token_id for entry in entries[1:] if entry] == prompt[1:]
 
     asyncio.run(main())
 
@@ -246,5 +265,86 @@ def test_an_idle_engine_still_beats() -> None:
             first = client._heartbeat_s
             await until(lambda: client._heartbeat_s > first)
             assert client.health().alive
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_id_can_be_used_again_as_soon_as_its_stream_was_cancelled(depth: int) -> None:
+    async def main() -> None:
+        runner = GatedRunner()
+        runner.gate.set()
+        async with engine(runner, depth=depth) as (client, live):
+            expected = ids_of(await read(client.generate(request("alone", [9, 8, 7], seed=3))))
+            first = client.generate(request("a", max_tokens=500))
+            await first.__anext__()
+            runner.gate.clear()  # the engine is in the middle of a step: it hears of the cancel later
+            first.cancel()
+            second = client.generate(request("a", [9, 8, 7], seed=3))
+            runner.gate.set()
+            chunks = await read(second)
+            assert ids_of(chunks) == expected
+            assert chunks[-1].finish_reason is FinishReason.LENGTH
+            await until(lambda: live() == 0)
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_sent_is_refused_and_leaves_nothing() -> None:
+    class Encoding(ThreadTransport):
+        def send(self, message) -> None:
+            msgspec.msgpack.encode(message)
+            super().send(message)
+
+    async def main() -> None:
+        core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, vocab_size=VOCAB)
+        client = await AsyncEngine.start(Encoding(lambda: (core, info())), byte_tokenizer(), max_inflight_requests=1)
+        for wrong in ({"top_k": 2**70}, {"prompt": [2**70]}, {"prompt": [1.5]}, {"prompt": ["1"]}):
+            with pytest.raises(InvalidRequestError, match="cannot be sent"):
+                client.generate(request("a", **wrong))
+        salted = replace(request("a"), cache_salt="\ud800")
+        with pytest.raises(InvalidRequestError, match="cannot be sent"):
+            client.generate(salted)
+        assert client.num_live == 0
+        assert (await read(client.generate(request("a", [True, 5]))))[-1].num_output_tokens == 8
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_when_outputs_cannot_be_handled_no_stream_hangs() -> None:
+    def listener(stats: SchedulerStats) -> None:
+        raise RuntimeError("planted listener failure")
+
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
+            client.on_step(listener)
+            async with asyncio.timeout(20):
+                with pytest.raises(EngineDeadError, match="planted listener failure"):
+                    await read(client.generate(request("a", max_tokens=20)))
+            assert not client.health().alive
+
+    asyncio.run(main())
+
+
+def test_a_start_that_is_given_up_leaves_no_thread() -> None:
+    loading, proceed = threading.Event(), threading.Event()
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+
+    def build() -> tuple[EngineCore, EngineInfo]:
+        loading.set()
+        assert proceed.wait(30)
+        return core, info()
+
+    async def main() -> None:
+        starting = asyncio.create_task(AsyncEngine.start(ThreadTransport(build), byte_tokenizer()))
+        await asyncio.to_thread(loading.wait, 30)
+        starting.cancel()
+        await asyncio.sleep(0)
+        proceed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert "roseinfer-engine" not in [thread.name for thread in threading.enumerate()]
+        assert core._runner.closed
 
     asyncio.run(main())

@@ -167,6 +167,38 @@ def test_a_lone_request_that_fills_the_cache_and_hits_its_own_prefix_still_runs(
     assert run_dry(core)["b:0"].tokens == first
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_preempted_request_may_recompute_its_outputs_token_by_token(depth: int) -> None:
+    options = {"num_blocks": 6, "block_size": 2, "prefix_caching": False, "long_prefill_token_threshold": 1}
+    core = make_core(depth=depth, **options)
+    expected = {}
+    for i, name in enumerate(("old", "young")):
+        alone = make_core()
+        for engine in (alone, core):
+            add(engine, name, [i + 1] * 4, max_tokens=8, ignore_eos=True, seed=i)
+        expected[name] = run_dry(alone)[f"{name}:0"].tokens
+    done = run_dry(core)
+    assert core.stats().preemptions > 0
+    assert {name: done[f"{name}:0"].tokens for name in expected} == expected
+
+
+def test_nobody_forks_from_a_sample_that_failed() -> None:
+    probe = make_core()
+    add(probe, "a", PROMPT, seed=1, max_tokens=3, ignore_eos=True)
+    bad_token = run_dry(probe)["a:0"].tokens[1]
+    # One seat for the samples: the second can only start when the first has failed with a step in flight.
+    core = make_core(runner=FakeRunner(64, 4, fail_on_token=bad_token), depth=2, prefill_max_batch_size=1)
+    add(core, "a", PROMPT, n=3, seed=1, max_tokens=3, ignore_eos=True)
+    collected: dict[str, Collected] = {}
+    while "a:0" not in collected or collected["a:0"].end is None:
+        gather(core.step(), collected)
+    assert collected["a:0"].reason is FinishReason.ERROR
+    later = len(core._runner.submitted)
+    run_dry(core, collected)
+    starts = [row for plan in core._runner.submitted[later:] for row in plan.rows if row.request_id == "a:2"]
+    assert starts[0].start == 0, "computed anew"
+
+
 def test_adding_many_samples_is_all_or_nothing() -> None:
     core = make_core()
     add(core, "a", PROMPT, n=2)

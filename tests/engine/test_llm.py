@@ -50,6 +50,18 @@ def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
     assert llm.core.scheduler.num_live == 0
 
 
+def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("roseinfer.engine.llm._Job.take", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["def main(", "import "], GREEDY)
+    assert llm.core.scheduler.num_live == 0
+    assert llm.generate("def main(", GREEDY)[0].text
+
+
 def test_samples_differ_and_seeds_repeat(llm: LLM) -> None:
     params = SamplingParams(max_tokens=16, temperature=1.0, seed=11)
     first = llm.generate("def ", params, n=3)[0]

@@ -4,11 +4,14 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
@@ -17,6 +20,8 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.engine.messages import Add
+from roseinfer.engine.process import SocketInbox
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.engine.transport import ProcessTransport
 from roseinfer.hub import resolve_model
@@ -91,6 +96,37 @@ def test_when_the_process_is_killed_every_stream_ends_and_health_says_so() -> No
     asyncio.run(main())
 
 
+def test_until_its_death_is_noticed_a_dead_process_takes_requests_and_aborts() -> None:
+    async def main() -> None:
+        async with engine() as (client, transport):
+            running = client.generate(request("running", [5, 6, 7], max_tokens=1500, ignore_eos=True))
+            await running.__anext__()
+            assert transport.pid is not None
+            os.kill(transport.pid, signal.SIGKILL)
+            time.sleep(0.5)  # the sockets notice, the event loop does not
+            late = client.generate(request("late", [5]))
+            running.cancel()
+            async with asyncio.timeout(20):
+                with pytest.raises(EngineDeadError):
+                    await late.__anext__()
+
+    asyncio.run(main())
+
+
+def test_giving_up_while_it_starts_leaves_nothing() -> None:
+    async def main() -> None:
+        transport = ProcessTransport(options(), resolve_model("tiny"))
+        starting = asyncio.create_task(transport.start(lambda message: None, lambda reason: None))
+        while transport.pid is None:
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not alive(transport.pid) and not transport._private.exists()
+
+    asyncio.run(main())
+
+
 def test_closing_under_load_leaves_no_process_thread_or_socket(tmp_path: Path) -> None:
     async def main() -> None:
         threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -131,3 +167,22 @@ def test_a_request_that_the_engine_ends_by_eos_reports_stop() -> None:
             assert "<|" not in "".join(chunk.text for chunk in chunks)
 
     asyncio.run(main())
+
+
+def test_a_request_that_cannot_be_read_is_refused_and_the_engine_goes_on() -> None:
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+        pull.bind("inproc://inbox")
+        push.connect("inproc://inbox")
+        inbox = SocketInbox(pull)
+        good = Add("good", [5, 6], SamplingParams())
+        for message in (
+            Add("bad", [5, True], SamplingParams()),
+            good,
+            Add("worse", [5], SamplingParams(), priority=0.5),
+        ):
+            push.send(msgspec.msgpack.encode(message))
+        received = []
+        while len(received) < 3:
+            received += inbox.receive(5.0)
+    assert received[1] == good
+    assert [(m.request_id, "Expected `int`" in m.message) for m in received[::2]] == [("bad", True), ("worse", True)]

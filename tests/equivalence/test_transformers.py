@@ -32,6 +32,11 @@ SETTINGS = {
     "chunks of 5": {"max_num_batched_tokens": 5, "num_kv_blocks": 64},
     "preemption": {"num_kv_blocks": 16, "max_num_batched_tokens": 24},
     "preemption, overlap, chunks of 7": {"num_kv_blocks": 15, "max_num_batched_tokens": 7, "overlap": True},
+    "preemption, overlap, one token of a prompt a step": {
+        "num_kv_blocks": 15,
+        "long_prefill_token_threshold": 1,
+        "overlap": True,
+    },
     "overlap, few seats": {"num_kv_blocks": 64, "max_num_seqs": 2, "overlap": True},
     "large blocks": {"num_kv_blocks": 8, "block_size": 64},
 }

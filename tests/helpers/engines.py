@@ -7,7 +7,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.policy import make_policy
+from roseinfer.sched.policies import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.fake_runner import FakeRunner
 
@@ -70,7 +70,7 @@ def gather(outputs: list[RequestOutput], into: dict[str, Collected]) -> None:
         into.setdefault(output.request_id, Collected()).take(output)
 
 
-def run_dry(core: EngineCore, into: dict[str, Collected] | None = None, max_steps: int = 5000) -> dict[str, Collected]:
+def run_dry(core: EngineCore, into: dict[str, Collected] | None = None, max_steps: int = 2000) -> dict[str, Collected]:
     """Step until nothing is left; checks integrity after every step and that nothing leaked at the end."""
     collected: dict[str, Collected] = {} if into is None else into
     for _ in range(max_steps):

@@ -20,6 +20,7 @@ class Seat:
     tokens: list[int]
     table: list[int]
     counts: dict[int, int] = field(default_factory=dict)
+    failed: bool = False
 
 
 def fingerprint(previous: int, token: int) -> int:
@@ -106,9 +107,10 @@ class FakeRunner:
             return RowResult(row.request_id, prompt_logprobs=scored)
         assert row.logits >= 1
         token = self._choose(seat, value)
-        if token == self.fail_on_token:
-            return RowResult(row.request_id, error="planted failure")
         seat.tokens.append(token)
+        seat.failed = seat.failed or token == self.fail_on_token
+        if seat.failed:  # now and, if the next step is on its way already, later
+            return RowResult(row.request_id, error="planted failure")
         seat.counts[token] = seat.counts.get(token, 0) + 1
         logprobs = (TokenLogprobs(token, -1.0, 1, ()),) if params.logprobs is not None else None
         return RowResult(row.request_id, (token,), logprobs, scored)

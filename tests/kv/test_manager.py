@@ -126,6 +126,8 @@ def test_salts_do_not_share() -> None:
     computed(kv, "a", TOKENS, salt="tenant one")
     kv.open("b", "tenant two")
     assert kv.match("b", TOKENS).tokens == 0
+    kv.open("c", "\ud800")  # what JSON may hold and UTF-8 may not
+    assert kv.match("c", TOKENS).tokens == 0
 
 
 def test_colliding_digests_do_not_share() -> None:

@@ -36,7 +36,7 @@ class FifoDecision:
         self._view = view
 
     def select(self, running: Collection[Request]) -> Iterable[Request]:
-        return self._rotation.select(running, self._view)
+        return self._rotation.select(running, self._view, self.budget)
 
     def chunk(self, request: Request, room: int) -> int:
         if self._chunk_limit:
@@ -48,7 +48,7 @@ class FifoDecision:
     def victim(self, running: Collection[Request]) -> Request | None:
         return list(running)[-1] if running else None
 
-    def order(self, waiting: Collection[Request]) -> Iterable[Request]:
+    def order(self, waiting: Iterable[Request]) -> Iterable[Request]:
         return waiting
 
     def admit(self, request: Request) -> Verdict:

@@ -4,11 +4,11 @@ Of the first `prefill_admission_lookahead` waiting requests the cheapest are cho
 `prefill_max_tokens` last; those that do not fit are skipped; the chosen start in the order of arrival and the others
 keep theirs. If nothing fits the head of the queue runs alone. Without a token budget this is FIFO.
 
-A long prompt is not skipped for ever: each `prefill_force_fifo_every`th step admits in order of arrival, and who was
-overtaken in `prefill_max_skips` steps goes next.
+A long prompt is not skipped for ever: each `prefill_force_fifo_every`th step admits in order of arrival, and so do
+those after it until somebody could start; and who was overtaken in `prefill_max_skips` steps goes next.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import islice
 
 from roseinfer.core.config import SchedulerConfig
@@ -32,27 +32,32 @@ class PackPolicy:
         self._force_every = config.prefill_force_fifo_every or 0
         skips = config.prefill_max_skips
         self._max_skips = DEFAULT_MAX_SKIPS if skips is None else skips
-        self._steps = 0
+        self._steps = 0  # in which somebody waited, since the last that had to admit in order of arrival and did
+        self._forced = False
         self._skips: dict[str, int] = {}
 
     def begin(self, view: View) -> Decision:
         if not view.waiting:
             return FifoDecision(self._config, self._rotation, view)
         self._steps += 1
-        forced = self._force_every > 0 and self._steps % self._force_every == 0
-        if forced or self._config.prefill_max_tokens is None:
+        self._forced = 0 < self._force_every <= self._steps
+        if self._forced or self._config.prefill_max_tokens is None:
             return FifoDecision(self._config, self._rotation, view)
         return PackDecision(self._config, self._rotation, view, self)
 
     def observe(self, event: Event) -> None:
+        if isinstance(event, Admitted) and self._forced:
+            self._steps = 0
         if isinstance(event, Admitted | Ended):
             self._skips.pop(event.request_id, None)
         if isinstance(event, Ended):
             self._rotation.forget(event.request_id)
 
-    def choose(self, decision: FifoDecision, waiting: Collection[Request]) -> list[Request]:
+    def choose(self, decision: FifoDecision, waiting: Iterable[Request]) -> list[Request]:
         """Who starts now, in the order of arrival; notes who was overtaken."""
         window = list(islice(waiting, self._lookahead))
+        if not window:
+            return []
         overdue = self._overdue(window)
         chosen = {overdue} if overdue is not None else self._cheapest(decision, window)
         last = max(chosen)
@@ -86,5 +91,5 @@ class PackDecision(FifoDecision):
         super().__init__(config, rotation, view)
         self._policy = policy
 
-    def order(self, waiting: Collection[Request]) -> Iterable[Request]:
+    def order(self, waiting: Iterable[Request]) -> Iterable[Request]:
         return [] if self.budget.closed else self._policy.choose(self, waiting)

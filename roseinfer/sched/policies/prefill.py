@@ -1,5 +1,7 @@
 """What a step may spend on prompts: how many requests start, and how many prompt tokens are computed."""
 
+from itertools import islice
+
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.request import Request
 from roseinfer.sched.policy import View
@@ -58,6 +60,24 @@ class PrefillBudget:
     def first_chunk(self, room: int) -> int:
         """Tokens of the request that `start` was last called for."""
         return room if self._granted is None else min(room, self._granted)
+
+    def expected(self, running: int) -> int:
+        """Prompt tokens that the step would compute if nothing else took its tokens: `running` of prompts that started
+        earlier, and those of the waiting requests that would start, by order of arrival.
+        """
+        view, wanted = self._view, running
+        free_tokens = view.free_blocks * view.block_size
+        for index, request in enumerate(islice(view.waiting, max(0, self.starts_left))):
+            free_tokens -= len(request.tokens)
+            if free_tokens < 0 or wanted >= view.token_budget:
+                break
+            cost = self.cost(request)
+            if index and self.tokens_left is not None and wanted + cost > self.tokens_left:
+                break
+            wanted += cost
+        if self._chunked and self.tokens_left is not None:
+            wanted = min(wanted, self.tokens_left)
+        return min(wanted, view.token_budget)
 
     def next_chunk(self, room: int) -> int:
         """Pay for a chunk of a prompt that started earlier: as many of `room` tokens as are left."""

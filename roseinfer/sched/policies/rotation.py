@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.request import Request
+from roseinfer.sched.policies.prefill import PrefillBudget
 from roseinfer.sched.policy import View
 
 
@@ -23,34 +24,27 @@ class Rotation:
     def forget(self, request_id: str) -> None:
         self._last_turn.pop(request_id, None)
 
-    def select(self, running: Collection[Request], view: View) -> Iterable[Request]:
+    def select(self, running: Collection[Request], view: View, budget: PrefillBudget) -> Iterable[Request]:
         limit = self._max_batch_size
         if self._decode_first and (limit is None or len(running) <= limit):
             return running
         decoding = [request for request in running if _decodes(request)]
-        prompts = [request for request in running if not _decodes(request)]
+        prompts = [request for request in running if request.remaining and not _decodes(request)]
         if limit is not None and len(decoding) > limit:
             decoding.sort(key=lambda request: self._last_turn.get(request.request_id, -1))
             decoding = decoding[:limit]
         if not self._decode_first:
-            decoding = decoding[: max(1, view.token_budget - _prompt_tokens(prompts, view))]
+            wanted = budget.expected(sum(request.remaining for request in prompts))
+            decoding = decoding[: max(1, view.token_budget - wanted)]
+        if limit is not None:
+            self._note_turns(decoding)
+        return decoding + prompts
+
+    def _note_turns(self, decoding: list[Request]) -> None:
         for request in decoding:
             self._turns += 1
             self._last_turn[request.request_id] = self._turns
-        return decoding + prompts
 
 
 def _decodes(request: Request) -> bool:
-    return request.remaining <= 1 and request.planned >= request.prompt_len
-
-
-def _prompt_tokens(prompts: list[Request], view: View) -> int:
-    """Tokens that running prompts and the head of the queue would take, up to the step's budget."""
-    wanted = sum(request.remaining for request in prompts)
-    waiting = iter(view.waiting)
-    for _ in range(view.free_seats):
-        request = next(waiting, None)
-        if request is None or wanted >= view.token_budget:
-            break
-        wanted += view.uncached(request)
-    return min(wanted, view.token_budget)
+    return request.remaining == 1 and request.planned >= request.prompt_len
