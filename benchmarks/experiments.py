@@ -84,7 +84,8 @@ EXPERIMENTS = (
         {
             "unbounded": "--no-chunked-prefill",
             "budget": "--no-chunked-prefill --prefill-max-tokens 128",
-            "chunked": "--chunked-prefill --prefill-max-tokens 64",
+            "chunks of 192": "--chunked-prefill --prefill-max-tokens 192",
+            "chunks of 64": "--chunked-prefill --prefill-max-tokens 64",
         },
         {},
     ),
