@@ -59,6 +59,7 @@ class Group:
             help=text,
             choices=tuple(f.metadata.get("choices") or ()),
             metavar=f.metadata.get("metavar"),
+            aliases=tuple(f.metadata.get("aliases") or ()),
         )
 
 
@@ -74,22 +75,27 @@ class Option:
     help: str
     choices: tuple[str, ...]
     metavar: str | None
+    aliases: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return _flag(self.name)
+
+    @property
+    def flags(self) -> list[str]:
+        return [self.flag, *map(_flag, self.aliases)]
 
     def add_to(self, group: "argparse._ArgumentGroup") -> None:
         """Options not given must not appear among the parsed ones: the config file may hold them."""
         common: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": self._described()}
         if self.type is bool:
-            group.add_argument(self.flag, action=argparse.BooleanOptionalAction, **common)
+            group.add_argument(*self.flags, action=argparse.BooleanOptionalAction, **common)
             return
         common["action"] = "append" if self.many else "store"
         if self.choices:
-            group.add_argument(self.flag, choices=self.choices, **common)
+            group.add_argument(*self.flags, choices=self.choices, **common)
         else:
-            group.add_argument(self.flag, type=_reader(self.type), metavar=self._metavar(), **common)
+            group.add_argument(*self.flags, type=_reader(self.type), metavar=self._metavar(), **common)
 
     def from_file(self, value: Any) -> Any:
         """A value of the config file as the dataclass wants it. Raises `ConfigError` if it is of another type."""
@@ -161,6 +167,10 @@ class OptionSet:
             for option in group.options():
                 option.add_to(section)
 
+    def resolve(self, name: str) -> str:
+        """The name of the option that `name` or an alias of it stands for; `name` itself if it is none."""
+        return next((option.name for option in self.options.values() if name in option.aliases), name)
+
     def read(self, args: argparse.Namespace) -> dict[str, Any]:
         """The options that were given, by flag or in the file. Raises `ConfigError`."""
         path = getattr(args, CONFIG_FILE, None)
@@ -199,7 +209,7 @@ class OptionSet:
     def _read_file(self, path: Path) -> dict[str, Any]:
         values = {}
         for key, value in load_file(path).items():
-            name = key.replace("-", "_")
+            name = self.resolve(key.replace("-", "_"))
             if name not in self.options:
                 raise ConfigError(f"{path}: unknown option {key!r}")
             try:
@@ -227,6 +237,10 @@ def with_dashes(args: Iterable[str]) -> list[str]:
         name, equals, value = arg.partition("=")
         changed.append(name.replace("_", "-") + equals + value if flags and arg.startswith("--") else arg)
     return changed
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _positional(name: str) -> str:

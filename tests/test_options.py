@@ -266,3 +266,12 @@ def test_groups_can_adjust_what_the_dataclass_says():
     assert "how large, 100% sure (default: 9)" in text
     assert options.build(Example, options.read(parser.parse_args([]))).max_size == 9
     assert options.build(Example, options.read(parser.parse_args(["--max-size", "5"]))).max_size == 5
+
+
+def test_aliases_are_the_same_option():
+    options = OptionSet(Group(SchedulerConfig, "scheduler"))
+    parser = OptionParser()
+    options.add_to(parser)
+    for flag in ("--no-chunked-prefill", "--no-enable-chunked-prefill", "--no_chunked_prefill"):
+        assert options.read(parser.parse_args([flag])) == {"enable_chunked_prefill": False}
+    assert options.resolve("chunked_prefill") == "enable_chunked_prefill"

@@ -61,8 +61,6 @@ class StreamingConfig:
         choices=("absolute", "relative"),
     )
     stop_on_eos: bool = option(True, "the model's end token ends a request")
-    prefix_cache: bool | None = option(None, "another name of --enable-prefix-caching")
-    chunked_prefill: bool | None = option(None, "another name of --enable-chunked-prefill")
     pretok: bool = option(False, "tokenise all prompts before the first arrives")
     tokenize_workers: int = option(0, "threads that tokenise; 0 = none, the event loop does it")
     stream_interval: int = option(1, "tokens that a reader takes at a time, after the first")

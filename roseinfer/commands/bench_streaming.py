@@ -27,11 +27,7 @@ SAMPLING = Group(
 )
 OPTIONS = OptionSet(Group(StreamingConfig, "benchmark"), SAMPLING, *ENGINE)
 # Name in the benchmark -> name of the engine's option.
-SYNONYMS = {
-    "hf_model_id": "model",
-    "prefix_cache": "enable_prefix_caching",
-    "chunked_prefill": "enable_chunked_prefill",
-}
+SYNONYMS = {"hf_model_id": "model"}
 NOT_COMPARED = frozenset({"json", "plot", "compare", "warmup_runs", "repeat_runs"})
 NOT_GIVEN = "default"
 SWITCH = {"on": True, "true": True, "off": False, "false": False}
@@ -105,7 +101,7 @@ def _without_synonyms(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_compare(spec: str) -> tuple[str, list[str]]:
     key, equals, values = spec.partition("=")
-    key = key.strip().lstrip("-").replace("-", "_")
+    key = OPTIONS.resolve(key.strip().lstrip("-").replace("-", "_"))
     both = values.split(",")
     if not equals or len(both) != 2 or both[0] == both[1]:
         raise ConfigError(f"compare must be OPTION=A,B with two different values, got {spec!r}")

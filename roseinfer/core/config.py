@@ -9,9 +9,17 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    """A dataclass field that is also a command-line option."""
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that is also a command-line option. `aliases` are other names for its flag."""
+    metadata = {"help": help, "choices": choices, "metavar": metavar, "aliases": aliases}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +54,7 @@ class CacheConfig:
     num_kv_blocks: int | None = option(None, "KV blocks; default: from the memory")
     kv_cache_memory_bytes: int | None = option(None, "memory of the KV cache; default: a share of what is free")
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, activations and KV cache")
-    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before", aliases=("prefix_cache",))
 
     def __post_init__(self) -> None:
         _positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
@@ -66,7 +74,7 @@ class SchedulerConfig:
     max_batch_size: int | None = option(None, "requests that decode in one step, taken in turn; default: all that run")
     max_active_requests: int | None = option(None, "requests that run at once, if fewer than the seats")
     max_inflight_requests: int | None = option(None, "requests in the engine, waiting ones included; more get a 429")
-    enable_chunked_prefill: bool = option(True, "split long prompts over steps")
+    enable_chunked_prefill: bool = option(True, "split long prompts over steps", aliases=("chunked_prefill",))
     long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = no limit of its own")
     decode_first: bool = option(True, "decoding requests get a step's tokens before prompts do")
     prefill_max_batch_size: int | None = option(None, "requests that start in one step; default: max_num_seqs")

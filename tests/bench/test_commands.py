@@ -116,7 +116,6 @@ def test_options_reach_the_engine(starts, capsys):
         ("--submit-interval-ms nan", "--submit-interval-ms"),
         ("--temperature 3", "--temperature"),
         ("--hf-model-id gpt2", "--hf-model-id"),
-        ("--prefix-cache --no-enable-prefix-caching", "--prefix-cache"),
         ("--prefill-force-fifo-every 8", "--prefill-force-fifo-every"),
         ("--prefill-max-tokens 0", "--prefill-max-tokens"),
         ("--compare pretok=on", "--compare"),
