@@ -114,7 +114,9 @@ def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path
         core = start(path, **options)
         for i, params in enumerate(settings):
             core.add(Add(str(i), PROMPTS["long"][i:], params))
-        return run_dry(core), core
+        done = run_dry(core)
+        core.close()
+        return done, core
 
     expected, _ = run(num_kv_blocks=512)
     got, core = run(num_kv_blocks=22, max_num_batched_tokens=7, overlap=overlap)

@@ -109,14 +109,16 @@ def test_a_failure_reaches_collect_and_every_later_step(where):
 def test_close_joins_and_nothing_hangs_after_it():
     inner = Recording()
     inner.gate.set()
+    before = set(threading.enumerate())
     runner = ThreadedRunner(inner)
+    assert set(threading.enumerate()) - before
     done = runner.submit(StepPlan(0, []))
     runner.sample(done)
     unsampled = runner.submit(StepPlan(1, []))
     runner.close()
     runner.close()
     assert inner.closed == 1
-    assert not any(t.name == "roseinfer-runner" for t in threading.enumerate())
+    assert not set(threading.enumerate()) - before
     assert runner.collect(done).step == 0
     with pytest.raises(EngineClosedError):
         runner.collect(unsampled)
