@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from roseinfer.core.config import option
+from roseinfer.core.config import check_positive, option
 from roseinfer.core.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class LatencyConfig:
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
-        _check_positive(self, "input_len", "output_len", "num_iters")
+        check_positive(self, "input_len", "output_len", "num_iters")
         if self.num_iters_warmup < 0 or any(size < 1 for size in self.batch_size):
             raise ConfigError("num_iters_warmup must not be negative, and batch_size must be positive")
 
@@ -36,7 +36,7 @@ class ThroughputConfig:
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
-        _check_positive(self, "input_len", "output_len", "num_prompts")
+        check_positive(self, "input_len", "output_len", "num_prompts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class StreamingConfig:
     plot: str | None = option(None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png")
 
     def __post_init__(self) -> None:
-        _check_positive(self, "num_requests", "max_new_tokens", "stream_interval", "repeat_runs")
+        check_positive(self, "num_requests", "max_new_tokens", "stream_interval", "repeat_runs")
         _check_not_negative(self, "submit_interval_ms", "tokenize_workers", "warmup_runs")
         if self.submit_schedule not in ("absolute", "relative"):
             raise ConfigError(f"submit_schedule must be absolute or relative, got {self.submit_schedule!r}")
@@ -110,9 +110,9 @@ class KvCowConfig:
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
-        _check_positive(self, "old_len", "batch_size", "iters", "layers", "heads", "head_dim")
+        check_positive(self, "old_len", "batch_size", "iters", "layers", "heads", "head_dim")
         if self.threads is not None:
-            _check_positive(self, "threads")
+            check_positive(self, "threads")
         if self.block_size & (self.block_size - 1) or not 0 < self.block_size <= 256:
             raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
         if self.old_len % self.block_size == 0:
@@ -136,9 +136,3 @@ def _check_not_negative(config: object, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) < math.inf:
             raise ConfigError(f"{name} must be 0 or positive, got {getattr(config, name)}")
-
-
-def _check_positive(config: object, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} must be positive, got {getattr(config, name)}")

@@ -43,7 +43,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _choices(self)
-        _positive(self, "max_model_len", "threads")
+        check_positive(self, "max_model_len", "threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class CacheConfig:
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before", aliases=("prefix_cache",))
 
     def __post_init__(self) -> None:
-        _positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
+        check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
         if self.block_size & (self.block_size - 1) or self.block_size > 256:
             raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -91,9 +91,9 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _choices(self)
-        _positive(self, "max_num_seqs", "max_num_batched_tokens", "max_batch_size", "max_active_requests")
-        _positive(self, "max_inflight_requests", "prefill_max_batch_size", "prefill_max_tokens")
-        _positive(self, "prefill_admission_lookahead")
+        check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_batch_size", "max_active_requests")
+        check_positive(self, "max_inflight_requests", "prefill_max_batch_size", "prefill_max_tokens")
+        check_positive(self, "prefill_admission_lookahead")
         for name in ("long_prefill_token_threshold", "prefill_force_fifo_every", "prefill_max_skips"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -145,7 +145,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _choices(self)
-        _positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
+        check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
         for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -164,7 +164,8 @@ def _choices(config: Any) -> None:
             raise ConfigError(f"{f.name} must be one of {', '.join(allowed)}, got {getattr(config, f.name)!r}")
 
 
-def _positive(config: Any, *names: str) -> None:
+def check_positive(config: Any, *names: str) -> None:
+    """Raise `ConfigError` naming the first of these options that is given and not positive."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not value > 0:

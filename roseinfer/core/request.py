@@ -2,8 +2,16 @@
 
 from enum import IntEnum
 
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.sampling import SamplingParams
+
+
+def check_context(prompt_len: int, max_tokens: int, max_model_len: int) -> None:
+    """Raise `RequestTooLongError` if prompt and output together exceed the context (all in tokens)."""
+    if prompt_len + max_tokens > max_model_len:
+        raise RequestTooLongError(
+            f"{prompt_len} prompt tokens and {max_tokens} output tokens exceed the context of {max_model_len} tokens"
+        )
 
 
 class Status(IntEnum):

@@ -17,6 +17,7 @@ from roseinfer.core.errors import (
     TooManyInflightError,
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
+from roseinfer.core.request import check_context
 from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, sequence_id
 from roseinfer.engine.output import SequenceText, merge
@@ -157,12 +158,7 @@ class AsyncEngine:
             raise InvalidRequestError("n must be positive", "n")
         if not request.prompt_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
-        wanted = len(request.prompt_ids) + request.params.max_tokens
-        if wanted > self.info.max_model_len:
-            raise RequestTooLongError(
-                f"{len(request.prompt_ids)} prompt tokens and {request.params.max_tokens} output tokens exceed the "
-                f"context of {self.info.max_model_len} tokens"
-            )
+        check_context(len(request.prompt_ids), request.params.max_tokens, self.info.max_model_len)
 
     def cancel(self, stream: Stream) -> None:
         """Abort what is left of a stream."""

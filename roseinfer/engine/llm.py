@@ -11,7 +11,6 @@ from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
     InvalidRequestError,
-    RequestTooLongError,
     TooManyInflightError,
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput
@@ -154,11 +153,6 @@ class LLM:
         texts: dict[str, tuple[_Job, SequenceText]] = {}
         try:
             for job in jobs:
-                if len(job.prompt_ids) + job.params.max_tokens > self.info.max_model_len:
-                    raise RequestTooLongError(
-                        f"{len(job.prompt_ids)} prompt tokens and {job.params.max_tokens} output tokens exceed the "
-                        f"context of {self.info.max_model_len} tokens"
-                    )
                 request_id = f"llm-{next(self._numbers)}"
                 self.core.add(Add(request_id, job.prompt_ids, job.params, job.n))
                 for text in job.texts:

@@ -13,7 +13,7 @@ from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.events import Admitted, Ended, StepDone
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
-from roseinfer.core.request import Request, Status
+from roseinfer.core.request import Request, Status, check_context
 from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.policy import Decision, Policy, Verdict, View
@@ -56,12 +56,8 @@ class Scheduler:
 
     def check_fits(self, request: Request) -> None:
         """Raise `RequestTooLongError` unless the request could run alone."""
+        check_context(request.prompt_len, request.params.max_tokens, self.max_model_len)
         wanted = request.prompt_len + request.params.max_tokens
-        if wanted > self.max_model_len:
-            raise RequestTooLongError(
-                f"{request.prompt_len} prompt tokens and {request.params.max_tokens} output tokens exceed the context "
-                f"of {self.max_model_len} tokens"
-            )
         if wanted > self.kv.max_tokens:
             raise RequestTooLongError(f"{wanted} tokens exceed the KV cache of {self.kv.max_tokens} tokens")
 

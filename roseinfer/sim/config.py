@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roseinfer.core.config import option
+from roseinfer.core.config import check_positive, option
 from roseinfer.core.errors import ConfigError
 
 
@@ -20,9 +20,7 @@ class WorkloadConfig:
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
-        for name in ("num_requests", "input_len_min", "output_len_min"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "num_requests", "input_len_min", "output_len_min")
         if self.request_rate < 0:
             raise ConfigError(f"request_rate must not be negative, got {self.request_rate}")
         if self.input_len < self.input_len_min or self.output_len < self.output_len_min:
@@ -47,6 +45,4 @@ class CostConfig:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0: time would stand still")
-        for name in ("max_model_len", "num_kv_blocks", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "max_model_len", "num_kv_blocks", "block_size")
