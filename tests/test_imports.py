@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "engine": {"core", "kv", "sched", "text", "hub", "openmp", "runner"},
     "sim": {"core", "kv", "sched", "engine"},
     "kernels": {"core"},
-    "attention": {"core", "kernels"},
+    "attention": {"core", "kernels", "layers"},
     "layers": {"core", "kernels"},
     "models": {"core", "kernels", "attention", "layers"},
     "runner": {"core", "kernels", "attention", "layers", "models"},

@@ -6,6 +6,7 @@ import torch
 
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.layers.heads import HeadTransform
 
 
 class AttentionBackend(Protocol):
@@ -15,11 +16,11 @@ class AttentionBackend(Protocol):
         """Prepare what all layers of the coming forward pass share. Called once a step, before `forward`."""
         ...
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Write K and V at the batch's slots (-1: not at all), then attend.
+    def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
+        """Norm and turn queries and keys as `heads` says, write K and V at the batch's slots, then attend.
 
-        q: [T, heads, D]. k, v: [T, kv_heads, D]; query head h reads KV head h // (heads / kv_heads). Any of the three
-        may be a strided view with dense last dimension. Returns [T, heads, D]. Each row sees its own blocks up to
-        its query's position and nothing else. The result may be a strided view too.
+        qkv: [T, (heads + 2 * kv_heads) * D], a layer's packed projections, query heads first; may be overwritten.
+        Query head h reads KV head h // (heads / kv_heads). Returns [T, heads * D]. Slots of -1 are not written. Each
+        row sees its own blocks up to its query's position and nothing else.
         """
         ...

@@ -9,24 +9,33 @@ import torch
 class ForwardBatch:
     """Packed tokens of R rows, T tokens in all. Row r owns tokens query_start[r] .. query_start[r + 1].
 
+    The first `num_decodes` rows have exactly one token each, the rows behind them more.
+
     input_ids, positions: [T] int64.
     query_start: [R + 1] int32. context_len: [R] int32 = tokens visible to the row's last query (start + count).
-    block_tables: [R, B] int32, entries past a row's context are undefined.
+    tables: [S, B] int32, the block tables of all seats; table_rows: [R] int32, row r's is tables[table_rows[r]].
+    Entries past a row's context are undefined.
     slots: [T] int64, where each token's K/V goes: block * block_size + offset, or -1 for "do not write".
     logits_at: [L] int64, the packed token indices whose logits are wanted.
-    max_query, max_context: host-side maxima over the rows. `decode_only`: every row has exactly one query token.
-    query_lens, context_lens: the same counts on the host, for backends that loop or plan on the CPU.
+    max_query, max_context: host-side maxima over the rows.
+    query_lens, context_lens: the same counts on the host, for backends that loop or plan on the CPU. In a batch that
+    is captured in a CUDA graph they are placeholders: only what is on the device changes between replays.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     query_start: torch.Tensor
     context_len: torch.Tensor
-    block_tables: torch.Tensor
+    tables: torch.Tensor
+    table_rows: torch.Tensor
     slots: torch.Tensor
     logits_at: torch.Tensor
     query_lens: list[int]
     context_lens: list[int]
     max_query: int
     max_context: int
-    decode_only: bool
+    num_decodes: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query_lens)

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
+from roseinfer.layers.heads import HeadTransform
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
 # that no longer row is padded to more than twice its length.
@@ -57,6 +58,7 @@ class TorchAttention:
         if self._paged is None or self._paged.store is not store:
             self._paged = PagedRows(store)
         paged = self._paged
+        self._positions = batch.positions
         self._writer = SlotWriter(batch, paged)
         rows = _rows(batch)
         chunks = [row for row in rows if row.count > 1 and row.context > row.count]
@@ -68,7 +70,14 @@ class TorchAttention:
             *(_Chunk(batch, row, paged, self._band) for row in chunks),
         ]
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
+        return self.attend(layer, *heads.split(qkv, self._positions)).reshape(qkv.shape[0], -1)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Write K and V [T, kv_heads, D], then attend with q [T, heads, D]; all may be strided views.
+
+        Returns [T, heads, D], which may be a strided view too.
+        """
         self._writer.write(layer, k, v)
         if len(self._pieces) == 1:
             return self._pieces[0].attend(layer, q, k, v)
@@ -87,7 +96,8 @@ class _Decoding:
         selected = _selection([row.index for row in rows], device)
         lengths, longest = batch.context_len[selected], max(row.context for row in rows)
         ragged = any(row.context < longest for row in rows)
-        self._reader = ContextReader(paged, batch.block_tables[selected], lengths, longest, ragged)
+        tables = _tables(batch, selected, longest, paged)
+        self._reader = ContextReader(paged, tables, lengths, longest, ragged)
         self._mask = None
         if ragged:
             hidden = torch.arange(longest, device=device) >= lengths[:, None]
@@ -128,7 +138,7 @@ class _Chunk:
         self._prefix = row.context - row.count
         self._band = band
         one = slice(row.index, row.index + 1)
-        lengths, tables = batch.context_len[one], batch.block_tables[one]
+        lengths, tables = batch.context_len[one], _tables(batch, one, row.context, paged)
         self._reader = ContextReader(paged, tables, lengths, row.context, ragged=False)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -178,6 +188,12 @@ def _rows(batch: ForwardBatch) -> list[_Row]:
     counts, contexts = batch.query_lens, batch.context_lens
     starts = accumulate(counts, initial=0)
     return [_Row(*row) for row in zip(range(len(counts)), starts, counts, contexts, strict=False)]
+
+
+def _tables(batch: ForwardBatch, rows: slice | torch.Tensor, longest: int, paged: PagedRows) -> torch.Tensor:
+    """Block tables [n, B] of some rows, as wide as the longest of their contexts needs."""
+    width = -(-longest // paged.store.block_size)
+    return batch.tables[:, :width].index_select(0, batch.table_rows[rows])
 
 
 def _decoding_groups(rows: list[_Row], paged: PagedRows) -> list[list[_Row]]:

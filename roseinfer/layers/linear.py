@@ -2,7 +2,8 @@
 
 import torch
 
-from roseinfer.layers.matmul import Matmul, make_matmul
+from roseinfer.layers.matmul import Epilogue, Matmul, make_matmul
+from roseinfer.layers.norm import Norm
 from roseinfer.layers.weights import WeightSource
 
 
@@ -10,15 +11,19 @@ class Linear:
     """x [T, in] -> activation(x @ weight.T + bias) (+ residual) [T, sum(outs)].
 
     `outs` are the widths of the checkpoint's matrices that are stacked here (q, k, v; gate, up; or just one).
+    `gated`: the two `outs` are gate and up, and the result is activation(gate) * up [T, sum(outs) / 2].
+    A residual [T, sum(outs)] may be overwritten by the result.
     """
 
-    _matmul: Matmul
+    matmul: Matmul
 
-    def __init__(self, in_features: int, *outs: int, bias: bool = False, activation: str | None = None) -> None:
+    def __init__(
+        self, in_features: int, *outs: int, bias: bool = False, activation: str | None = None, gated: bool = False
+    ) -> None:
         self.in_features = in_features
         self.outs = outs
+        self.epilogue = Epilogue(activation, gated)
         self._bias = bias
-        self._activation = activation
 
     def load(self, source: WeightSource, *names: str, transposed: bool = False) -> None:
         """One name for each of `outs`, without ".weight". `transposed`: the checkpoint holds [in, out] (Conv1D)."""
@@ -35,7 +40,28 @@ class Linear:
 
     def use(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Take a weight of [sum(outs), in] that is loaded already, such as tied embeddings."""
-        self._matmul = make_matmul(weight, bias, self._activation)
+        self.matmul = make_matmul(weight, bias, self.epilogue)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return self._matmul(x, residual)
+        return self.matmul(x, residual)
+
+
+class NormedLinear:
+    """linear(norm(x)): how every block of a transformer begins."""
+
+    def __init__(self, norm: Norm, linear: Linear) -> None:
+        self._norm = norm
+        self._linear = linear
+
+    def load(self, source: WeightSource, norm: str, *names: str, transposed: bool = False) -> None:
+        self._norm.load(source, norm)
+        self._linear.load(source, *names, transposed=transposed)
+
+    def use(self, source: WeightSource, norm: str, weight: torch.Tensor) -> None:
+        """Load the norm alone and take a weight that is loaded already."""
+        self._norm.load(source, norm)
+        self._linear.use(weight)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`out`: where the result goes, if given."""
+        return self._linear.matmul(self._norm(x), None, out)

@@ -1,12 +1,15 @@
-"""Three ways to multiply by a weight matrix; on a CPU its layout decides the speed.
+"""Ways to multiply by a weight matrix; on a CPU its layout decides the speed.
 
 `PackedMatmul` keeps the weight in oneDNN's blocked layout only. benchmarks/cpu_gemm.py measures it against the others.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from roseinfer.kernels.availability import has_triton
 
 # Rows that the packed layout is tuned for. One layout serves all: benchmarks/cpu_gemm.py finds it within a few per
 # cent of the best one from 1 to 512 rows, where layouts tuned for 1 row lose up to half of the speed at 8 and 32.
@@ -17,32 +20,57 @@ MIN_PACKED_ELEMENTS = 1 << 17
 _POINTWISE = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
 
 
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What follows a product. `activation` as `ModelSpec` names it: None, "silu", "gelu" or "gelu_tanh".
+
+    `gated`: the product is gate and up side by side, and activation(gate) * up is wanted.
+    """
+
+    activation: str | None = None
+    gated: bool = False
+
+
+NOTHING_MORE = Epilogue()
+
+
 class Matmul(Protocol):
-    """x [T, in] -> activation(x @ weight.T + bias) + residual [T, out], for a weight of [out, in]."""
+    """x [T, in] -> epilogue(x @ weight.T + bias) + residual [T, out], for a weight of [out, in].
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor: ...
+    The result goes to `out` if that is given, and may go into the residual.
+    """
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
 
 
-def activate(x: torch.Tensor, activation: str | None) -> torch.Tensor:
-    """`activation` as `ModelSpec` names it: None, "silu", "gelu" or "gelu_tanh"."""
-    if activation is None:
+def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
+    if epilogue.gated:
+        gate, up = x.chunk(2, -1)
+        return activate(gate, Epilogue(epilogue.activation)).mul_(up)
+    if epilogue.activation is None:
         return x
-    if activation == "silu":
+    if epilogue.activation == "silu":
         return F.silu(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return F.gelu(x, approximate="tanh" if epilogue.activation == "gelu_tanh" else "none")
 
 
 class PlainMatmul:
     """The weight as it is: `F.linear`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
         self._weight = weight
         self._bias = bias
-        self._activation = activation
+        self._epilogue = epilogue
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        out = activate(F.linear(x, self._weight, self._bias), self._activation)
-        return out if residual is None else out + residual
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        result = activate(F.linear(x, self._weight, self._bias), self._epilogue)
+        if residual is not None:
+            result = result + residual
+        return result if out is None else out.copy_(result)
 
 
 class PackedMatmul:
@@ -52,18 +80,25 @@ class PackedMatmul:
     time a number of rows is seen (about a millisecond for each weight shape) and then cached by oneDNN.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, TUNED_ROWS)
         self._bias = bias
-        self._attr, self._algorithm = _POINTWISE[activation]
+        self._left = epilogue if epilogue.gated else None
+        self._attr, self._algorithm = _POINTWISE[None if epilogue.gated else epilogue.activation]
         self._unary = torch.ops.mkldnn._linear_pointwise.default
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if residual is None:
-            return self._unary(x, self._weight, self._bias, self._attr, [], self._algorithm)
-        assert self._attr == "none", "oneDNN fuses an activation or a residual, not both"
-        return self._binary(x, residual, self._weight, self._bias, "add")
+            result = self._unary(x, self._weight, self._bias, self._attr, [], self._algorithm)
+        else:
+            assert self._attr == "none", "oneDNN fuses an activation or a residual, not both"
+            result = self._binary(x, residual, self._weight, self._bias, "add")
+        if self._left is not None:
+            result = activate(result, self._left)
+        return result if out is None else out.copy_(result)
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -82,7 +117,11 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype is torch.float32
 
 
-def make_matmul(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> Matmul:
+def make_matmul(weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> Matmul:
     """The fastest way that works here. The caller drops its own reference to `weight` to free the plain copy."""
+    if has_triton(weight.device):
+        from roseinfer.layers.cuda_matmul import CudaMatmul
+
+        return CudaMatmul(weight, bias, epilogue)
     kind = PackedMatmul if can_pack(weight) else PlainMatmul
-    return kind(weight, bias, activation)
+    return kind(weight, bias, epilogue)

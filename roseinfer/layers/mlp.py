@@ -1,41 +1,38 @@
-"""Feed-forward layers. Both add their result to the residual stream."""
+"""Feed-forward layers. Both take the residual stream, norm it, and add their result to it."""
 
 import torch
 
-from roseinfer.layers.linear import Linear
-from roseinfer.layers.matmul import activate
+from roseinfer.layers.linear import Linear, NormedLinear
+from roseinfer.layers.norm import Norm
 from roseinfer.layers.weights import WeightSource
 
 
 class MLP:
-    """residual + down(activation(up(x))), as in GPT-2."""
+    """x + down(activation(up(norm(x)))), as in GPT-2."""
 
-    def __init__(self, hidden: int, intermediate: int, activation: str) -> None:
-        self._up = Linear(hidden, intermediate, bias=True, activation=activation)
+    def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str) -> None:
+        self._up = NormedLinear(norm, Linear(hidden, intermediate, bias=True, activation=activation))
         self._down = Linear(intermediate, hidden, bias=True)
 
-    def load(self, source: WeightSource, up: str, down: str, *, transposed: bool) -> None:
-        self._up.load(source, up, transposed=transposed)
+    def load(self, source: WeightSource, norm: str, up: str, down: str, *, transposed: bool) -> None:
+        self._up.load(source, norm, up, transposed=transposed)
         self._down.load(source, down, transposed=transposed)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self._down(self._up(x), residual)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._up(x), x)
 
 
 class GatedMLP:
-    """residual + down(activation(gate(x)) * up(x)) (Shazeer, 2020), gate and up in one product."""
+    """x + down(activation(gate(norm(x))) * up(norm(x))) (Shazeer, 2020), gate and up in one product."""
 
-    def __init__(self, hidden: int, intermediate: int, activation: str, *, bias: bool) -> None:
-        self._activation = activation
-        self._intermediate = intermediate
-        self._gate_up = Linear(hidden, intermediate, intermediate, bias=bias)
+    def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str, *, bias: bool) -> None:
+        gate_up = Linear(hidden, intermediate, intermediate, bias=bias, activation=activation, gated=True)
+        self._gate_up = NormedLinear(norm, gate_up)
         self._down = Linear(intermediate, hidden, bias=bias)
 
-    def load(self, source: WeightSource, prefix: str) -> None:
-        self._gate_up.load(source, f"{prefix}.gate_proj", f"{prefix}.up_proj")
+    def load(self, source: WeightSource, norm: str, prefix: str) -> None:
+        self._gate_up.load(source, norm, f"{prefix}.gate_proj", f"{prefix}.up_proj")
         self._down.load(source, f"{prefix}.down_proj")
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        gate_up = self._gate_up(x)
-        gate, up = gate_up[:, : self._intermediate], gate_up[:, self._intermediate :]
-        return self._down(activate(gate, self._activation).mul_(up), residual)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._gate_up(x), x)

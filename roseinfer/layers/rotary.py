@@ -1,7 +1,8 @@
 """Rotary position embedding (Su et al., 2021), the half-rotation form of Llama.
 
 Dimensions i and i + D/2 of a head are turned by the angle position * frequency[i]. The angles of a step are the same
-in every layer, so `angles` is called once a step; a table over all positions would cost 64 MiB at 131,072 positions.
+in every layer, so they are worked out once a step on a CPU; a GPU looks them up
+in a table (64 MiB at 131,072 positions).
 """
 
 import math
@@ -24,16 +25,30 @@ def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
 
 
 class Rotary:
-    """The frequencies [D/2] of a model, float32 as in the published code, so that large angles round alike."""
+    """The frequencies [D/2] of a model, float32 as in the published code, so that large angles round alike.
 
-    def __init__(self, frequencies: torch.Tensor) -> None:
+    `cos_sin` [positions, D] float32: cos of the angles of every position, then their sin, for kernels that look them
+    up; there on a GPU only, up to position `longest`.
+    """
+
+    def __init__(self, frequencies: torch.Tensor, longest: int) -> None:
         self._frequencies = frequencies
+        self._positions: torch.Tensor | None = None
+        self._angles: Angles | None = None
+        self.cos_sin: torch.Tensor | None = None
+        if frequencies.is_cuda:
+            positions = torch.arange(longest, dtype=torch.float32, device=frequencies.device)
+            angle = positions[:, None] * frequencies
+            self.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)
 
     def angles(self, positions: torch.Tensor) -> Angles:
-        """positions: [T] int64."""
-        angle = positions.to(torch.float32)[:, None, None] * self._frequencies
-        cos, sin = angle.cos(), angle.sin()
-        return Angles(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+        """positions: [T] int64. The last answer is kept: all layers of a step ask for the same."""
+        if positions is not self._positions or self._angles is None:
+            angle = positions.to(torch.float32)[:, None, None] * self._frequencies
+            cos, sin = angle.cos(), angle.sin()
+            self._angles = Angles(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+            self._positions = positions
+        return self._angles
 
 
 def default_frequencies(head_dim: int, theta: float) -> torch.Tensor:

@@ -24,9 +24,12 @@ class CausalLM(Protocol):
         ...
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """Final hidden states [T, hidden]; `attention.begin(batch, store)` has been called."""
+        """The residual stream [T, hidden] after the last layer; `attention.begin(batch, store)` has been called."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [L, hidden], L may be 0. Returns [L, vocab] float32."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The final norm and the head. hidden: [L, hidden] of `forward`, L may be 0.
+
+        Returns [L, vocab] in the model's dtype, in `out` if that is given.
+        """
         ...

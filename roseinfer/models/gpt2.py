@@ -5,7 +5,8 @@ import torch
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.layers.embedding import Embedding
-from roseinfer.layers.linear import Linear
+from roseinfer.layers.heads import HeadTransform
+from roseinfer.layers.linear import Linear, NormedLinear
 from roseinfer.layers.lm_head import LMHead
 from roseinfer.layers.mlp import MLP
 from roseinfer.layers.norm import LayerNorm
@@ -16,28 +17,23 @@ from roseinfer.models.config import ModelSpec
 class GPT2Block:
     def __init__(self, spec: ModelSpec, layer: int) -> None:
         self._layer = layer
-        self._heads, self._head_dim = spec.num_heads, spec.head_dim
-        self._norm_1 = LayerNorm(spec.hidden_size, spec.norm_eps)
-        self._qkv = Linear(spec.hidden_size, 3 * spec.hidden_size, bias=True)
+        self._heads = HeadTransform(spec.num_heads, spec.num_heads, spec.head_dim)
+        norm = LayerNorm(spec.hidden_size, spec.norm_eps)
+        self._qkv = NormedLinear(norm, Linear(spec.hidden_size, 3 * spec.hidden_size, bias=True))
         self._out = Linear(spec.hidden_size, spec.hidden_size, bias=True)
-        self._norm_2 = LayerNorm(spec.hidden_size, spec.norm_eps)
-        self._mlp = MLP(spec.hidden_size, spec.intermediate_size, spec.activation)
+        norm = LayerNorm(spec.hidden_size, spec.norm_eps)
+        self._mlp = MLP(norm, spec.hidden_size, spec.intermediate_size, spec.activation)
 
     def load(self, source: WeightSource, prefix: str) -> None:
         """The checkpoint's Conv1D layers hold [in, out], so they are read transposed."""
-        self._norm_1.load(source, f"{prefix}.ln_1")
-        self._qkv.load(source, f"{prefix}.attn.c_attn", transposed=True)
+        self._qkv.load(source, f"{prefix}.ln_1", f"{prefix}.attn.c_attn", transposed=True)
         self._out.load(source, f"{prefix}.attn.c_proj", transposed=True)
-        self._norm_2.load(source, f"{prefix}.ln_2")
-        self._mlp.load(source, f"{prefix}.mlp.c_fc", f"{prefix}.mlp.c_proj", transposed=True)
+        self._mlp.load(source, f"{prefix}.ln_2", f"{prefix}.mlp.c_fc", f"{prefix}.mlp.c_proj", transposed=True)
 
     def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """x: [T, hidden]."""
-        tokens = x.shape[0]
-        qkv = self._qkv(self._norm_1(x)).view(tokens, 3, self._heads, self._head_dim)
-        attended = attention.forward(self._layer, *qkv.unbind(1))
-        x = self._out(attended.reshape(tokens, -1), x)
-        return self._mlp(self._norm_2(x), x)
+        """x: [T, hidden], the residual stream, which may be overwritten."""
+        x = self._out(attention.forward(self._layer, self._qkv(x), self._heads), x)
+        return self._mlp(x)
 
 
 class GPT2:
@@ -51,8 +47,8 @@ class GPT2:
         self._tokens = Embedding(spec.vocab_size, spec.hidden_size)
         self._positions = Embedding(spec.max_position, spec.hidden_size)
         self._blocks = [GPT2Block(spec, layer) for layer in range(spec.num_layers)]
-        self._norm = LayerNorm(spec.hidden_size, spec.norm_eps)
-        self._head = LMHead(spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
+        norm = LayerNorm(spec.hidden_size, spec.norm_eps)
+        self._head = LMHead(norm, spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
 
     def load(self, source: WeightSource) -> None:
         # The checkpoints on the hub leave the prefix out, those that transformers saves have it.
@@ -61,14 +57,13 @@ class GPT2:
         self._positions.load(source, f"{prefix}wpe")
         for layer, block in enumerate(self._blocks):
             block.load(source, f"{prefix}h.{layer}")
-        self._norm.load(source, f"{prefix}ln_f")
-        self._head.load(source, "lm_head", self._tokens)
+        self._head.load(source, f"{prefix}ln_f", "lm_head", self._tokens)
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         x = self._tokens(batch.input_ids) + self._positions(batch.positions)
         for block in self._blocks:
             x = block(x, attention)
-        return self._norm(x)
+        return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._head(hidden, out)

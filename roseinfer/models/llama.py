@@ -3,76 +3,62 @@
 They differ in biases and in Qwen3's norm of q and k, which the spec says; the tensors' names are the same.
 """
 
+from dataclasses import replace
+
 import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.layers.embedding import Embedding
-from roseinfer.layers.linear import Linear
+from roseinfer.layers.heads import HeadNorms, HeadTransform
+from roseinfer.layers.linear import Linear, NormedLinear
 from roseinfer.layers.lm_head import LMHead
 from roseinfer.layers.mlp import GatedMLP
-from roseinfer.layers.norm import HeadNorm, RMSNorm
-from roseinfer.layers.rotary import (
-    Angles,
-    Rotary,
-    default_frequencies,
-    linear_frequencies,
-    llama3_frequencies,
-    rotate,
-)
+from roseinfer.layers.norm import RMSNorm
+from roseinfer.layers.rotary import Rotary, default_frequencies, linear_frequencies, llama3_frequencies
 from roseinfer.layers.weights import WeightSource
 from roseinfer.models.config import ModelSpec, RopeSpec
 
 
 class SelfAttention:
-    def __init__(self, spec: ModelSpec, layer: int) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary) -> None:
         self._layer = layer
-        self._heads, self._kv_heads, self._head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self._spec = spec
+        self._heads = HeadTransform(spec.num_heads, spec.num_kv_heads, spec.head_dim, rotary=rotary)
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self._qkv = Linear(spec.hidden_size, q_width, kv_width, kv_width, bias=spec.qkv_bias)
+        norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self._qkv = NormedLinear(norm, Linear(spec.hidden_size, q_width, kv_width, kv_width, bias=spec.qkv_bias))
         self._out = Linear(q_width, spec.hidden_size, bias=spec.o_bias)
-        self._norm = None
-        if spec.qk_norm:
-            self._norm = HeadNorm(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.norm_eps)
 
     def load(self, source: WeightSource, prefix: str) -> None:
-        self._qkv.load(source, f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
-        self._out.load(source, f"{prefix}.o_proj")
-        if self._norm is not None:
-            self._norm.load(source, f"{prefix}.q_norm", f"{prefix}.k_norm")
+        attention = f"{prefix}.self_attn"
+        names = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+        self._qkv.load(source, f"{prefix}.input_layernorm", *names)
+        self._out.load(source, f"{attention}.o_proj")
+        if self._spec.qk_norm:
+            h = self._heads
+            shape = (h.heads, h.kv_heads, h.head_dim, self._spec.norm_eps)
+            norms = HeadNorms.load(source, f"{attention}.q_norm", f"{attention}.k_norm", *shape)
+            self._heads = replace(h, norms=norms)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, angles: Angles, attention: AttentionBackend
-    ) -> torch.Tensor:
-        """x, residual: [T, hidden]. Queries and keys are normed and turned together."""
-        tokens = x.shape[0]
-        rotated_heads = self._heads + self._kv_heads
-        qkv = self._qkv(x).view(tokens, rotated_heads + self._kv_heads, self._head_dim)
-        qk, v = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
-        if self._norm is not None:
-            qk = self._norm(qk)
-        qk = rotate(qk, angles)
-        attended = attention.forward(self._layer, qk[:, : self._heads], qk[:, self._heads :], v)
-        return self._out(attended.reshape(tokens, -1), residual)
+    def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """x: [T, hidden], the residual stream."""
+        return self._out(attention.forward(self._layer, self._qkv(x), self._heads), x)
 
 
 class LlamaBlock:
-    def __init__(self, spec: ModelSpec, layer: int) -> None:
-        self._norm_1 = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self._attention = SelfAttention(spec, layer)
-        self._norm_2 = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self._mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
+    def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary) -> None:
+        self._attention = SelfAttention(spec, layer, rotary)
+        norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self._mlp = GatedMLP(norm, spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
 
     def load(self, source: WeightSource, prefix: str) -> None:
-        self._norm_1.load(source, f"{prefix}.input_layernorm")
-        self._attention.load(source, f"{prefix}.self_attn")
-        self._norm_2.load(source, f"{prefix}.post_attention_layernorm")
-        self._mlp.load(source, f"{prefix}.mlp")
+        self._attention.load(source, prefix)
+        self._mlp.load(source, f"{prefix}.post_attention_layernorm", f"{prefix}.mlp")
 
-    def __call__(self, x: torch.Tensor, angles: Angles, attention: AttentionBackend) -> torch.Tensor:
-        """x: [T, hidden]."""
-        x = self._attention(self._norm_1(x), x, angles, attention)
-        return self._mlp(self._norm_2(x), x)
+    def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """x: [T, hidden], which may be overwritten."""
+        return self._mlp(self._attention(x, attention))
 
 
 class Llama:
@@ -85,27 +71,25 @@ class Llama:
         self.spec, self.dtype, self.device = spec, dtype, device
         self._tokens = Embedding(spec.vocab_size, spec.hidden_size)
         assert spec.rope is not None
-        self._rotary = Rotary(_frequencies(spec.rope, spec.head_dim).to(device))
-        self._blocks = [LlamaBlock(spec, layer) for layer in range(spec.num_layers)]
-        self._norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self._head = LMHead(spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
+        rotary = Rotary(_frequencies(spec.rope, spec.head_dim).to(device), spec.max_position)
+        self._blocks = [LlamaBlock(spec, layer, rotary) for layer in range(spec.num_layers)]
+        norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self._head = LMHead(norm, spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
 
     def load(self, source: WeightSource) -> None:
         self._tokens.load(source, "model.embed_tokens")
         for layer, block in enumerate(self._blocks):
             block.load(source, f"model.layers.{layer}")
-        self._norm.load(source, "model.norm")
-        self._head.load(source, "lm_head", self._tokens)
+        self._head.load(source, "model.norm", "lm_head", self._tokens)
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         x = self._tokens(batch.input_ids)
-        angles = self._rotary.angles(batch.positions)
         for block in self._blocks:
-            x = block(x, angles, attention)
-        return self._norm(x)
+            x = block(x, attention)
+        return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._head(hidden, out)
 
 
 def _frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:

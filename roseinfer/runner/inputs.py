@@ -14,7 +14,13 @@ from roseinfer.runner.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The rows of a plan, transposed: a field's values in row order."""
+    """The rows of a step, transposed: a field's values in row order. Rows of one token come first.
+
+    `order`: which of the plan's rows each one is. `only_decodes`: every row computes one token, writes and samples it.
+    """
+
+    order: list[int] | range
+    only_decodes: bool
 
     request_id: tuple[str, ...]
     seat: tuple[int, ...]
@@ -28,14 +34,21 @@ class Columns:
 
     @classmethod
     def of(cls, rows: list[Row]) -> "Columns":
-        return cls(*zip(*rows, strict=True))
+        order: list[int] | range = range(len(rows))
+        columns = list(zip(*rows, strict=True))
+        _, _, start, count, logits, _, write_from, *_ = columns
+        only_ones = max(count) == 1
+        if not only_ones and 1 in count:
+            order = sorted(order, key=lambda i: count[i] > 1)
+            columns = [tuple(column[i] for i in order) for column in columns]
+        only_decodes = only_ones and min(logits) == 1 and not any(map(gt, write_from, start))
+        return cls(order, only_decodes, *columns)
 
 
 def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
     """The forward pass of at least one row. Token pool and block tables must be up to date."""
     context_lens = list(map(add, columns.start, columns.count))
-    writes_all = not any(map(gt, columns.write_from, columns.start))
-    if writes_all and max(columns.count) == 1 and min(columns.logits) == 1:
+    if columns.only_decodes:
         return _decode_batch(columns, seats, context_lens)
     return _mixed_batch(columns, seats, context_lens)
 
@@ -45,22 +58,22 @@ def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -
     n = len(context_lens)
     device = seats.device
     seat, start = upload((columns.seat, columns.start), torch.int64, device)
-    tables = _tables(seats, seat, context_lens)
-    block = tables.gather(1, (start // seats.block_size)[:, None]).squeeze(1).long()
+    block = _at(seats.block_tables, seat, start // seats.block_size)
     row = torch.arange(n + 1, device=device)
     return ForwardBatch(
         input_ids=_at(seats.tokens, seat, start),
         positions=start,
         query_start=row.int(),
         context_len=(start + 1).int(),
-        block_tables=tables,
+        tables=seats.block_tables,
+        table_rows=seat.int(),
         slots=block * seats.block_size + start % seats.block_size,
         logits_at=row[:n],
         query_lens=[1] * n,
         context_lens=context_lens,
         max_query=1,
         max_context=max(context_lens),
-        decode_only=True,
+        num_decodes=n,
     )
 
 
@@ -83,21 +96,16 @@ def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) ->
         positions=positions,
         query_start=torch.cat((first, first[-1:] + count[-1:])).int(),
         context_len=context_len.int(),
-        block_tables=_tables(seats, seat, context_lens),
+        tables=seats.block_tables,
+        table_rows=seat.int(),
         slots=torch.where(positions >= write_from[row], slots, -1),
         logits_at=upload(list(chain.from_iterable(wanted)), torch.int64, device),
         query_lens=list(columns.count),
         context_lens=context_lens,
         max_query=max(columns.count),
         max_context=max(context_lens),
-        decode_only=max(columns.count) == 1,
+        num_decodes=columns.count.count(1),
     )
-
-
-def _tables(seats: SeatTable, seat: torch.Tensor, context_lens: list[int]) -> torch.Tensor:
-    """Block tables [R, B] of the rows, as wide as the longest of them needs."""
-    width = -(-max(context_lens) // seats.block_size)
-    return seats.block_tables[:, :width].index_select(0, seat)
 
 
 def _at(table: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:

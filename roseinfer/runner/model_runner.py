@@ -127,14 +127,14 @@ class ModelRunner:
         batch = build_batch(columns, self._seats)
         self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
-        handle.sampling = [i for i, sample in enumerate(columns.sample) if sample]
+        handle.sampling = [columns.order[i] for i, sample in enumerate(columns.sample) if sample]
         num_logits = sum(columns.logits)
         if num_logits < len(hidden):
             hidden = hidden.index_select(0, batch.logits_at)
         if num_logits > len(handle.sampling):
             hidden = self._score_prompts(handle, columns, hidden)
         if handle.sampling:
-            handle.logits = self._model.logits(hidden)
+            handle.logits = self._model.logits(hidden).float()
 
     def _score_prompts(self, handle: StepHandle, columns: Columns, hidden: torch.Tensor) -> torch.Tensor:
         """Score the prompt chunks that ask for it. hidden: [L, d], the positions that want logits.
@@ -142,19 +142,21 @@ class ModelRunner:
         Returns the hidden states [n, d] of the positions that sample.
         """
         ends = list(accumulate(columns.logits))
-        for i, row in enumerate(handle.plan.rows):
+        for place, i in enumerate(columns.order):
+            row = handle.plan.rows[i]
             seat = self._seats.at(row.seat)
             wanted = seat.params.prompt_logprobs
             # The prompt's last position predicts the first output, which sampling scores.
             count = min(row.start + row.count, seat.prompt_len - 1) - row.start
             if wanted is None or row.logits < row.count or count <= 0:
                 continue
-            first = ends[i] - row.logits
+            first = ends[place] - row.logits
             tokens = self._seats.tokens[row.seat, row.start + 1 : row.start + 1 + count]
             states = hidden[first : first + count]
             scores = score_prompt(i, self._model.logits, states, tokens, wanted)
             handle.prompts.append(scores)
-        sampling = upload([ends[i] - 1 for i in handle.sampling], torch.int64, hidden.device)
+        last = [end - 1 for end, sample in zip(ends, columns.sample, strict=True) if sample]
+        sampling = upload(last, torch.int64, hidden.device)
         return hidden.index_select(0, sampling)
 
     # --- collect ------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def score_prompt(
     parts, finite = [], []
     slices = zip(hidden.split(POSITIONS_AT_ONCE), tokens.long().split(POSITIONS_AT_ONCE), strict=True)
     for some_hidden, some_tokens in slices:
-        logits = logits_of(some_hidden)
+        logits = logits_of(some_hidden).float()
         finite.append(torch.isfinite(logits.amax()))
         parts += score(logits, some_tokens, [wanted] * len(some_tokens))
     return PromptScores(row, parts, torch.stack(finite))

@@ -53,7 +53,7 @@ class Case:
         attention.begin(make_batch(self.rows, self.store.block_size), self.store)
         for layer in reversed(range(LAYERS)):
             q, k, v = (self.packed(tensors, layer) for tensors in (self.queries, self.keys, self.values))
-            out = attention.forward(layer, q, k, v)
+            out = attention.attend(layer, q, k, v)
             assert out.dtype is self.dtype and out.shape == q.shape
             expected = torch.cat([self.plain(row, layer) for row in range(len(self.rows))])
             torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)

@@ -57,14 +57,15 @@ def make_batch(rows: Sequence[HandRow], block_size: int, device: str | torch.dev
         positions=tensor(positions),
         query_start=tensor([0, *accumulate(query_lens)], torch.int32),
         context_len=tensor(context_lens, torch.int32),
-        block_tables=tensor(tables, torch.int32),
+        tables=tensor(tables, torch.int32),
+        table_rows=tensor(list(range(len(rows))), torch.int32),
         slots=tensor(slots),
         logits_at=tensor(list(range(len(positions)))),
         query_lens=query_lens,
         context_lens=context_lens,
         max_query=max(query_lens),
         max_context=max(context_lens),
-        decode_only=max(query_lens) == 1,
+        num_decodes=query_lens.count(1),
     )
 
 
@@ -88,5 +89,5 @@ class HandRunner:
         batch = make_batch(rows, self.store.block_size, self.model.device)
         self._attention.begin(batch, self.store)
         hidden = self.model.forward(batch, self._attention)
-        logits = self.model.logits(hidden[batch.logits_at])
+        logits = self.model.logits(hidden[batch.logits_at]).float()
         return list(logits.cpu().split(batch.query_lens))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from roseinfer.layers.linear import Linear
-from roseinfer.layers.matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack, make_matmul
+from roseinfer.layers.matmul import MIN_PACKED_ELEMENTS, Epilogue, PackedMatmul, PlainMatmul, can_pack, make_matmul
 
 WIDTH, OUT = 320, 448
 CASES = [(None, False), (None, True), ("gelu", False), ("gelu_tanh", False), ("silu", False)]
@@ -35,7 +35,7 @@ def test_plain_and_packed(activation: str | None, with_residual: bool, with_bias
         expected = reference(x, weight, bias, activation)
         expected = expected if residual is None else expected + residual.double()
         for kind in kinds:
-            actual = kind(weight, bias, activation)(x, residual)
+            actual = kind(weight, bias, Epilogue(activation))(x, residual)
             assert actual.dtype is dtype
             torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
 
@@ -44,7 +44,7 @@ def test_residual_is_not_changed() -> None:
     weight, residual = torch.randn(OUT, WIDTH), torch.randn(5, OUT)
     kept = residual.clone()
     for kind in [PlainMatmul] + [PackedMatmul] * can_pack(weight):
-        kind(weight, None, None)(torch.randn(5, WIDTH), residual)
+        kind(weight, None)(torch.randn(5, WIDTH), residual)
         assert torch.equal(residual, kept)
 
 
@@ -53,7 +53,7 @@ def test_small_and_unsupported_weights_stay_plain(monkeypatch: pytest.MonkeyPatc
     assert not can_pack(torch.empty(OUT, WIDTH, dtype=torch.float64))
     assert not can_pack(torch.empty(OUT, WIDTH, device="meta"))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert isinstance(make_matmul(torch.empty(OUT, WIDTH), None, None), PlainMatmul)
+    assert isinstance(make_matmul(torch.empty(OUT, WIDTH), None), PlainMatmul)
 
 
 class Named:
@@ -83,3 +83,17 @@ def test_stacked_matrices(transposed: bool) -> None:
     x = torch.randn(4, 8)
     expected = torch.cat([x @ weights[name].T + biases[name] for name in "ab"], dim=1)
     torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gate_and_up_side_by_side(packed: bool) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(2 * OUT, WIDTH), torch.randn(5, WIDTH)
+    if packed and not can_pack(weight):
+        pytest.skip("this CPU does not pack")
+    kind = PackedMatmul if packed else PlainMatmul
+    gate, up = (x.double() @ half.double().T for half in weight.chunk(2))
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(
+        kind(weight, None, Epilogue("silu", gated=True))(x).double(), expected, rtol=0, atol=1e-2
+    )

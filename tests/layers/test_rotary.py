@@ -18,7 +18,7 @@ def test_pairs_are_turned_by_position_times_frequency(dtype: torch.dtype) -> Non
     frequencies = default_frequencies(8, 100.0)
     positions = torch.tensor([0, 1, 5, 1000])
     x = torch.randn(4, 3, 8).to(dtype)
-    turned = rotate(x, Rotary(frequencies).angles(positions))
+    turned = rotate(x, Rotary(frequencies, 2048).angles(positions))
     assert turned.dtype is dtype
     for i, frequency in enumerate(frequencies.tolist()):
         angle = positions[:, None].double() * frequency
@@ -33,7 +33,7 @@ def test_pairs_are_turned_by_position_times_frequency(dtype: torch.dtype) -> Non
 
 def test_scores_depend_on_distance_alone() -> None:
     torch.manual_seed(0)
-    rotary = Rotary(default_frequencies(16, 1e4))
+    rotary = Rotary(default_frequencies(16, 1e4), 2048)
     q, k = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
     scores = [
         (rotate(q, rotary.angles(torch.tensor([p + 7]))) * rotate(k, rotary.angles(torch.tensor([p])))).sum()
@@ -44,7 +44,7 @@ def test_scores_depend_on_distance_alone() -> None:
 
 
 def test_linear_scaling_divides_positions() -> None:
-    plain, scaled = Rotary(default_frequencies(8, 1e4)), Rotary(linear_frequencies(8, 1e4, 4.0))
+    plain, scaled = Rotary(default_frequencies(8, 1e4), 2048), Rotary(linear_frequencies(8, 1e4, 4.0), 2048)
     torch.testing.assert_close(scaled.angles(torch.tensor([40, 80])).cos, plain.angles(torch.tensor([10, 20])).cos)
 
 

@@ -68,7 +68,7 @@ def test_decode_batch_and_mixed_batch_describe_the_same_step():
             assert a.dtype == b.dtype and torch.equal(a, b), name
         else:
             assert a == b, name
-    assert short.decode_only
+    assert short.num_decodes == len(short.query_lens)
     assert short.max_context == 10
 
 

@@ -20,9 +20,9 @@ class LoopAttention:
         self._batch = batch
         self._store = store
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch = self._batch
-        keys, values = self._store.layer(layer)
+        keys, values = self._store.layer(0)
         size = self._store.block_size
         written = batch.slots >= 0
         block, offset = batch.slots[written] // size, batch.slots[written] % size
@@ -30,7 +30,7 @@ class LoopAttention:
         values[block, offset, 0] = v[written]
         out = []
         for r, (count, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
-            table = batch.block_tables[r, : -(-context // size)].long()
+            table = batch.tables[batch.table_rows[r], : -(-context // size)].long()
             first = int(batch.query_start[r])
             position = batch.positions[first : first + count]
             scores = q[first : first + count] @ keys[table].reshape(-1, DIM).T
@@ -56,7 +56,7 @@ class TinyModel:
     def forward(self, batch: ForwardBatch, attention: LoopAttention) -> torch.Tensor:
         self.batches.append(batch)
         hidden = self.embedding[batch.input_ids] + self.position[batch.positions]
-        return hidden + attention.forward(0, hidden @ self.wq, hidden @ self.wk, hidden @ self.wv)
+        return hidden + attention.attend(hidden @ self.wq, hidden @ self.wk, hidden @ self.wv)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.head

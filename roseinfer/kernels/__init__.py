@@ -1,0 +1,1 @@
+"""Fused GPU kernels, each beside a plain-torch reference."""

@@ -1,0 +1,55 @@
+"""What happens to a layer's queries and keys between their projection and attention: norm and rotation."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from roseinfer.layers.rotary import Rotary, rotate
+from roseinfer.layers.weights import WeightSource, read_new
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of every query and key head (Qwen3): one weight [D] for queries, one for keys.
+
+    `both`: [heads + kv_heads, D], the two repeated per head, so that queries and keys are normed in one go.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    both: torch.Tensor
+    eps: float
+
+    @classmethod
+    def load(
+        cls, source: WeightSource, query_name: str, key_name: str, heads: int, kv_heads: int, head_dim: int, eps: float
+    ) -> "HeadNorms":
+        query = read_new(source, f"{query_name}.weight", head_dim)
+        key = read_new(source, f"{key_name}.weight", head_dim)
+        return cls(query, key, torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))), eps)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTransform:
+    """The shape of a layer's heads, and what is done to queries and keys before they meet.
+
+    norms: None where the model has none. rotary: None for learned positions.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norms: HeadNorms | None = None
+    rotary: Rotary | None = None
+
+    def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [T, heads, D], k and v [T, kv_heads, D] of packed projections; q and k normed and turned."""
+        turned = self.heads + self.kv_heads
+        by_head = qkv.view(qkv.shape[0], turned + self.kv_heads, self.head_dim)
+        qk, v = by_head[:, :turned], by_head[:, turned:]
+        if self.norms is not None:
+            qk = F.rms_norm(qk, (self.head_dim,), None, self.norms.eps) * self.norms.both
+        if self.rotary is not None:
+            qk = rotate(qk, self.rotary.angles(positions))
+        return qk[:, : self.heads], qk[:, self.heads :], v
