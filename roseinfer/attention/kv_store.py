@@ -5,6 +5,8 @@ import mmap
 
 import torch
 
+from roseinfer.kernels.availability import has_triton
+
 
 class KVStore:
     """`data`: [num_blocks, num_layers, 2, block_size, kv_heads, head_dim].
@@ -26,6 +28,11 @@ class KVStore:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.data = _zeros(shape, dtype, device)
+        self._copy = None
+        if has_triton(device):
+            from roseinfer.kernels.block_copy import copy_blocks
+
+            self._copy = copy_blocks
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of one layer's K and V, each [num_blocks, block_size, kv_heads, head_dim] (strided by block)."""
@@ -34,10 +41,13 @@ class KVStore:
     def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor, tokens: int) -> None:
         """Copy the first `tokens` slots of blocks src[i] -> dst[i] ([n] int64) over all layers in one operation.
 
-        Sources are read before any destination is written, and destinations are distinct. `tokens` is that of the
+        No block is both a source and a destination, and destinations are distinct. `tokens` is that of the
         fullest source: to copy more of the others is harmless, since nothing past a sequence's length is ever read,
         but to copy whole blocks that are filled in part takes memory traffic many times over.
         """
+        if self._copy is not None:
+            self._copy(self.data, src, dst, tokens)
+            return
         slots = self.data[:, :, :, :tokens]
         slots.index_copy_(0, dst, slots.index_select(0, src))
 

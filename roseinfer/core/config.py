@@ -38,6 +38,12 @@ class ModelConfig:
     tokenizer: str | None = option(None, "folder or id of another tokenizer", metavar="MODEL")
     revision: str | None = option(None, "branch, tag or commit on the hub")
     download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
+    attention_backend: str = option(
+        "auto",
+        "auto = triton on a GPU, torch on a CPU",
+        choices=("auto", "triton", "flashinfer", "torch"),
+    )
+    enforce_eager: bool = option(False, "launch every kernel of a decode step instead of replaying CUDA graphs")
     seed: int = option(0, "seeds dummy weights and the requests that bring no seed")
     threads: int | None = option(None, "CPU threads of the engine; default: all cores")
 

@@ -11,7 +11,10 @@ from roseinfer.core.sampling import SamplingParams
 
 
 class BlockCopy(NamedTuple):
-    """Copy the first `tokens` slots of KV block `src` into `dst`, in every layer, before the forward pass."""
+    """Copy the first `tokens` slots of KV block `src` into `dst`, in every layer, before the forward pass.
+
+    No block is both a source and a destination of the same step, and none is twice a destination.
+    """
 
     src: int
     dst: int

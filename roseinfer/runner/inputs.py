@@ -16,7 +16,7 @@ from roseinfer.runner.transfer import upload
 class Columns:
     """The rows of a step, transposed: a field's values in row order. Rows of one token come first.
 
-    `order`: which of the plan's rows each one is. `only_decodes`: every row computes one token, writes and samples it.
+    `order`: which of the plan's rows each one is. `only_decodes`: every row computes, writes and samples one token.
     """
 
     order: list[int] | range
@@ -35,13 +35,13 @@ class Columns:
     @classmethod
     def of(cls, rows: list[Row]) -> "Columns":
         order: list[int] | range = range(len(rows))
-        columns = list(zip(*rows, strict=True))
-        _, _, start, count, logits, _, write_from, *_ = columns
-        only_ones = max(count) == 1
+        columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
+        _, _, start, count, _, sample, write_from, *_ = columns
+        only_ones = max(count, default=1) == 1
         if not only_ones and 1 in count:
             order = sorted(order, key=lambda i: count[i] > 1)
             columns = [tuple(column[i] for i in order) for column in columns]
-        only_decodes = only_ones and min(logits) == 1 and not any(map(gt, write_from, start))
+        only_decodes = only_ones and all(sample) and not any(map(gt, write_from, start))
         return cls(order, only_decodes, *columns)
 
 

@@ -5,15 +5,16 @@ from itertools import accumulate, chain
 
 import torch
 
-from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.inputs import Columns, build_batch
+from roseinfer.runner.forward import ForwardPass
+from roseinfer.runner.inputs import Columns
+from roseinfer.runner.logprobs import Scores
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
 from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from roseinfer.runner.seats import SeatTable
-from roseinfer.runner.timer import StepTimer, step_timer
+from roseinfer.runner.timer import StepTimer, StepTimers
 from roseinfer.runner.transfer import start_download, upload
 
 NOT_FINITE_ERROR = "the model returned logits that are not finite"
@@ -28,8 +29,28 @@ class StepHandle:
     timer: StepTimer
     sampling: list[int] = field(default_factory=list)  # indices of the rows that sample
     logits: torch.Tensor | None = None
+    sample_at: tuple[torch.Tensor, torch.Tensor] | None = None
     sampled: Sampled | None = None
     prompts: list[PromptScores] = field(default_factory=list)
+    downloaded: "_Downloaded" = field(default_factory=lambda: _Downloaded())
+
+
+@dataclass(frozen=True, slots=True)
+class _Downloaded:
+    """What a step brings to the host; not there before its timer has been waited for."""
+
+    tokens: torch.Tensor | None = None
+    scores: list[Scores] = field(default_factory=list)
+    prompts: list[PromptScores] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, handle: StepHandle) -> "_Downloaded":
+        """Queue the copies. Their sources stay alive with the handle."""
+        tokens, scores = None, []
+        if handle.sampled is not None:
+            tokens = start_download(handle.sampled.tokens)
+            scores = [part.download() for part in handle.sampled.scores]
+        return cls(tokens, scores, [part.download() for part in handle.prompts])
 
 
 class ModelRunner:
@@ -40,12 +61,13 @@ class ModelRunner:
     be pinned to one request becomes that row's error instead.
     """
 
-    def __init__(self, model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable) -> None:
+    def __init__(self, model: CausalLM, forward: ForwardPass, store: KVStore, seats: SeatTable) -> None:
         self._model = model
-        self._attention = attention
+        self._forward_pass = forward
         self._store = store
         self._seats = seats
         self._sampler = Sampler(seats)
+        self._timers = StepTimers(seats.device)
         self._unsampled: StepHandle | None = None
         self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
 
@@ -53,7 +75,7 @@ class ModelRunner:
     def submit(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's state changes and launch its forward pass."""
         assert self._unsampled is None, "a step reads what the step before it sampled"
-        handle = StepHandle(plan, step_timer(self._seats.device))
+        handle = StepHandle(plan, self._timers.new())
         handle.timer.start()
         self._change_state(plan)
         if plan.rows:
@@ -71,18 +93,17 @@ class ModelRunner:
         if handle.logits is not None:
             rows = [handle.plan.rows[i] for i in handle.sampling]
             seats, ends = [row.seat for row in rows], [row.start + row.count for row in rows]
-            sampled = self._sampler.sample(handle.logits, seats, ends)
-            scores = [part.download() for part in sampled.scores]
-            handle.sampled = Sampled(start_download(sampled.tokens), sampled.scored, scores)
+            handle.sampled = self._sampler.sample(handle.logits, seats, ends, handle.sample_at)
             handle.logits = None
-        handle.prompts = [scores.download() for scores in handle.prompts]
         handle.timer.stop()
+        with handle.timer.downloads():
+            handle.downloaded = _Downloaded.start(handle)
 
     def collect(self, handle: StepHandle) -> StepResult:
         """Wait for a sampled step."""
         duration_s = handle.timer.wait()
         rows = handle.plan.rows
-        tokens: list[int] = handle.sampled.tokens.tolist() if handle.sampled else []
+        tokens: list[int] = handle.downloaded.tokens.tolist() if handle.sampled else []
         token_ids: list[tuple[int, ...]] = [()] * len(rows)
         for i, token in zip(handle.sampling, tokens, strict=True):
             token_ids[i] = (token,)
@@ -124,17 +145,17 @@ class ModelRunner:
                 data.index_copy_(0, blocks, torch.where(torch.isfinite(values), values, 0))
 
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
-        batch = build_batch(columns, self._seats)
-        self._attention.begin(batch, self._store)
-        hidden = self._model.forward(batch, self._attention)
+        out = self._forward_pass.run(columns)
         handle.sampling = [columns.order[i] for i, sample in enumerate(columns.sample) if sample]
-        num_logits = sum(columns.logits)
-        if num_logits < len(hidden):
-            hidden = hidden.index_select(0, batch.logits_at)
-        if num_logits > len(handle.sampling):
+        handle.sample_at = out.sample_at
+        handle.logits = out.logits
+        hidden = out.hidden
+        if hidden is None:
+            return
+        if len(hidden) > len(handle.sampling):
             hidden = self._score_prompts(handle, columns, hidden)
         if handle.sampling:
-            handle.logits = self._model.logits(hidden).float()
+            handle.logits = self._model.logits(hidden)
 
     def _score_prompts(self, handle: StepHandle, columns: Columns, hidden: torch.Tensor) -> torch.Tensor:
         """Score the prompt chunks that ask for it. hidden: [L, d], the positions that want logits.
@@ -161,13 +182,12 @@ class ModelRunner:
 
     # --- collect ------------------------------------------------------------------------------------------------
     def _add_scores(self, handle: StepHandle, results: list[RowResult]) -> None:
-        sampled = handle.sampled
-        if sampled is not None and sampled.scored:
-            entries = chain.from_iterable(part.to_python() for part in sampled.scores)
-            for at, entry in zip(sampled.scored, entries, strict=True):
+        if handle.sampled is not None and handle.sampled.scored:
+            entries = chain.from_iterable(part.to_python() for part in handle.downloaded.scores)
+            for at, entry in zip(handle.sampled.scored, entries, strict=True):
                 i = handle.sampling[at]
                 results[i] = results[i]._replace(logprobs=(entry,))
-        for prompt in handle.prompts:
+        for prompt in handle.downloaded.prompts:
             results[prompt.row] = results[prompt.row]._replace(prompt_logprobs=prompt.to_python())
 
     def _add_errors(self, handle: StepHandle, results: list[RowResult], tokens: list[int]) -> None:
@@ -176,7 +196,7 @@ class ModelRunner:
         for i, token in zip(handle.sampling, tokens, strict=True):
             if token < 0:
                 self._fail(rows[i], NOTHING_LEFT_ERROR if token == NOTHING_LEFT else NOT_FINITE_ERROR)
-        for prompt in handle.prompts:
+        for prompt in handle.downloaded.prompts:
             if not bool(prompt.finite.all()):
                 self._fail(rows[prompt.row], NOT_FINITE_ERROR)
         for i, row in enumerate(rows):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from roseinfer.kernels.availability import has_triton
 from roseinfer.runner.draw import (
     FEW_CANDIDATES,
     MANY_CANDIDATES,
@@ -77,16 +78,28 @@ class Sampler:
 
     def __init__(self, seats: SeatTable) -> None:
         self._seats = seats
+        self._greedy = None
+        if has_triton(seats.device):
+            from roseinfer.kernels.sampling import greedy
 
-    def sample(self, logits: torch.Tensor, seats: list[int], ends: list[int]) -> Sampled:
+            self._greedy = greedy
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        seats: list[int],
+        ends: list[int],
+        on_device: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> Sampled:
         """Choose one token per row and write it to the token pool.
 
-        logits: [n, V] float32, overwritten. Row i belongs to seat seats[i], whose next token has position ends[i].
+        logits: [n, V]; if they are float32 they may be overwritten. Row i belongs to seat seats[i], whose next token
+        has position ends[i]. `on_device`: the two as [n] integers on the device, if they are there already.
         """
-        rows = self._rows(seats, ends)
+        rows = self._rows(seats, ends, on_device)
         if not rows.features:
-            best, tokens = logits.max(-1)
-            return Sampled(self._settle(rows, tokens, best), [], [])
+            return Sampled(self._likeliest(logits, rows), [], [])
+        logits = logits.float()
         raw = self._raw(logits, rows)
         self._edit(logits, rows)
         best, tokens = logits.max(-1)
@@ -94,13 +107,24 @@ class Sampler:
             self._draw(logits, best, tokens, rows)
         return self._score(self._settle(rows, tokens, best), rows, raw)
 
-    def _rows(self, seats: list[int], ends: list[int]) -> _Rows:
+    def _likeliest(self, logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
+        if self._greedy is not None:
+            tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+            self._greedy(logits, rows.seat_index, rows.end_index, self._seats.tokens, tokens)
+            return tokens
+        best, tokens = logits.max(-1)
+        return self._settle(rows, tokens, best)
+
+    def _rows(self, seats: list[int], ends: list[int], on_device: tuple[torch.Tensor, torch.Tensor] | None) -> _Rows:
         table = self._seats
         records = [table.at(seat) for seat in seats]
         features = 0
         for record in records:
             features |= record.features
-        seat_index, end_index = upload((seats, ends), torch.int64, table.device)
+        if on_device is None:
+            seat_index, end_index = upload((seats, ends), torch.int64, table.device)
+        else:
+            seat_index, end_index = on_device
         return _Rows(seats, records, ends, seat_index, end_index, features)
 
     def _settle(self, rows: _Rows, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:

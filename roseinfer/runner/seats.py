@@ -44,24 +44,35 @@ class Seat:
 
 
 class SeatTable:
-    """Per-seat state, S = max_num_seqs seats.
+    """Per-seat state, S = max_num_seqs seats and one spare that nobody sits on.
 
-    tokens: [S, max_model_len + 1] int32, the token pool: every known token at its position. A request that fills the
-    context may still sample one token, hence the last column.
-    block_tables: [S, max_blocks] int32; stale entries are valid block ids.
+    The spare seat, number S, is what rows that only pad a batch refer to; `spare_block` is all its block table names.
+
+    tokens: [S + 1, max_model_len + 1] int32, the token pool: every known token at its position. A request that fills
+    the context may still sample one token, hence the last column.
+    block_tables: [S + 1, max_blocks] int32; stale entries are valid block ids.
     settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed, prompt_len, top_k.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        spare_block: int = 0,
     ) -> None:
         self.device = device
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
-        self.tokens = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((max_num_seqs, self.max_blocks), dtype=torch.int32, device=device)
+        self.spare = max_num_seqs
+        rows = max_num_seqs + 1
+        self.tokens = torch.zeros((rows, max_model_len + 1), dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros((rows, self.max_blocks), dtype=torch.int32, device=device)
+        self.block_tables[self.spare] = spare_block
         self.settings = torch.zeros((max_num_seqs, 3), dtype=torch.float64, device=device)
         self.integers = torch.zeros((max_num_seqs, 3), dtype=torch.int64, device=device)
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=device)

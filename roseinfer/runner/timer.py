@@ -1,5 +1,7 @@
-"""How long a step took where it ran."""
+"""How long a step took where it ran, and when its results are on the host."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Protocol
 
@@ -7,14 +9,18 @@ import torch
 
 
 class StepTimer(Protocol):
-    """Runs between `start` and `stop`, which may be repeated; `wait` blocks until the device is done with the step."""
+    """Runs between `start` and `stop`, which may be repeated; then `downloads` once; `wait` ends the step."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
+    def downloads(self) -> AbstractContextManager[None]:
+        """Copies to the host that are queued within are waited for by `wait`."""
+        ...
+
     def wait(self) -> float:
-        """Seconds the step took."""
+        """Block until the device is done with the step and its downloads. Seconds the step took."""
         ...
 
 
@@ -30,16 +36,25 @@ class HostTimer:
     def stop(self) -> None:
         self._seconds += perf_counter()
 
+    def downloads(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def wait(self) -> float:
         return self._seconds
 
 
 class CudaTimer:
-    """From the first `start` to the last `stop` on the stream. The last event also tells that downloads are there."""
+    """From the first `start` to the last `stop` on the stream.
 
-    def __init__(self) -> None:
+    Downloads go over a stream of their own: the next step's work need not wait behind them. Whoever queues them keeps
+    what they read alive until `wait` returns.
+    """
+
+    def __init__(self, copies: torch.cuda.Stream) -> None:
+        self._copies = copies
         self._first: torch.cuda.Event | None = None
         self._last = torch.cuda.Event(enable_timing=True)
+        self._done = torch.cuda.Event()
 
     def start(self) -> None:
         if self._first is None:
@@ -49,11 +64,24 @@ class CudaTimer:
     def stop(self) -> None:
         self._last.record()
 
+    @contextmanager
+    def downloads(self) -> Iterator[None]:
+        self._copies.wait_event(self._last)
+        with torch.cuda.stream(self._copies):
+            yield
+            self._done.record()
+
     def wait(self) -> float:
         assert self._first is not None, "the step was never started"
-        self._last.synchronize()
+        self._done.synchronize()
         return self._first.elapsed_time(self._last) / 1000
 
 
-def step_timer(device: torch.device) -> StepTimer:
-    return CudaTimer() if device.type == "cuda" else HostTimer()
+class StepTimers:
+    """Makes the timers of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def new(self) -> StepTimer:
+        return HostTimer() if self._copies is None else CudaTimer(self._copies)

@@ -50,6 +50,8 @@ class FakeRunner:
             for token in seat.tokens[admission.prompt_len :]:
                 seat.counts[token] = seat.counts.get(token, 0) + 1
             self.seats[admission.seat] = seat
+        sources, destinations = {copy.src for copy in plan.copies}, [copy.dst for copy in plan.copies]
+        assert sources.isdisjoint(destinations) and len(set(destinations)) == len(destinations)
         held = [self.cache[copy.src][: copy.tokens] for copy in plan.copies]
         for copy, slots in zip(plan.copies, held, strict=True):
             self.cache[copy.dst][: copy.tokens] = slots

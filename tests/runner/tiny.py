@@ -6,6 +6,8 @@ from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.runner.forward import EagerForward, Prepared
+from roseinfer.runner.inputs import build_batch
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 
@@ -71,7 +73,10 @@ class Bench:
         self.model = TinyModel(bad)
         self.store = KVStore(blocks, 1, block_size, 1, DIM, torch.float32, device)
         self.seats = SeatTable(seats, length, block_size, VOCAB, device)
-        self.runner = ModelRunner(self.model, LoopAttention(), self.store, self.seats)
+        forward = EagerForward(
+            self.model, LoopAttention(), self.store, lambda columns: Prepared(build_batch(columns, self.seats))
+        )
+        self.runner = ModelRunner(self.model, forward, self.store, self.seats)
         self.block_size = block_size
         self.next_block = 0
         self.step = 0

@@ -1,0 +1,105 @@
+"""A runner put together from its parts, in the way that its device and attention backend want."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.select import AttentionShape, make_attention
+from roseinfer.core.errors import ConfigError
+from roseinfer.models.base import CausalLM
+from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
+from roseinfer.runner.forward import EagerForward, ForwardPass, Prepared
+from roseinfer.runner.inputs import build_batch
+from roseinfer.runner.model_runner import ModelRunner
+from roseinfer.runner.seats import SeatTable
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Numbers that a runner is assembled from. `max_tokens`: of one step; `backend`: as `resolve_backend` returns."""
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_tokens: int
+    backend: str
+    graphs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """`graphs` are to be captured after a rehearsal; None where every step is launched kernel by kernel."""
+
+    runner: ModelRunner
+    seats: SeatTable
+    graphs: DecodeGraphs | None
+
+
+def assemble(model: CausalLM, shape: Shape) -> Assembly:
+    """Raises `ConfigError` if there is no memory for it."""
+    spec = model.spec
+    with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
+        # One block more than the scheduler knows of, for rows that only pad a batch.
+        store = KVStore(
+            shape.num_blocks + 1,
+            spec.num_layers,
+            shape.block_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+            model.dtype,
+            model.device,
+        )
+    with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
+        seats = SeatTable(
+            shape.max_num_seqs,
+            shape.max_model_len,
+            shape.block_size,
+            spec.vocab_size,
+            model.device,
+            spare_block=shape.num_blocks,
+        )
+        attention = make_attention(shape.backend, _attention_shape(model, shape))
+    forward, graphs = _forward_pass(model, attention, store, seats, shape)
+    return Assembly(ModelRunner(model, forward, store, seats), seats, graphs)
+
+
+def _forward_pass(
+    model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape
+) -> tuple[ForwardPass, DecodeGraphs | None]:
+    if shape.backend == "torch":
+        return EagerForward(model, attention, store, lambda columns: Prepared(build_batch(columns, seats))), None
+    from roseinfer.runner.cuda_inputs import CudaInputs
+
+    inputs = CudaInputs(seats, shape.max_num_seqs, shape.max_tokens)
+    eager = EagerForward(model, attention, store, inputs.prepare)
+    if not shape.graphs:
+        return eager, None
+    graphs = DecodeGraphs(eager, model, attention, store, inputs, decode_buckets(shape.max_num_seqs))
+    return graphs, graphs
+
+
+def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:
+    spec = model.spec
+    return AttentionShape(
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        shape.max_num_seqs,
+        shape.max_tokens,
+        shape.max_model_len,
+        shape.block_size,
+        model.dtype,
+        model.device,
+    )
+
+
+@contextmanager
+def _memory_for(what: str, options: str) -> Iterator[None]:
+    """For allocations only: what these raise (OSError by the system, RuntimeError by torch) is want of memory."""
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        raise ConfigError(f"there is no memory for {what}; lower {options}") from error

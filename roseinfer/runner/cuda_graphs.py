@@ -1,0 +1,78 @@
+"""Decode steps as CUDA graphs: what the host would launch kernel by kernel is recorded once and replayed as a whole."""
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import torch
+
+from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.models.base import CausalLM
+from roseinfer.runner.forward import Forwarded, ForwardPass
+from roseinfer.runner.inputs import Columns
+
+if TYPE_CHECKING:  # needs triton
+    from roseinfer.runner.cuda_inputs import CudaInputs
+
+
+def decode_buckets(max_rows: int) -> list[int]:
+    """Batch sizes to capture: close together where a padded row costs most, up to `max_rows`."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 1025, 16)]
+    return [*(size for size in sizes if size < max_rows), max_rows]
+
+
+class DecodeGraphs:
+    """Replays a captured graph for a step of one token a row; hands any other step to `eager`.
+
+    A step is padded to the next bucket with rows of the spare seat, whose K/V goes to a block that no request owns.
+    All buckets share one memory pool, the largest captured first, and one buffer of logits. Nothing is captured while
+    serving.
+    """
+
+    def __init__(
+        self,
+        eager: ForwardPass,
+        model: CausalLM,
+        attention: AttentionBackend,
+        store: KVStore,
+        inputs: "CudaInputs",
+        buckets: list[int],
+    ) -> None:
+        self._eager = eager
+        self._model = model
+        self._attention = attention
+        self._store = store
+        self._inputs = inputs
+        self._buckets = buckets
+        self._logits = torch.empty((buckets[-1], model.spec.vocab_size), dtype=model.dtype, device=model.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record every bucket. Kernels must have been compiled: run each kind of step before."""
+        pool = torch.cuda.graph_pool_handle()
+        padding = Columns.of([])
+        for bucket in reversed(self._buckets):
+            self._inputs.stage_decodes(padding, bucket)
+            self._launch(bucket)  # allocations and library handles that capture must not see for the first time
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._launch(bucket)
+            self._graphs[bucket] = graph
+        torch.cuda.synchronize()
+
+    def run(self, columns: Columns) -> Forwarded:
+        num_rows = len(columns.seat)
+        if not columns.only_decodes or num_rows > self._buckets[-1]:
+            return self._eager.run(columns)
+        bucket = self._buckets[bisect_left(self._buckets, num_rows)]
+        sample_at = self._inputs.stage_decodes(columns, bucket)
+        self._graphs[bucket].replay()
+        return Forwarded(logits=self._logits[:num_rows], sample_at=sample_at)
+
+    def _launch(self, bucket: int) -> None:
+        batch = self._inputs.decode_batch(bucket)
+        self._attention.begin(batch, self._store)
+        hidden = self._model.forward(batch, self._attention)
+        self._model.logits(hidden, out=self._logits[:bucket])

@@ -1,0 +1,161 @@
+"""The GPU's own way of running steps against the plain one: graphs, padding, fused inputs, nothing that waits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.plan import Admission, Row, StepPlan
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.runner.build import BuiltRunner, build_runner
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 3001,
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "vocab_size": 3001,
+    "n_embd": 256,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": 512,
+    "activation_function": "gelu_new",
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+SEATS, BLOCK, BLOCKS = 12, 16, 160
+
+
+def build(folder: Path, shape: dict, *, dtype: str = "float32", **model: object) -> BuiltRunner:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(shape))
+    config = EngineConfig(
+        model=ModelConfig(load_format="dummy", device="cuda", dtype=dtype, max_model_len=256, **model),
+        cache=CacheConfig(block_size=BLOCK, num_kv_blocks=BLOCKS),
+        scheduler=SchedulerConfig(max_num_seqs=SEATS, max_num_batched_tokens=128),
+    )
+    return build_runner(config, folder)
+
+
+class Script:
+    """The same work for any runner: prompts of odd lengths that join in chunks while others decode."""
+
+    def __init__(self, built: BuiltRunner, depth: int, params: SamplingParams) -> None:
+        self.runner = built.runner
+        self.depth = depth
+        self.params = params
+        self.step = 0
+        self.pending: list = []
+        self.texts: dict[int, list[int]] = {}
+
+    def run(self, chunk: int = 48) -> dict[int, list[int]]:
+        lengths = {seat: 1 + (seat * 37) % 90 for seat in range(SEATS)}
+        at: dict[int, int] = {}
+        for turn in range(40):
+            joining = [turn // 2] if turn % 2 == 0 and turn // 2 < SEATS else []
+            rows, admitted = [], []
+            for seat in [*at, *joining]:
+                if seat in joining:
+                    admitted.append(self._admission(seat, lengths[seat]))
+                    at[seat] = 0
+                count = max(1, min(chunk, lengths[seat] - at[seat]))
+                sample = at[seat] + count >= lengths[seat]
+                rows.append(Row(f"r{seat}", seat, at[seat], count, int(sample), sample, at[seat], 0, ()))
+                at[seat] += count
+            self._submit(StepPlan(self.step, rows, admitted))
+        while self.pending:
+            self._collect()
+        self._submit(StepPlan(self.step, [], released=list(at)))
+        self._collect()
+        return self.texts
+
+    def _admission(self, seat: int, length: int) -> Admission:
+        blocks = tuple(range(13 * seat, 13 * (seat + 1)))
+        prompt = [(7 * seat + 13 * i) % 2999 + 1 for i in range(length)]
+        return Admission(f"r{seat}", seat, prompt, length, self.params, 100 + seat, (), blocks)
+
+    def _submit(self, plan: StepPlan) -> None:
+        handle = self.runner.submit(plan)
+        self.runner.sample(handle)
+        self.pending.append(handle)
+        self.step += 1
+        if len(self.pending) >= self.depth:
+            self._collect()
+
+    def _collect(self) -> None:
+        for row in self.runner.collect(self.pending.pop(0)).rows:
+            self.texts.setdefault(int(row.request_id[1:]), []).extend(row.token_ids)
+
+
+GREEDY = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("shape", [QWEN3, GPT2], ids=["qwen3", "gpt2"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_graphs_equal_eager_equal_torch(tmp_path, shape, params):
+    """In float32, where different kernels still agree on every token."""
+    graphs = Script(build(tmp_path, shape), 2, params).run()
+    eager = Script(build(tmp_path, shape, enforce_eager=True), 1, params).run()
+    torch_backend = Script(build(tmp_path, shape, attention_backend="torch"), 1, params).run()
+    assert graphs == eager == torch_backend
+
+
+def test_chunks_of_any_size_give_the_same_text(tmp_path):
+    built = build(tmp_path, QWEN3)
+    texts = [Script(built, 2, GREEDY).run(chunk) for chunk in (100, 5)]
+    shortest = {seat: min(len(text[seat]) for text in texts) for seat in range(SEATS)}
+    first, second = ({seat: text[seat][: shortest[seat]] for seat in shortest} for text in texts)
+    assert first == second and sum(shortest.values()) > 100
+
+
+def test_steady_state_neither_waits_nor_compiles(tmp_path):
+    from triton import knobs
+
+    built = build(tmp_path, QWEN3, dtype="bfloat16")
+    compiled = []
+    knobs.runtime.jit_post_compile_hook = lambda **what: compiled.append(what["fn"].name)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for params in (GREEDY, DRAWN):
+            Script(built, 2, params).run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        knobs.runtime.jit_post_compile_hook = None
+    assert not compiled
+
+
+def test_padding_rows_and_replays_leave_other_blocks_alone(tmp_path):
+    built = build(tmp_path, QWEN3)
+    store = built.runner._store
+    store.data.fill_(7.0)
+    script = Script(built, 1, GREEDY)
+    admission = script._admission(3, 20)  # owns blocks 39 to 51
+    script._submit(StepPlan(0, [Row("r3", 3, 0, 20, 1, True, 0, 0, ())], [admission]))
+    for step in range(1, 8):
+        script._submit(StepPlan(step, [Row("r3", 3, 19 + step, 1, 1, True, 19 + step, 0, ())]))
+    torch.cuda.synchronize()
+    owned = set(range(39, 52))
+    others = [block for block in range(BLOCKS) if block not in owned]
+    assert bool((store.data[others] == 7.0).all())
+    assert not bool((store.data[39:41] == 7.0).all())
