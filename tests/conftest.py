@@ -1,7 +1,12 @@
 """Set before torch is imported: tests run side by side with servers and engines of their own on few cores."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Without a GPU Triton's kernels run under its interpreter, which it has to know before it is imported. The question is
+# put to the device files: torch is not imported here, as most tests have no need of it.
+if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,1 +1,1 @@
-"""Fused GPU kernels, each beside a plain-torch reference."""
+"""GPU kernels in Triton, each beside a plain-torch reference function of the same meaning."""

@@ -64,4 +64,4 @@ class NormedLinear:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """`out`: where the result goes, if given."""
-        return self._linear.matmul(self._norm(x), None, out)
+        return self._linear.matmul.after(self._norm, x, out)

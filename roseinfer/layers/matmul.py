@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.availability import has_triton
+from roseinfer.layers.norm import Norm
 
 # Rows that the packed layout is tuned for. One layout serves all: benchmarks/cpu_gemm.py finds it within a few per
 # cent of the best one from 1 to 512 rows, where layouts tuned for 1 row lose up to half of the speed at 8 and 32.
@@ -44,6 +45,10 @@ class Matmul(Protocol):
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor: ...
 
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The same of norm(x), without a residual."""
+        ...
+
 
 def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
     if epilogue.gated:
@@ -56,7 +61,14 @@ def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
     return F.gelu(x, approximate="tanh" if epilogue.activation == "gelu_tanh" else "none")
 
 
-class PlainMatmul:
+class NormFirst:
+    """A `Matmul` that fuses nothing with the norm before it."""
+
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self(norm(x), None, out)
+
+
+class PlainMatmul(NormFirst):
     """The weight as it is: `F.linear`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
@@ -73,7 +85,7 @@ class PlainMatmul:
         return result if out is None else out.copy_(result)
 
 
-class PackedMatmul:
+class PackedMatmul(NormFirst):
     """The weight reordered once for oneDNN; bias, activation and residual are fused into the product.
 
     The reordered weight takes as much memory as the plain one, which the caller may drop. A kernel is made the first

@@ -10,7 +10,11 @@ from roseinfer.layers.weights import WeightSource, read_new
 
 
 class Norm(Protocol):
-    """x [T, width] -> [T, width]."""
+    """x [T, width] -> [T, width]. `bias` is None for an RMSNorm, and tells it from a LayerNorm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
 
     def load(self, source: WeightSource, name: str) -> None: ...
 
@@ -24,6 +28,7 @@ class RMSNorm:
         self._shape = (width,)
         self.eps = eps
         self.weight: torch.Tensor
+        self.bias = None
         self._fused = None
 
     def load(self, source: WeightSource, name: str) -> None:

@@ -19,6 +19,11 @@ class CausalLM(Protocol):
     ignored: tuple[str, ...]
     """Patterns of checkpoint tensors that no layer needs."""
 
+    @property
+    def padded_vocab(self) -> int:
+        """Columns of the product that makes logits: at least the vocabulary."""
+        ...
+
     def load(self, source: WeightSource) -> None:
         """Raises `UnsupportedModelError` naming a tensor that is missing or misshaped."""
         ...
@@ -30,6 +35,6 @@ class CausalLM(Protocol):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The final norm and the head. hidden: [L, hidden] of `forward`, L may be 0.
 
-        Returns [L, vocab] in the model's dtype, in `out` if that is given.
+        Returns [L, vocab] in the model's dtype, in the first columns of `out` [L, padded_vocab] if that is given.
         """
         ...

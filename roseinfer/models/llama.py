@@ -88,6 +88,10 @@ class Llama:
             x = block(x, attention)
         return x
 
+    @property
+    def padded_vocab(self) -> int:
+        return self._head.padded_vocab
+
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._head(hidden, out)
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape, make_attention
@@ -12,6 +14,7 @@ from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
 from roseinfer.runner.forward import EagerForward, ForwardPass, Prepared
 from roseinfer.runner.inputs import build_batch
+from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 
@@ -31,11 +34,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """`graphs` are to be captured after a rehearsal; None where every step is launched kernel by kernel."""
+    """`graphs` are to be captured after a rehearsal; empty where every step is launched kernel by kernel."""
 
     runner: ModelRunner
     seats: SeatTable
-    graphs: DecodeGraphs | None
+    graphs: tuple[DecodeGraphs | MixedGraphs, ...]
+
+    def capture(self) -> None:
+        """Record the graphs, which share one pool of memory."""
+        pool = torch.cuda.graph_pool_handle()
+        for graphs in self.graphs:
+            graphs.capture(pool)
+        torch.cuda.synchronize()
 
 
 def assemble(model: CausalLM, shape: Shape) -> Assembly:
@@ -68,17 +78,22 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
 
 def _forward_pass(
     model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape
-) -> tuple[ForwardPass, DecodeGraphs | None]:
+) -> tuple[ForwardPass, tuple[DecodeGraphs | MixedGraphs, ...]]:
     if shape.backend == "torch":
-        return EagerForward(model, attention, store, lambda columns: Prepared(build_batch(columns, seats))), None
+        return EagerForward(model, attention, store, lambda columns: Prepared(build_batch(columns, seats))), ()
     from roseinfer.runner.cuda_inputs import CudaInputs
 
     inputs = CudaInputs(seats, shape.max_num_seqs, shape.max_tokens)
     eager = EagerForward(model, attention, store, inputs.prepare)
     if not shape.graphs:
-        return eager, None
-    graphs = DecodeGraphs(eager, model, attention, store, inputs, decode_buckets(shape.max_num_seqs))
-    return graphs, graphs
+        return eager, ()
+    parts = (model, attention, store, inputs)
+    if shape.backend != "triton":
+        decodes = DecodeGraphs(eager, *parts, decode_buckets(shape.max_num_seqs))
+        return decodes, (decodes,)
+    mixed = MixedGraphs(eager, *parts, mixed_buckets(shape.max_tokens))
+    decodes = DecodeGraphs(mixed, *parts, decode_buckets(shape.max_num_seqs))
+    return decodes, (decodes, mixed)
 
 
 def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:

@@ -23,7 +23,7 @@ from roseinfer.runner.cache_size import (
     resolve_max_model_len,
 )
 from roseinfer.runner.model_runner import ModelRunner
-from roseinfer.runner.rehearsal import rehearse
+from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, rehearse
 
 # What the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
@@ -88,9 +88,14 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         rows = min(2, config.scheduler.max_num_seqs) if on_cpu else config.scheduler.max_num_seqs
         tokens = CPU_REHEARSAL_TOKENS if on_cpu else config.scheduler.max_num_batched_tokens
         rehearse(assembly.runner, assembly.seats, num_blocks, rows, tokens)
-    if assembly.graphs is not None:
+        if device.type == "cuda":  # products of few rows have kernels of their own
+            for few in (1, 2, 4, 8, 16):
+                rehearse(assembly.runner, assembly.seats, num_blocks, 1, few)
+    if assembly.graphs:
         with _phase(startup_s, "graphs"):
-            assembly.graphs.capture()
+            assembly.capture()
+            for params in (GREEDY, PLAIN, FILTERED, EDITED):
+                rehearse(assembly.runner, assembly.seats, num_blocks, 2, 8, (params,))
     facts = RunnerFacts(
         model_type=spec.architecture,
         max_model_len=max_model_len,

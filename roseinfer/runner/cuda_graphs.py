@@ -22,7 +22,7 @@ def decode_buckets(max_rows: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Replays a captured graph for a step of one token a row; hands any other step to `eager`.
+    """Replays a captured graph for a step of one token a row; hands any other step to `others`.
 
     A step is padded to the next bucket with rows of the spare seat, whose K/V goes to a block that no request owns.
     All buckets share one memory pool, the largest captured first, and one buffer of logits. Nothing is captured while
@@ -31,26 +31,25 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        eager: ForwardPass,
+        others: ForwardPass,
         model: CausalLM,
         attention: AttentionBackend,
         store: KVStore,
         inputs: "CudaInputs",
         buckets: list[int],
     ) -> None:
-        self._eager = eager
+        self._others = others
         self._model = model
         self._attention = attention
         self._store = store
         self._inputs = inputs
         self._buckets = buckets
-        self._logits = torch.empty((buckets[-1], model.spec.vocab_size), dtype=model.dtype, device=model.device)
+        self._logits = torch.empty((buckets[-1], model.padded_vocab), dtype=model.dtype, device=model.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     @torch.inference_mode()
-    def capture(self) -> None:
+    def capture(self, pool: object) -> None:
         """Record every bucket. Kernels must have been compiled: run each kind of step before."""
-        pool = torch.cuda.graph_pool_handle()
         padding = Columns.of([])
         for bucket in reversed(self._buckets):
             self._inputs.stage_decodes(padding, bucket)
@@ -64,12 +63,12 @@ class DecodeGraphs:
 
     def run(self, columns: Columns) -> Forwarded:
         num_rows = len(columns.seat)
-        if not columns.only_decodes or num_rows > self._buckets[-1]:
-            return self._eager.run(columns)
+        if not self._graphs or not columns.only_decodes or num_rows > self._buckets[-1]:
+            return self._others.run(columns)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
         sample_at = self._inputs.stage_decodes(columns, bucket)
         self._graphs[bucket].replay()
-        return Forwarded(logits=self._logits[:num_rows], sample_at=sample_at)
+        return Forwarded(logits=self._logits[:num_rows, : self._model.spec.vocab_size], sample_at=sample_at)
 
     def _launch(self, bucket: int) -> None:
         batch = self._inputs.decode_batch(bucket)

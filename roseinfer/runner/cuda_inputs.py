@@ -1,22 +1,28 @@
 """Batches on a GPU: a step's rows go up in one copy, one kernel makes of them what the forward pass reads."""
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from operator import add, sub
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.kernels.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
-from roseinfer.runner.forward import Prepared
+from roseinfer.runner.forward import Prepared, SampleAt
 from roseinfer.runner.inputs import Columns
 from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.staging import Staging, aligned
 
-# The layout of `expand_rows`, an int32 table with a column for each row of the step, and one line more: the position
-# that the row's next token has.
+# The layout of `expand_rows`, an int32 table with a column for each row of the step, and two lines more: the position
+# of the row's next token, and the context of a row that decodes (0 for chunks).
 END = COUNT + 1
-FIELDS = END + 1
+DECODE_LEN = END + 1
+FIELDS = DECODE_LEN + 1
+
+# What a backend makes of chunk rows, see `ForwardBatch.chunk_map`: (first row, query lengths, context lengths).
+MapChunks = Callable[[int, Sequence[int], Sequence[int]], np.ndarray]
 
 
 class CudaInputs:
@@ -27,102 +33,120 @@ class CudaInputs:
 
     def __init__(self, seats: SeatTable, max_rows: int, max_tokens: int) -> None:
         device = seats.device
-        rows = aligned(max_rows)
+        rows, tokens = aligned(max_rows), aligned(max_tokens)
         self.seats = seats
-        self.staging = Staging(FIELDS * rows + 2 * aligned(max_tokens) + 2 * rows, device)
+        self.max_rows = max_rows
+        # Layout, rows of tokens, positions that want logits, samples; and a map of chunks, two integers for each.
+        self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * rows + 2 * (rows + tokens), device)
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.slots = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.context_len = torch.zeros(rows, dtype=torch.int32, device=device)
         self.query_start = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.one_each = torch.arange(rows, dtype=torch.int32, device=device)
+        self._numbers = np.arange(rows, dtype=np.int32)
 
+    # --- any step, for an eager forward pass --------------------------------------------------------------------
     def prepare(self, columns: Columns) -> Prepared:
-        """The batch of any step, for an eager forward pass."""
-        num_rows, width = len(columns.seat), aligned(len(columns.seat))
-        context_lens = list(map(add, columns.start, columns.count))
-        ends = list(accumulate(columns.count))
-        num_tokens, num_logits = ends[-1], sum(columns.logits)
+        num_rows, num_tokens = len(columns.seat), sum(columns.count)
+        width = aligned(num_rows)
         host = self.staging.fill()
-        layout = host[: FIELDS * width].reshape(FIELDS, width)
-        self._fill_layout(layout, columns, num_rows, num_tokens)
-        layout[FIRST, :num_rows] = list(map(sub, ends, columns.count))
-        layout[COUNT, :num_rows] = columns.count
-        layout[END, :num_rows] = context_lens
-        at = FIELDS * width
-        host[at : at + num_tokens] = np.repeat(np.arange(num_rows, dtype=np.int32), columns.count)
-        logits_at = at + aligned(num_tokens)
-        wanted = chain.from_iterable(map(range, map(sub, ends, columns.logits), ends))
-        host[logits_at : logits_at + num_logits] = np.fromiter(wanted, np.int32, num_logits)
-        samples = logits_at + aligned(num_logits)
-        sampling = np.flatnonzero(columns.sample)
-        room = aligned(len(sampling))
-        host[samples : samples + len(sampling)] = layout[SEAT, sampling]
-        host[samples + room : samples + room + len(sampling)] = layout[END, sampling]
-        on_device = self.staging.send(samples + room + len(sampling))
-        on_device_layout = self._expand(on_device, width, on_device[at : at + num_tokens])
+        context_lens = self._write_rows(host, columns, width)
+        tokens_at = FIELDS * width
+        host[tokens_at : tokens_at + num_tokens] = _rows_of_tokens(columns)
+        tail = _Tail.write(host, tokens_at + aligned(num_tokens), columns, width)
+        on_device = self.staging.send(tail.end)
+        layout = self._expand(on_device, width, on_device[tokens_at : tokens_at + num_tokens])
         batch = ForwardBatch(
             input_ids=self.input_ids[:num_tokens],
             positions=self.positions[:num_tokens],
             query_start=self.query_start[: num_rows + 1],
             context_len=self.context_len[:num_rows],
             tables=self.seats.block_tables,
-            table_rows=on_device_layout[SEAT, :num_rows],
+            table_rows=layout[SEAT, :num_rows],
             slots=self.slots[:num_tokens],
-            logits_at=on_device[logits_at : logits_at + num_logits],
+            logits_at=tail.logits_at(on_device),
             query_lens=list(columns.count),
             context_lens=context_lens,
             max_query=max(columns.count),
             max_context=max(context_lens),
             num_decodes=columns.count.count(1),
         )
-        seats, ends_at = on_device[samples:], on_device[samples + room :]
-        return Prepared(batch, (seats[: len(sampling)], ends_at[: len(sampling)]))
+        return Prepared(batch, tail.sample_at(on_device))
 
-    def stage_decodes(self, columns: Columns, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Upload a step of one token a row, padded to `bucket` rows: what a captured graph's `decode_batch` reads.
-
-        Returns seats and positions of the new tokens, each [n].
-        """
+    # --- decode steps, for captured graphs ----------------------------------------------------------------------
+    def stage_decodes(self, columns: Columns, bucket: int) -> SampleAt:
+        """Upload a step of one token a row, padded to `bucket` rows: what a captured `decode_batch` reads."""
         num_rows, width = len(columns.seat), aligned(bucket)
         layout = self.staging.fill()[: FIELDS * width].reshape(FIELDS, width)
-        self._fill_layout(layout, columns, num_rows, num_rows)
-        layout[FIRST] = np.arange(width)
+        self._write_seats(layout, columns)
+        layout[FIRST] = self._numbers[:width]
         layout[COUNT] = 1
         np.add(layout[START], 1, out=layout[END])
         on_device = self.staging.send(FIELDS * width).view(FIELDS, width)
-        return on_device[SEAT, :num_rows], on_device[END, :num_rows]
+        return SampleAt(on_device[SEAT, :num_rows], on_device[END, :num_rows])
 
     def decode_batch(self, bucket: int) -> ForwardBatch:
         """Launch the kernel that reads what `stage_decodes` uploads, and describe its result; to be captured."""
-        width = aligned(bucket)
-        layout = self._expand(self.staging.device, width, self.one_each[:bucket])
-        return ForwardBatch(
-            input_ids=self.input_ids[:bucket],
-            positions=self.positions[:bucket],
-            query_start=self.query_start[: bucket + 1],
-            context_len=self.context_len[:bucket],
-            tables=self.seats.block_tables,
-            table_rows=layout[SEAT, :bucket],
-            slots=self.slots[:bucket],
-            logits_at=self.one_each[:bucket],
-            query_lens=[1] * bucket,
-            context_lens=[1] * bucket,
-            max_query=1,
-            max_context=self.seats.max_model_len,
-            num_decodes=bucket,
-        )
+        layout = self._expand(self.staging.device, aligned(bucket), self.one_each[:bucket])
+        return self._placeholder(bucket, bucket, layout)
 
-    def _fill_layout(self, layout: np.ndarray, columns: Columns, num_rows: int, end: int) -> None:
-        """Seats, starts and where writing begins; rows past `num_rows` are the spare seat's."""
+    # --- steps that mix chunks and decodes, for captured graphs ---------------------------------------------------
+    def stage_mixed(self, columns: Columns, bucket: int, map_chunks: MapChunks, chunks: int) -> "StagedMixed":
+        """Upload any step, padded to `bucket` tokens and `chunks` entries of the chunk map."""
+        rows = min(bucket, self.max_rows)
+        num_rows, num_tokens, width = len(columns.seat), sum(columns.count), aligned(rows)
+        host = self.staging.fill()
+        context_lens = self._write_rows(host, columns, width)
+        decodes = columns.count.count(1)
+        host[DECODE_LEN * width : FIELDS * width] = 0
+        host[DECODE_LEN * width : DECODE_LEN * width + decodes] = context_lens[:decodes]
+        tokens_at, map_at, tail_at = _mixed_sections(width, bucket, chunks)
+        host[tokens_at : tokens_at + num_tokens] = _rows_of_tokens(columns)
+        host[tokens_at + num_tokens : map_at] = -1
+        found = map_chunks(decodes, columns.count[decodes:num_rows], context_lens[decodes:]).reshape(-1)
+        host[map_at : map_at + len(found)] = found
+        host[map_at + len(found) : tail_at] = -1
+        tail = _Tail.write(host, tail_at, columns, width)
+        on_device = self.staging.send(tail.end)
+        return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))
+
+    def mixed_batch(self, bucket: int, chunks: int) -> ForwardBatch:
+        """Launch the kernel that reads what `stage_mixed` uploads, and describe its result; to be captured."""
+        rows = min(bucket, self.max_rows)
+        width = aligned(rows)
+        tokens_at, map_at, _ = _mixed_sections(width, bucket, chunks)
+        staged = self.staging.device
+        layout = self._expand(staged, width, staged[tokens_at : tokens_at + bucket])
+        chunk_map = staged[map_at : map_at + 2 * chunks].view(chunks, 2)
+        return self._placeholder(bucket, rows, layout, chunk_map)
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+    def _write_rows(self, host: np.ndarray, columns: Columns, width: int) -> list[int]:
+        """Fill the layout but for `DECODE_LEN`; returns the context lengths."""
+        num_rows = len(columns.seat)
+        context_lens = list(map(add, columns.start, columns.count))
+        ends = list(accumulate(columns.count))
+        layout = host[: FIELDS * width].reshape(FIELDS, width)
+        self._write_seats(layout, columns)
+        layout[FIRST, :num_rows] = list(map(sub, ends, columns.count))
+        layout[FIRST, num_rows:] = ends[-1] if ends else 0
+        layout[COUNT, :num_rows] = columns.count
+        layout[COUNT, num_rows:] = 0
+        layout[END, :num_rows] = context_lens
+        return context_lens
+
+    def _write_seats(self, layout: np.ndarray, columns: Columns) -> None:
+        """Seats, starts and where writing begins; columns past the step's rows are the spare seat's."""
+        num_rows = len(columns.seat)
         layout[SEAT, :num_rows] = columns.seat
-        layout[START, :num_rows] = columns.start
-        layout[WRITE_FROM, :num_rows] = columns.write_from
-        layout[:, num_rows:] = 0
         layout[SEAT, num_rows:] = self.seats.spare
-        layout[FIRST, num_rows:] = end
+        for field, values in ((START, columns.start), (WRITE_FROM, columns.write_from)):
+            layout[field, :num_rows] = values
+            layout[field, num_rows:] = 0
 
     def _expand(self, staged: torch.Tensor, width: int, token_rows: torch.Tensor) -> torch.Tensor:
+        """Launch `expand_rows` on a layout at the head of `staged`, and return the layout."""
         layout = staged[: FIELDS * width].view(FIELDS, width)
         num_tokens = token_rows.shape[0]
         expand_rows(
@@ -138,3 +162,72 @@ class CudaInputs:
             self.query_start[: width + 1],
         )
         return layout
+
+    def _placeholder(
+        self, tokens: int, rows: int, layout: torch.Tensor, chunk_map: torch.Tensor | None = None
+    ) -> ForwardBatch:
+        """A batch whose contents change between replays: host-side counts say nothing."""
+        return ForwardBatch(
+            input_ids=self.input_ids[:tokens],
+            positions=self.positions[:tokens],
+            query_start=self.query_start[: rows + 1],
+            context_len=self.context_len[:rows],
+            tables=self.seats.block_tables,
+            table_rows=layout[SEAT, :rows],
+            slots=self.slots[:tokens],
+            logits_at=self.one_each[:rows],
+            query_lens=[1] * rows,
+            context_lens=[1] * rows,
+            max_query=1,
+            max_context=self.seats.max_model_len,
+            num_decodes=rows,
+            decode_len=None if chunk_map is None else layout[DECODE_LEN, :rows],
+            chunk_map=chunk_map,
+        )
+
+
+class StagedMixed(NamedTuple):
+    """What of a staged step is not read by the graph: positions that want logits [L], and where samples go."""
+
+    logits_at: torch.Tensor
+    sample_at: SampleAt
+
+
+class _Tail:
+    """The staged integers that vary in number: positions that want logits, then seats and ends of the samples."""
+
+    def __init__(self, start: int, num_logits: int, num_samples: int) -> None:
+        self._start, self._num_logits, self._num_samples = start, num_logits, num_samples
+        self._seats = start + aligned(num_logits)
+        self._ends = self._seats + aligned(num_samples)
+        self.end = self._ends + num_samples
+
+    @classmethod
+    def write(cls, host: np.ndarray, start: int, columns: Columns, width: int) -> "_Tail":
+        ends = list(accumulate(columns.count))
+        sampling = np.flatnonzero(columns.sample)
+        tail = cls(start, sum(columns.logits), len(sampling))
+        wanted = chain.from_iterable(map(range, map(sub, ends, columns.logits), ends))
+        host[start : start + tail._num_logits] = np.fromiter(wanted, np.int32, tail._num_logits)
+        layout = host[: FIELDS * width].reshape(FIELDS, width)
+        host[tail._seats : tail._seats + tail._num_samples] = layout[SEAT, sampling]
+        host[tail._ends : tail.end] = layout[END, sampling]
+        return tail
+
+    def logits_at(self, on_device: torch.Tensor) -> torch.Tensor:
+        return on_device[self._start : self._start + self._num_logits]
+
+    def sample_at(self, on_device: torch.Tensor) -> SampleAt:
+        seats = on_device[self._seats : self._seats + self._num_samples]
+        return SampleAt(seats, on_device[self._ends : self.end])
+
+
+def _rows_of_tokens(columns: Columns) -> np.ndarray:
+    return np.repeat(np.arange(len(columns.count), dtype=np.int32), columns.count)
+
+
+def _mixed_sections(width: int, tokens: int, chunks: int) -> tuple[int, int, int]:
+    """Where a staged mixed step has the rows of its tokens, its map of chunks, and its tail."""
+    tokens_at = FIELDS * width
+    map_at = tokens_at + aligned(tokens)
+    return tokens_at, map_at, map_at + aligned(2 * chunks)

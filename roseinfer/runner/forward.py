@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -13,24 +13,31 @@ from roseinfer.models.base import CausalLM
 from roseinfer.runner.inputs import Columns
 
 
+class SampleAt(NamedTuple):
+    """Where the tokens of the n sampling rows go, on the device: seats [n], and positions of the new tokens [n]."""
+
+    seats: torch.Tensor
+    ends: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Forwarded:
     """Either the hidden states [L, d] of all positions that want logits, or the logits [n, V] of the n sampling rows.
 
-    `sample_at`: seats [n] and positions of the new tokens [n] on the device, where the pass had them there anyway.
+    `sample_at` is there where the pass had it on the device anyway.
     """
 
     hidden: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    sample_at: tuple[torch.Tensor, torch.Tensor] | None = None
+    sample_at: SampleAt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch on the device, and where its samples go (see `Forwarded.sample_at`)."""
+    """A batch on the device, and where its samples go if that is there, too."""
 
     batch: ForwardBatch
-    sample_at: tuple[torch.Tensor, torch.Tensor] | None = None
+    sample_at: SampleAt | None = None
 
 
 class ForwardPass(Protocol):

@@ -8,7 +8,7 @@ import torch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.forward import ForwardPass
+from roseinfer.runner.forward import ForwardPass, SampleAt
 from roseinfer.runner.inputs import Columns
 from roseinfer.runner.logprobs import Scores
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
@@ -29,7 +29,7 @@ class StepHandle:
     timer: StepTimer
     sampling: list[int] = field(default_factory=list)  # indices of the rows that sample
     logits: torch.Tensor | None = None
-    sample_at: tuple[torch.Tensor, torch.Tensor] | None = None
+    sample_at: SampleAt | None = None
     sampled: Sampled | None = None
     prompts: list[PromptScores] = field(default_factory=list)
     downloaded: "_Downloaded" = field(default_factory=lambda: _Downloaded())

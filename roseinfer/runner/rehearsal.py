@@ -5,21 +5,31 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 
-# One draw that goes through every stage of the sampler, and the greedy path.
-_DRAWN = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, min_p=0.01)
-_GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
+PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
+# Goes through every stage of the draw.
+FILTERED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, top_k=50, min_p=0.01)
+# Needs its logits in float32, and more of the sampler around the choice.
+EDITED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
 
 
-def rehearse(runner: ModelRunner, seats: SeatTable, num_blocks: int, rows: int, tokens: int) -> None:
+def rehearse(
+    runner: ModelRunner,
+    seats: SeatTable,
+    num_blocks: int,
+    rows: int,
+    tokens: int,
+    sampling: tuple[SamplingParams, ...] = (FILTERED, GREEDY),
+) -> None:
     """Prefill about `tokens` tokens in at most `rows` prompts, decode one step, and leave the seats empty.
 
-    Overwrites KV blocks from 0 on: nothing may own them yet.
+    Seats take the elements of `sampling` in turn. Overwrites KV blocks from 0 on: nothing may own them yet.
     """
     rows = min(rows, len(seats.seats), num_blocks)
     room = min(seats.max_model_len, num_blocks // rows * seats.block_size)
     length = max(1, min(tokens // rows, room - 1))
     blocks_each = -(-min(length + 1, room) // seats.block_size)
-    admitted = [_admission(seat, length, blocks_each) for seat in range(rows)]
+    admitted = [_admission(seat, length, blocks_each, sampling[seat % len(sampling)]) for seat in range(rows)]
     prefill = [_row(seat, 0, length) for seat in range(rows)]
     _run(runner, StepPlan(0, prefill, admitted, num_tokens=rows * length))
     if length < room:
@@ -28,9 +38,8 @@ def rehearse(runner: ModelRunner, seats: SeatTable, num_blocks: int, rows: int, 
     _run(runner, StepPlan(2, [], released=list(range(rows))))
 
 
-def _admission(seat: int, length: int, blocks: int) -> Admission:
+def _admission(seat: int, length: int, blocks: int, params: SamplingParams) -> Admission:
     table = tuple(range(seat * blocks, (seat + 1) * blocks))
-    params = _GREEDY if seat % 2 else _DRAWN
     return Admission(f"rehearsal-{seat}", seat, [0] * length, length, params, 0, (), table)
 
 

@@ -5,7 +5,7 @@ likeliest token, or a draw at the request's temperature through its filters (see
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from roseinfer.runner.draw import (
     draw_filtered,
     draw_plain,
 )
+from roseinfer.runner.forward import SampleAt
 from roseinfer.runner.logprobs import Scores, score
 from roseinfer.runner.rng import uniforms
 from roseinfer.runner.seats import Feature, Seat, SeatTable
@@ -78,44 +79,50 @@ class Sampler:
 
     def __init__(self, seats: SeatTable) -> None:
         self._seats = seats
-        self._greedy = None
+        self._kernels = None
+        # What needs neither float32 logits nor int64 indices.
+        self._on_any_logits = 0
         if has_triton(seats.device):
-            from roseinfer.kernels.sampling import greedy
+            from roseinfer.runner.cuda_sampler import CudaChoice
 
-            self._greedy = greedy
+            self._kernels = CudaChoice(seats)
+            self._on_any_logits = Feature.RANDOM | Feature.FILTERED
 
     def sample(
         self,
         logits: torch.Tensor,
         seats: list[int],
         ends: list[int],
-        on_device: tuple[torch.Tensor, torch.Tensor] | None = None,
+        on_device: SampleAt | None = None,
     ) -> Sampled:
         """Choose one token per row and write it to the token pool.
 
         logits: [n, V]; if they are float32 they may be overwritten. Row i belongs to seat seats[i], whose next token
-        has position ends[i]. `on_device`: the two as [n] integers on the device, if they are there already.
+        has position ends[i]. `on_device`: the two on the device, if they are there already.
         """
         rows = self._rows(seats, ends, on_device)
-        if not rows.features:
-            return Sampled(self._likeliest(logits, rows), [], [])
-        logits = logits.float()
+        if rows.features & ~self._on_any_logits:
+            rows = replace(rows, seat_index=rows.seat_index.long(), end_index=rows.end_index.long())
+            logits = logits.float()
         raw = self._raw(logits, rows)
         self._edit(logits, rows)
+        tokens = self._choose(logits, rows)
+        if rows.features & Feature.PENALISED:
+            penalised = rows.subset(rows.that_use(Feature.PENALISED))
+            usable = penalised.of(tokens).clamp_min(0)
+            self._seats.penalties.count(self._penalty_rows(rows, penalised), usable)
+        return self._score(tokens, rows, raw)
+
+    def _choose(self, logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
+        """Tokens [n] int64, negative where there is no answer, written to the pool where the next step reads them."""
+        if self._kernels is not None:
+            return self._kernels.choose(logits, rows.seat_index, rows.end_index, rows.features)
         best, tokens = logits.max(-1)
         if rows.features & Feature.RANDOM:
             self._draw(logits, best, tokens, rows)
-        return self._score(self._settle(rows, tokens, best), rows, raw)
-
-    def _likeliest(self, logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
-        if self._greedy is not None:
-            tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-            self._greedy(logits, rows.seat_index, rows.end_index, self._seats.tokens, tokens)
-            return tokens
-        best, tokens = logits.max(-1)
         return self._settle(rows, tokens, best)
 
-    def _rows(self, seats: list[int], ends: list[int], on_device: tuple[torch.Tensor, torch.Tensor] | None) -> _Rows:
+    def _rows(self, seats: list[int], ends: list[int], on_device: SampleAt | None) -> _Rows:
         table = self._seats
         records = [table.at(seat) for seat in seats]
         features = 0
@@ -128,7 +135,7 @@ class Sampler:
         return _Rows(seats, records, ends, seat_index, end_index, features)
 
     def _settle(self, rows: _Rows, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-        """Mark rows that have no answer, and write the others' tokens where the next step reads and counts them."""
+        """Mark rows that have no answer, and write the others' tokens where the next step reads them."""
         table = self._seats
         failed = torch.where(best == -torch.inf, NOTHING_LEFT, NOT_FINITE)
         tokens = torch.where(torch.isfinite(best), tokens, failed)
@@ -136,9 +143,6 @@ class Sampler:
         usable = tokens.clamp_min(0)
         where = rows.seat_index * table.tokens.shape[1] + rows.end_index
         table.tokens.view(-1).index_copy_(0, where, usable.int())
-        if rows.features & Feature.PENALISED:
-            penalised = rows.subset(rows.that_use(Feature.PENALISED))
-            table.penalties.count(self._penalty_rows(rows, penalised), penalised.of(usable))
         return tokens
 
     # --- before the choice --------------------------------------------------------------------------------------

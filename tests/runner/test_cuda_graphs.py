@@ -86,7 +86,8 @@ class Script:
         while self.pending:
             self._collect()
         self._submit(StepPlan(self.step, [], released=list(at)))
-        self._collect()
+        while self.pending:
+            self._collect()
         return self.texts
 
     def _admission(self, seat: int, length: int) -> Admission:

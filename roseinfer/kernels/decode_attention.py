@@ -1,0 +1,448 @@
+"""Attention of one query token a row over the paged KV cache: flash decoding (Dao et al., 2023) in equal shares.
+
+All rows' contexts, cut into tiles of tokens and laid end to end, are divided into as many equal shares as the GPU runs
+programs at once (Stream-K, Osama et al., 2023), for each KV head. Whatever the lengths, all programs finish together,
+and the grid does not depend on the lengths, so that it can be captured in a CUDA graph. A row that crosses a border of
+shares is merged by the program that happens to finish its last part.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
+from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """What a decode kernel is compiled for.
+
+    tile: tokens of K and V that a program loads at a time. form: how scores are computed, see `_attend_*`.
+    shares_per_processor: programs that a multiprocessor runs at once. least_tiles: no share is smaller, since to merge
+    shares takes longer than a few tiles. overlap: start while the stream's preceding kernel ends, and let the next one
+    do so (programmatic dependent launch, compute capability 9.0).
+    """
+
+    form: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    shares_per_processor: int
+    least_tiles: int
+    overlap: bool
+
+
+ELEMENTWISE, QUERIES_FIRST, KEYS_FIRST = 0, 1, 2
+
+
+def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype, overlap: bool) -> DecodeConfig:
+    """For `group` query heads a KV head. overlap: whether the GPU is capable of it."""
+    form = ELEMENTWISE if group == 1 else QUERIES_FIRST
+    if dtype == torch.float32:
+        return DecodeConfig(form, 32 if head_dim <= 128 else 16, 4, 3, 2, 4, overlap)
+    large = head_dim > (64 if form == ELEMENTWISE else 128)
+    return DecodeConfig(form, 32 if large else 64, 4, 3, 3, 4, overlap)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkspace:
+    """What a plan and the parts of rows are kept in, allocated once so that captured graphs stay valid.
+
+    work: [shares, 4] int32 = first row, its first tile, tiles in all, rows touched. spans: [max_rows, 2] int32 = slot
+    of the row's first part, number of parts. sums: [2 * shares, heads, D] and peaks: [2 * shares, heads, 2] float32
+    hold the parts of rows, two slots a share: for the first row it touches, and for its last. arrived: [max_rows,
+    kv_heads] int32 counts the parts of a row that are done; all zero between kernels.
+    """
+
+    config: DecodeConfig
+    work: torch.Tensor
+    spans: torch.Tensor
+    sums: torch.Tensor
+    peaks: torch.Tensor
+    arrived: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        config: DecodeConfig,
+        max_rows: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        processors: int,
+        device: torch.device,
+    ) -> "DecodeWorkspace":
+        """processors: multiprocessors of the GPU."""
+        shares = max(1, processors * config.shares_per_processor // kv_heads)
+        return cls(
+            config,
+            work=torch.zeros((shares, 4), dtype=torch.int32, device=device),
+            spans=torch.zeros((max_rows, 2), dtype=torch.int32, device=device),
+            sums=torch.zeros((2 * shares, heads, head_dim), dtype=torch.float32, device=device),
+            peaks=torch.zeros((2 * shares, heads, 2), dtype=torch.float32, device=device),
+            arrived=torch.zeros((max_rows, kv_heads), dtype=torch.int32, device=device),
+        )
+
+
+def plan_decode(context_len: torch.Tensor, num_rows: int, workspace: DecodeWorkspace) -> None:
+    """Divide the contexts of the first rows into shares; the plan serves all layers of a step.
+
+    context_len: [R] int32, of which `num_rows` are divided; those of 0 come last and are passed over.
+    """
+    shares, max_rows = workspace.work.shape[0], workspace.spans.shape[0]
+    _plan_kernel[(shares,)](
+        context_len,
+        workspace.work,
+        workspace.spans,
+        num_rows,
+        SHARES=shares,
+        TILE=workspace.config.tile,
+        LEAST=workspace.config.least_tiles,
+        ROWS=next_power_of_2(max_rows),
+        num_warps=4,
+    )
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    workspace: DecodeWorkspace,
+) -> None:
+    """softmax(q K^T * scale) V of each row's first `context_len` tokens, for the rows that `plan_decode` has divided.
+
+    q: [R, heads, D], a query a row, rows any distance apart. k_cache, v_cache: [num_blocks, block_size, kv_heads, D],
+    dense but for the distance of blocks. tables: [S, max_blocks] int32; row r's is tables[table_rows[r]].
+    out: [R, heads, D].
+    """
+    heads, head_dim = q.shape[1:]
+    block_size, kv_heads = k_cache.shape[1:3]
+    config, group = workspace.config, heads // kv_heads
+    _decode_kernel[(kv_heads, workspace.work.shape[0])](
+        q,
+        k_cache,
+        v_cache,
+        tables,
+        table_rows,
+        context_len,
+        workspace.work,
+        workspace.spans,
+        workspace.sums,
+        workspace.peaks,
+        workspace.arrived,
+        out,
+        scale * LOG2_E,
+        q.stride(0),
+        k_cache.stride(0),
+        tables.stride(0),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        D=head_dim,
+        D_PAD=padded_dim(head_dim),
+        BLOCK_SIZE=block_size,
+        TILE=config.tile,
+        FORM=config.form,
+        STAGES=config.num_stages,
+        OVERLAP=config.overlap,
+        num_warps=config.num_warps,
+        launch_pdl=config.overlap,
+    )
+
+
+def decode_attention_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """What `decode_attention` writes, row by row in float32: [R, heads, D]."""
+    group = q.shape[1] // k_cache.shape[2]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for row, (table_row, context) in enumerate(zip(table_rows.tolist(), context_len.tolist(), strict=True)):
+        k, v = (gathered(cache, tables[table_row], context, group) for cache in (k_cache, v_cache))
+        scores = torch.einsum("hd,khd->hk", q[row].float(), k) * scale
+        out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _plan_kernel(
+    context_len,
+    work,
+    spans,
+    num_rows,
+    SHARES: tl.constexpr,
+    TILE: tl.constexpr,
+    LEAST: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Program i writes share i's entry of `work`; all of them work out where rows begin and end, in tiles."""
+    row = tl.arange(0, ROWS)
+    is_row = row < num_rows
+    tiles = tl.cdiv(tl.load(context_len + row, mask=is_row, other=0), TILE)
+    ends = tl.cumsum(tiles, 0)
+    starts = ends - tiles
+    total = tl.sum(tiles, 0)
+    size = tl.maximum(tl.cdiv(total, SHARES), LEAST)
+    share = tl.program_id(0)
+    begin = tl.minimum(share * size, total)
+    end = tl.minimum(begin + size, total)
+    before = ends <= begin
+    tl.store(work + 4 * share, tl.sum(before.to(tl.int32), 0))
+    tl.store(work + 4 * share + 1, begin - tl.sum(tl.where(before, tiles, 0), 0))
+    tl.store(work + 4 * share + 2, end - begin)
+    tl.store(work + 4 * share + 3, tl.sum(((starts < end) & (ends > begin)).to(tl.int32), 0))
+    if share == 0:
+        first = starts // size
+        # A row that begins within a share and goes on into the next one is that share's last.
+        tl.store(spans + 2 * row, 2 * first + (starts > first * size).to(tl.int32), mask=is_row)
+        tl.store(spans + 2 * row + 1, (ends - 1) // size - first + 1, mask=is_row)
+
+
+@triton.jit
+def _decode_kernel(
+    q,
+    k_cache,
+    v_cache,
+    tables,
+    table_rows,
+    context_len,
+    work,
+    spans,
+    sums,
+    peaks,
+    arrived,
+    out,
+    scale,
+    q_stride,
+    block_stride,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    FORM: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (h, i): KV head h of the tiles in share i, one row after the other."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    kv_head = tl.program_id(0)
+    share = tl.program_id(1)
+    row = tl.load(work + 4 * share)
+    tile = tl.load(work + 4 * share + 1)
+    left = tl.load(work + 4 * share + 2)
+    rows = tl.load(work + 4 * share + 3)
+    k_head = k_cache + kv_head * D
+    v_head = v_cache + kv_head * D
+    for i in range(rows):
+        context = tl.load(context_len + row)
+        row_end = tl.cdiv(context, TILE)
+        end = tl.minimum(tile + left, row_end)
+        table = tables + tl.load(table_rows + row).to(tl.int64) * table_stride
+        q_group = q + row.to(tl.int64) * q_stride + kv_head * GROUP * D
+        if FORM == 0:
+            peak, total, acc = _attend_elementwise(
+                q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
+                KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
+            )  # fmt: skip
+        elif FORM == 1:
+            peak, total, acc = _attend_queries_first(
+                q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
+                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
+            )  # fmt: skip
+        else:
+            peak, total, acc = _attend_keys_first(
+                q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
+                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
+            )  # fmt: skip
+        if (tile == 0) & (end == row_end):
+            _store(out, row, kv_head, acc / total[:, None], KV_HEADS, GROUP, D, D_PAD)
+        else:
+            slot = 2 * share + ((i > 0) & (tile == 0)).to(tl.int32)
+            _store(sums, slot, kv_head, acc, KV_HEADS, GROUP, D, D_PAD)
+            _store_peaks(peaks, slot, kv_head, peak, total, KV_HEADS, GROUP)
+            _merge_if_last(spans, sums, peaks, arrived, out, row, kv_head, KV_HEADS, GROUP, D, D_PAD)
+        left -= end - tile
+        tile = 0
+        row += 1
+
+
+@triton.jit
+def _attend_elementwise(
+    q, k_head, v_head, table, begin, end, context, scale, block_stride,
+    TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One query head, no matrix units: each place in a tile sums up on its own, and all are merged at the end."""
+    dim = tl.arange(0, D_PAD)
+    query = tl.load(q + dim, mask=dim < D, other=0.0).to(tl.float32) * scale
+    place = tl.arange(0, TILE)
+    peaks = no_peak(TILE)
+    totals = tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, D_PAD], tl.float32)
+    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        position = tile * TILE + place
+        inside = position < context
+        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
+        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
+        k = load_tokens(k_head, offset, inside, D, D_PAD).to(tl.float32)
+        v = load_tokens(v_head, offset, inside, D, D_PAD).to(tl.float32)
+        score = tl.where(inside, tl.sum(k * query[None, :], 1), float("-inf"))
+        higher = tl.maximum(peaks, score)
+        fade = tl.exp2(peaks - higher)
+        weight = tl.exp2(score - higher)
+        totals = totals * fade + weight
+        acc = acc * fade[:, None] + weight[:, None] * v
+        peaks = higher
+    peak = tl.max(peaks, 0)
+    fade = tl.exp2(peaks - peak)
+    total = tl.sum(totals * fade, 0)
+    acc = tl.sum(acc * fade[:, None], 0)
+    one = tl.zeros([1], tl.float32)
+    return one + peak, one + total, acc[None, :]
+
+
+@triton.jit
+def _attend_queries_first(
+    q, k_head, v_head, table, begin, end, context, scale, block_stride,
+    TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Scores [heads, tokens] on the matrix units, the heads of a group padded to 16."""
+    ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
+    query = _load_group(q, GROUP, ROWS, D, D_PAD)
+    place = tl.arange(0, TILE)
+    peak = no_peak(ROWS)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D_PAD], tl.float32)
+    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        position = tile * TILE + place
+        inside = position < context
+        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
+        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
+        k = load_tokens(k_head, offset, inside, D, D_PAD)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(inside[None, :], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        fade = tl.exp2(peak - higher)
+        weight = tl.exp2(score - higher[:, None])
+        total = total * fade + tl.sum(weight, 1)
+        v = load_tokens(v_head, offset, inside, D, D_PAD)
+        acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        peak = higher
+    return peak, total, acc
+
+
+@triton.jit
+def _attend_keys_first(
+    q, k_head, v_head, table, begin, end, context, scale, block_stride,
+    TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Scores [tokens, heads]: K and V are the large operands that Hopper's matrix units read from shared memory."""
+    ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
+    query = tl.trans(_load_group(q, GROUP, ROWS, D, D_PAD))
+    place = tl.arange(0, TILE)
+    peak = no_peak(ROWS)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([D_PAD, ROWS], tl.float32)
+    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        position = tile * TILE + place
+        inside = position < context
+        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
+        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
+        k = load_tokens(k_head, offset, inside, D, D_PAD)
+        score = tl.dot(k, query, input_precision="ieee") * scale
+        score = tl.where(inside[:, None], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 0))
+        fade = tl.exp2(peak - higher)
+        weight = tl.exp2(score - higher[None, :])
+        total = total * fade + tl.sum(weight, 0)
+        v = load_tokens(v_head, offset, inside, D, D_PAD)
+        acc = tl.dot(tl.trans(v), weight.to(v.dtype), acc * fade[None, :], input_precision="ieee")
+        peak = higher
+    return peak, total, tl.trans(acc)
+
+
+@triton.jit
+def _load_group(q, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+    """A group's queries [ROWS, D_PAD], padded with zeros."""
+    head = tl.arange(0, ROWS)
+    dim = tl.arange(0, D_PAD)
+    mask = (head < GROUP)[:, None] & (dim < D)[None, :]
+    return tl.load(q + head[:, None] * D + dim[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(
+    target, index, kv_head, values, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
+):
+    """values [heads, D_PAD], padded, to a group of target [n, KV_HEADS * GROUP, D]."""
+    head = tl.arange(0, values.shape[0])
+    dim = tl.arange(0, D_PAD)
+    mask = (head < GROUP)[:, None] & (dim < D)[None, :]
+    group = target + (index.to(tl.int64) * KV_HEADS + kv_head) * GROUP * D
+    tl.store(group + head[:, None] * D + dim[None, :], values.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_peaks(peaks, slot, kv_head, peak, total, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
+    head = tl.arange(0, peak.shape[0])
+    group = peaks + (slot * KV_HEADS + kv_head) * GROUP * 2
+    tl.store(group + 2 * head, peak, mask=head < GROUP)
+    tl.store(group + 2 * head + 1, total, mask=head < GROUP)
+
+
+@triton.jit
+def _merge_if_last(
+    spans, sums, peaks, arrived, out, row, kv_head,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    """Count a finished part of a row; the program that finishes the last one merges them all."""
+    first = tl.load(spans + 2 * row)
+    parts = tl.load(spans + 2 * row + 1)
+    counter = arrived + row * KV_HEADS + kv_head
+    # The counter is passed on by one thread: what the others have stored must have happened before.
+    tl.debug_barrier()
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1:
+        tl.store(counter, 0)
+        ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
+        head = tl.arange(0, ROWS)
+        dim = tl.arange(0, D_PAD)
+        real = head < GROUP
+        mask = real[:, None] & (dim < D)[None, :]
+        peak = no_peak(ROWS)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, D_PAD], tl.float32)
+        for i in tl.range(parts, num_stages=4):
+            # The first slot of each share but, perhaps, of the row's first.
+            slot = tl.where(i == 0, first, (first // 2 + i) * 2)
+            group = (slot * KV_HEADS + kv_head) * GROUP
+            # Past the L1 cache, which may hold what was here in an earlier layer.
+            part_peak = tl.load(peaks + 2 * (group + head), mask=real, other=0.0, cache_modifier=".cg")
+            part_total = tl.load(peaks + 2 * (group + head) + 1, mask=real, other=1.0, cache_modifier=".cg")
+            part = sums + (group + head)[:, None] * D + dim[None, :]
+            part_sum = tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(peak, part_peak)
+            fade, weight = tl.exp2(peak - higher), tl.exp2(part_peak - higher)
+            total = total * fade + part_total * weight
+            acc = acc * fade[:, None] + part_sum * weight[:, None]
+            peak = higher
+        _store(out, row, kv_head, acc / total[:, None], KV_HEADS, GROUP, D, D_PAD)

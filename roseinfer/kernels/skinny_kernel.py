@@ -1,0 +1,245 @@
+"""The Triton kernel of `skinny_linear`.
+
+Tiles have three dimensions, so that one text serves both ways of multiplying. On the tensor cores: slices of columns,
+one for each warp, then rows, then columns of a slice; a batched product whose batch is the slices. Elementwise: rows of
+the input, rows of the weight, columns.
+"""
+
+from roseinfer.kernels.triton_support import tl, triton
+
+
+@triton.jit
+def _prefetch(pointer, rows, stride_bytes, size_bytes):
+    """Ask for the first `size_bytes` (a multiple of 16) of each of `rows` rows to be brought into the L2 cache."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred mine;
+        .reg .u32 thread;
+        .reg .u64 address;
+        mov.u32 thread, %tid.x;
+        setp.lt.s32 mine, thread, $2;
+        mad.wide.u32 address, thread, $3, $1;
+        @mine cp.async.bulk.prefetch.L2.global [address], $4;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r,r,r",
+        [pointer.to(tl.int64), rows, stride_bytes, size_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _read(pointers, columns, start, K: tl.constexpr, MASKED: tl.constexpr, EVICTION: tl.constexpr):
+    """`pointers` moved `start` columns on; zero past column K."""
+    if MASKED:
+        return tl.load(pointers + start, mask=columns + start < K, other=0.0, eviction_policy=EVICTION)
+    else:
+        return tl.load(pointers + start, eviction_policy=EVICTION)
+
+
+@triton.jit
+def _statistics(
+    x_rows, eps, ROWS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr, CENTRED: tl.constexpr
+):
+    """Mean (zero unless CENTRED) and 1 / standard deviation of each row, [ROWS] float32 each."""
+    columns = tl.arange(0, BLOCK_K)[None, :]
+    pointers = x_rows[:, None] + columns
+    mean = tl.zeros([ROWS], tl.float32)
+    if CENTRED:
+        for start in tl.range(0, K, BLOCK_K):
+            mean += tl.sum(_read(pointers, columns, start, K, MASKED, "").to(tl.float32), 1)
+        mean = mean / K
+    squares = tl.zeros([ROWS], tl.float32)
+    for start in tl.range(0, K, BLOCK_K):
+        centred = _read(pointers, columns, start, K, MASKED, "").to(tl.float32) - mean[:, None]
+        if MASKED:
+            centred = tl.where(columns + start < K, centred, 0.0)
+        squares += tl.sum(centred * centred, 1)
+    return mean, tl.rsqrt(squares / K + eps)
+
+
+@triton.jit
+def _along_rows(row_values, DOT: tl.constexpr):
+    """[ROWS] spread over a tile's rows of the input."""
+    if DOT:
+        return row_values[None, :, None]
+    else:
+        return row_values[:, None, None]
+
+
+@triton.jit
+def _fold(products):
+    """Sum every 8 neighbouring columns, which one thread holds."""
+    shape: tl.constexpr = [products.shape[0], products.shape[1], products.shape[2] // 8, 8]
+    return tl.sum(tl.reshape(products, shape), 3)
+
+
+@triton.jit
+def _activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu_tanh":
+        # tanh(z) = 2 sigmoid(2z) - 1 and z = sqrt(2 / pi) (x + 0.044715 x^3)
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
+def _read_block(
+    w_tile,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    columns,
+    start,
+    K: tl.constexpr,
+    MASKED: tl.constexpr,
+    EVICTION: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """What a block of columns needs besides x: the weight, and the norm's weight and bias where there are such."""
+    w = _read(w_tile, columns, start, K, MASKED, EVICTION)
+    scale, shift = w, w
+    if NORM != "none":
+        scale = _read(norm_weight_ptr + columns, columns, start, K, MASKED, "")
+    if NORM == "layer":
+        shift = _read(norm_bias_ptr + columns, columns, start, K, MASKED, "")
+    return w, scale, shift
+
+
+@triton.jit
+def _add_block(
+    sums,
+    squares,
+    x,
+    w,
+    scale,
+    shift,
+    mean,
+    rstd,
+    DOT: tl.constexpr,
+    NORM: tl.constexpr,
+    LATE: tl.constexpr,
+):
+    """Add a block's products to the sums and, where the norm is LATE, the squares of x to theirs."""
+    if NORM != "none":
+        x = x.to(tl.float32)
+        if LATE:
+            squares += _fold(x * x)
+            x = x * scale.to(tl.float32)
+        else:
+            x = (x - mean) * rstd * scale.to(tl.float32)
+        if NORM == "layer":
+            x += shift.to(tl.float32)
+    if DOT:
+        sums = tl.dot(x.to(w.dtype), tl.trans(w, (0, 2, 1)), sums)
+    else:
+        sums += _fold(x.to(tl.float32) * w.to(tl.float32))
+    return sums, squares
+
+
+@triton.jit(do_not_specialize=["rows"])
+def skinny_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    residual_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    out_ptr,
+    rows,
+    width,
+    stride_x,
+    stride_residual,
+    stride_out,
+    eps,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    DOT: tl.constexpr,
+    SLICES: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRELOAD: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    EVICTION: tl.constexpr,
+    NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """See `skinny_linear`. Program i computes outputs i * BLOCK_N and following, of all rows."""
+    MASKED: tl.constexpr = K % BLOCK_K != 0
+    # RMSNorm divides a row by one number, which can wait for the end, off the path to the first product. Not in
+    # float16: a large residual times the norm's weight may pass its range.
+    LATE: tl.constexpr = NORM == "rms" and w_ptr.dtype.element_ty != tl.float16
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+    first = tl.program_id(0) * BLOCK_N
+    if PREFETCH > 0:
+        count = tl.minimum(width - first, BLOCK_N)
+        _prefetch(w_ptr + first.to(tl.int64) * K, count, K * 2, PREFETCH * 2)
+        if GATED:
+            _prefetch(w_ptr + (width + first).to(tl.int64) * K, count, K * 2, PREFETCH * 2)
+    # Rows past the end are read as copies of the last one, and not written. Gated, up's rows follow the gate's.
+    TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    tile_n = tl.arange(0, TILE_N)
+    w_rows = tl.minimum(first + tile_n % BLOCK_N, width - 1) + tile_n // BLOCK_N * width
+    slice_starts = tl.arange(0, SLICES) * (BLOCK_K // SLICES)
+    k = (slice_starts[:, None] + tl.arange(0, BLOCK_K // SLICES)[None, :])[:, None, :]
+    w_tile = w_ptr + w_rows.to(tl.int64)[None, :, None] * K + k
+    if PRELOAD:
+        w, scale, shift = _read_block(w_tile, norm_weight_ptr, norm_bias_ptr, k, 0, K, MASKED, EVICTION, NORM)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + w_rows).to(tl.float32)
+
+    # Only from here on may what earlier kernels wrote be read, and what they read be overwritten.
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    m = tl.arange(0, ROWS)
+    n = first + tl.arange(0, BLOCK_N)
+    writable = (m < rows)[:, None] & (n < width)[None, :]
+    if HAS_RESIDUAL:
+        residual_tile = residual_ptr + m.to(tl.int64)[:, None] * stride_residual + n[None, :]
+        residual = tl.load(residual_tile, mask=writable, other=0.0).to(tl.float32)
+    x_rows = x_ptr + tl.minimum(m, rows - 1).to(tl.int64) * stride_x
+    mean, rstd = 0.0, 1.0
+    if NORM != "none" and not LATE:
+        mean, rstd = _statistics(x_rows, eps, ROWS, K, BLOCK_K, MASKED, NORM == "layer")
+        mean, rstd = _along_rows(mean, DOT), _along_rows(rstd, DOT)
+    x_tile = _along_rows(x_rows, DOT) + k
+    if DOT:
+        sums = tl.zeros([SLICES, ROWS, TILE_N], tl.float32)
+        squares = tl.zeros([SLICES, ROWS, BLOCK_K // SLICES // 8], tl.float32)
+    else:
+        sums = tl.zeros([ROWS, TILE_N, BLOCK_K // 8], tl.float32)
+        squares = tl.zeros([ROWS, 1, BLOCK_K // 8], tl.float32)
+    if PRELOAD:
+        x = _read(x_tile, k, 0, K, MASKED, "")
+        sums, squares = _add_block(sums, squares, x, w, scale, shift, mean, rstd, DOT, NORM, LATE)
+    for start in tl.range(BLOCK_K if PRELOAD else 0, K, BLOCK_K, num_stages=STAGES):
+        w, scale, shift = _read_block(w_tile, norm_weight_ptr, norm_bias_ptr, k, start, K, MASKED, EVICTION, NORM)
+        x = _read(x_tile, k, start, K, MASKED, "")
+        sums, squares = _add_block(sums, squares, x, w, scale, shift, mean, rstd, DOT, NORM, LATE)
+
+    result = tl.sum(sums, 0 if DOT else 2)
+    if LATE:
+        mean_square = tl.sum(tl.sum(squares, 2), 0 if DOT else 1) / K
+        result *= tl.rsqrt(mean_square + eps)[:, None]
+    if HAS_BIAS:
+        result += bias[None, :]
+    if GATED:
+        gate, up = tl.split(tl.trans(tl.reshape(result, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
+        result = _activate(gate, ACTIVATION) * up
+    else:
+        result = _activate(result, ACTIVATION)
+    if HAS_RESIDUAL:
+        result += residual
+    out_tile = out_ptr + m.to(tl.int64)[:, None] * stride_out + n[None, :]
+    tl.store(out_tile, result.to(out_ptr.dtype.element_ty), mask=writable)

@@ -1,0 +1,133 @@
+"""Steps that mix prompt chunks and decodes as CUDA graphs, where that is faster than launching kernel by kernel."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.plan import Row
+from roseinfer.models.base import CausalLM
+from roseinfer.runner.forward import Forwarded, ForwardPass
+from roseinfer.runner.inputs import Columns
+
+if TYPE_CHECKING:  # needs triton
+    from roseinfer.runner.cuda_inputs import CudaInputs
+
+# A graph is replayed for steps whose kernels take less than this many times what the host needs to launch them one by
+# one: then the host sets the pace. Beyond it, the padding to the bucket would cost more than the launches.
+WORTH = 1.5
+_TIMED_RUNS = 3
+
+
+class GraphableAttention(AttentionBackend, Protocol):
+    """A backend whose chunk rows can be described by a table on the device, so that their step can be captured."""
+
+    def map_chunks(self, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]) -> np.ndarray:
+        """[g, 2] int32 for chunk rows `first_row` and following."""
+        ...
+
+    def max_chunks(self, tokens: int, rows: int) -> int:
+        """The longest map of a step."""
+        ...
+
+
+def mixed_buckets(max_tokens: int) -> list[int]:
+    """Numbers of tokens to capture: a step is padded by a quarter at most, and mostly by far less."""
+    sizes = [16, 32, 48, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, 4097, 256)]
+    return [*(size for size in sizes if size < max_tokens), max_tokens]
+
+
+class MixedGraphs:
+    """Replays a captured graph for a step of up to some number of tokens; hands larger ones to `eager`.
+
+    The graph ends with the hidden states; the head and sampling follow for the rows that sample. Which tokens belong to
+    which row, and which rows decode, is on the device, so that one graph serves every step of a bucket's size.
+    """
+
+    def __init__(
+        self,
+        eager: ForwardPass,
+        model: CausalLM,
+        attention: GraphableAttention,
+        store: KVStore,
+        inputs: "CudaInputs",
+        buckets: list[int],
+    ) -> None:
+        self._eager = eager
+        self._model = model
+        self._attention = attention
+        self._store = store
+        self._inputs = inputs
+        self._candidates = buckets
+        self._buckets: list[int] = []
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[int, torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def capture(self, pool: object) -> None:
+        """Record buckets from the smallest on, until replaying one takes longer than is worth it."""
+        launch_s = self._launch_seconds()
+        for bucket in self._candidates:
+            graph = self._record(bucket, pool)
+            if self._replay_seconds(graph) > WORTH * launch_s:
+                self._hidden.pop(bucket)
+                break
+            self._graphs[bucket] = graph
+            self._buckets.append(bucket)
+
+    def run(self, columns: Columns) -> Forwarded:
+        num_tokens = sum(columns.count)
+        if not self._buckets or num_tokens > self._buckets[-1]:
+            return self._eager.run(columns)
+        bucket = self._buckets[bisect_left(self._buckets, num_tokens)]
+        staged = self._inputs.stage_mixed(columns, bucket, self._attention.map_chunks, self._chunks(bucket))
+        self._graphs[bucket].replay()
+        return Forwarded(hidden=self._hidden[bucket].index_select(0, staged.logits_at), sample_at=staged.sample_at)
+
+    def _chunks(self, bucket: int) -> int:
+        return self._attention.max_chunks(bucket, min(bucket, self._inputs.max_rows))
+
+    def _record(self, bucket: int, pool: object) -> torch.cuda.CUDAGraph:
+        self._stage_padding(bucket)
+        self._launch(bucket)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self._hidden[bucket] = self._launch(bucket)
+        return graph
+
+    def _launch(self, bucket: int) -> torch.Tensor:
+        batch = self._inputs.mixed_batch(bucket, self._chunks(bucket))
+        self._attention.begin(batch, self._store)
+        return self._model.forward(batch, self._attention)
+
+    def _stage_padding(self, bucket: int) -> None:
+        self._inputs.stage_mixed(Columns.of([]), bucket, self._attention.map_chunks, self._chunks(bucket))
+
+    def _launch_seconds(self) -> float:
+        """Host time of launching a small step kernel by kernel; what it computes belongs to the spare seat."""
+        seat = self._inputs.seats.spare
+        step = Columns.of([Row("spare", seat, 0, count, 1, True, count, 0, ()) for count in (1, 2)])
+        best = float("inf")
+        for _ in range(_TIMED_RUNS):
+            torch.cuda.synchronize()
+            began = perf_counter()
+            self._eager.run(step)
+            best = min(best, perf_counter() - began)
+        torch.cuda.synchronize()
+        return best
+
+    def _replay_seconds(self, graph: torch.cuda.CUDAGraph) -> float:
+        """Device time of one replay of padding only: its products are those of a full bucket, its attention is not."""
+        graph.replay()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1000

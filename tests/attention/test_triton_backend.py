@@ -1,0 +1,161 @@
+"""The Triton backend against the torch backend: on a GPU where there is one, else under Triton's interpreter."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.select import AttentionShape
+from roseinfer.attention.torch_backend import TorchAttention
+from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.layers.heads import HeadNorms, HeadTransform
+from roseinfer.layers.rotary import Rotary, default_frequencies
+from tests.helpers.batches import Blocks, HandRow, make_batch
+from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.paged import assert_near
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from roseinfer.attention.triton_backend import TritonAttention
+
+LAYERS, MAX_ROWS, MAX_LEN = 2, 12, 256
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_loaded_loop_bounds(monkeypatch)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def head_transform(
+    heads: int, kv_heads: int, dim: int, device: torch.device, *, llama: bool, dtype: torch.dtype = torch.float32
+) -> HeadTransform:
+    """With norms and rotation as in Qwen3, or with neither as in GPT-2."""
+    if not llama:
+        return HeadTransform(heads, kv_heads, dim)
+    query, key = ((torch.rand(dim, device=device) + 0.5).to(dtype) for _ in range(2))
+    norms = HeadNorms(query, key, torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))), 1e-6)
+    frequencies = default_frequencies(dim, 10000.0).to(device)
+    rotary = Rotary(frequencies, MAX_LEN)
+    angle = torch.arange(MAX_LEN, device=device)[:, None] * frequencies
+    rotary.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)  # which on a CPU it does without
+    return HeadTransform(heads, kv_heads, dim, norms, rotary)
+
+
+class Case:
+    """The same batches through both backends, each with a KV store of its own."""
+
+    def __init__(
+        self, transform: HeadTransform, block_size: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        # In bfloat16 the torch backend rounds after each of norm, weight and rotation, the kernels only once.
+        self.roundings = 4 if dtype == torch.bfloat16 else 1
+        heads, kv_heads, dim = transform.heads, transform.kv_heads, transform.head_dim
+        self.transform, self.block_size, self.device, self.dtype = transform, block_size, device, dtype
+        num_blocks = 2048 // block_size + MAX_ROWS
+        self.stores = [KVStore(num_blocks, LAYERS, block_size, kv_heads, dim, dtype, device) for _ in range(2)]
+        self.stores[0].data.fill_(float("nan"))
+        self.stores[1].data.fill_(float("nan"))
+        self.blocks = Blocks(num_blocks, block_size)
+        shape = AttentionShape(heads, kv_heads, dim, MAX_ROWS, 1024, MAX_LEN, block_size, dtype, device)
+        self.backends = TritonAttention(shape), TorchAttention()
+
+    def step(self, rows: list[HandRow], *, captured: bool = False) -> None:
+        """Rows with one token come first. captured: the kernels get the batch in the form that graphs are made of."""
+        batch = make_batch(rows, self.block_size, self.device)
+        ours, theirs = self.backends
+        ours.begin(self.as_captured(batch) if captured else batch, self.stores[0])
+        theirs.begin(batch, self.stores[1])
+        heads = self.transform.heads + 2 * self.transform.kv_heads
+        width = heads * self.transform.head_dim
+        for layer in range(LAYERS):
+            qkv = torch.randn(len(batch.input_ids), width, device=self.device).to(self.dtype)
+            out, expected = (backend.forward(layer, qkv.clone(), self.transform) for backend in self.backends)
+            assert out.shape == expected.shape
+            assert_near(out, expected, self.roundings)
+        ours, theirs = (store.data.nan_to_num(123.0) for store in self.stores)
+        assert_near(ours, theirs, self.roundings)
+
+    def as_captured(self, batch: ForwardBatch) -> ForwardBatch:
+        """Every row may be one that decodes or not, which only the device knows."""
+        decodes, rows = batch.num_decodes, batch.num_rows
+        decode_len = batch.context_len.clone()
+        decode_len[decodes:] = 0
+        found = self.backends[0].map_chunks(decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
+        longest = self.backends[0].max_chunks(len(batch.input_ids), rows)
+        assert len(found) <= longest
+        chunk_map = torch.full((longest, 2), -1, dtype=torch.int32, device=self.device)
+        chunk_map[: len(found)] = torch.from_numpy(found)
+        return replace(
+            batch,
+            query_lens=[1] * rows,
+            context_lens=[1] * rows,
+            num_decodes=rows,
+            decode_len=decode_len,
+            chunk_map=chunk_map,
+        )
+
+    def table(self, tokens: int) -> list[int]:
+        return self.blocks.table(tokens)
+
+
+def row(table: list[int], start: int, count: int, write_from: int = 0) -> HandRow:
+    return HandRow(tokens=[0] * (start + count), table=table, start=start, count=count, write_from=write_from)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "llama", "block_size"),
+    [(2, 2, 16, False, 16), (8, 2, 32, True, 64), (3, 1, 48, True, 16)],
+)
+def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_size, device) -> None:
+    case = Case(head_transform(heads, kv_heads, dim, device, llama=llama), block_size, device)
+    tables = [case.table(90) for _ in range(4)]
+    case.step([row(tables[0], 0, 1), row(tables[1], 0, 33), row(tables[2], 0, 16)])
+    case.step([row(tables[0], 1, 1), row(tables[1], 33, 1), row(tables[2], 16, 20), row(tables[3], 0, 5)])
+    case.step([row(tables[2], 36, 1), row(tables[0], 2, 1), row(tables[3], 5, 1), row(tables[1], 34, 1)])
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_random_batches(captured, device) -> None:
+    rng = random.Random(0)
+    case = Case(head_transform(4, 2, 16, device, llama=True), 16, device)
+    lengths = [0] * 6
+    tables = [case.table(200) for _ in lengths]
+    for _ in range(4):
+        chosen = rng.sample(range(6), rng.randint(1, 6))
+        counts = {seat: rng.choice((1, 1, rng.randint(2, 20))) for seat in chosen}
+        chosen.sort(key=lambda seat: counts[seat] > 1)
+        case.step([row(tables[seat], lengths[seat], counts[seat]) for seat in chosen], captured=captured)
+        for seat in chosen:
+            lengths[seat] += counts[seat]
+
+
+def test_tokens_that_are_in_the_cache_already_are_not_written_again(device) -> None:
+    case = Case(head_transform(4, 2, 16, device, llama=True), 16, device)
+    table = case.table(64)
+    case.step([row(table, 0, 32)])
+    before = case.stores[0].data.clone()
+    case.step([row(table, 31, 1, write_from=32)])
+    assert torch.equal(case.stores[0].data.nan_to_num(9.0), before.nan_to_num(9.0))
+    case.step([row(table, 28, 10, write_from=32)])
+
+
+@needs_gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "llama"), [(12, 12, 64, False), (32, 8, 128, True)])
+def test_bfloat16(heads, kv_heads, dim, llama, device) -> None:
+    transform = head_transform(heads, kv_heads, dim, device, llama=llama, dtype=torch.bfloat16)
+    case = Case(transform, 16, device, torch.bfloat16)
+    tables = [case.table(250) for _ in range(4)]
+    case.step([row(table, 0, 100 + i) for i, table in enumerate(tables)])
+    case.step([row(tables[0], 100, 1), row(tables[2], 102, 1), row(tables[1], 101, 140)])

@@ -1,0 +1,79 @@
+"""Queries over a paged KV cache drawn at random, for tests of attention kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from roseinfer.attention.kv_store import KVStore
+from tests.helpers.batches import Blocks
+
+LAYERS, LAYER = 3, 1
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """The arguments that attention kernels share. `out` is poisoned, and so is all of the cache that no token owns."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    tables: torch.Tensor
+    table_rows: torch.Tensor
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    out: torch.Tensor
+    scale: float
+
+
+def paged_case(
+    rows: Sequence[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PagedCase:
+    """rows: position of the first query, and count of queries, of each row.
+
+    Queries lie in packed projections, block tables in more seats than there are rows, K and V in one of several
+    layers. Unused entries of a block table point nowhere.
+    """
+    contexts = [start + count for start, count in rows]
+    num_blocks = sum(-(-context // block_size) for context in contexts) + 2
+    store = KVStore(num_blocks, LAYERS, block_size, kv_heads, head_dim, dtype, device)
+    store.data.fill_(float("nan"))
+    caches = store.layer(LAYER)
+    blocks = Blocks(num_blocks, block_size)
+    table_rows = torch.randperm(len(rows) + 2)[: len(rows)].to(device, torch.int32)
+    width = max(-(-context // block_size) for context in contexts) + 1
+    tables = torch.full((len(rows) + 2, width), -(10**6), dtype=torch.int32, device=device)
+    for table_row, context in zip(table_rows.tolist(), contexts, strict=True):
+        table = torch.tensor(blocks.table(context), device=device)
+        tables[table_row, : len(table)] = table
+        position = torch.arange(context, device=device)
+        at = table[position // block_size], position % block_size
+        for cache in caches:
+            cache[at] = torch.randn(context, kv_heads, head_dim, device=device).to(dtype)
+    starts = list(accumulate((count for _, count in rows), initial=0))
+    qkv = torch.randn(starts[-1], heads + 2 * kv_heads, head_dim, device=device).to(dtype)
+    q = qkv[:, :heads]
+    return PagedCase(
+        q,
+        *caches,
+        tables,
+        table_rows,
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        torch.tensor(contexts, dtype=torch.int32, device=device),
+        torch.full(q.shape, float("nan"), dtype=dtype, device=device),
+        head_dim**-0.5,
+    )
+
+
+def assert_near(out: torch.Tensor, expected: torch.Tensor, roundings: int = 1) -> None:
+    """Equal but for some roundings to their dtype, by the norm of the difference; NaN never passes."""
+    limit = roundings * {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[out.dtype]
+    error = (out.double() - expected.double()).norm() / expected.double().norm()
+    assert error < limit, f"relative error {error:.2e}"

@@ -1,0 +1,210 @@
+"""Decode attention against softmax over gathered K and V: on a GPU where there is one, else interpreted."""
+
+import random
+
+import pytest
+import torch
+
+from roseinfer.kernels.decode_attention import (
+    ELEMENTWISE,
+    KEYS_FIRST,
+    QUERIES_FIRST,
+    DecodeConfig,
+    DecodeWorkspace,
+    choose_decode_config,
+    decode_attention,
+    decode_attention_reference,
+    plan_decode,
+)
+from roseinfer.kernels.triton_support import cdiv
+from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.paged import PagedCase, assert_near, paged_case
+
+TILE = 16
+BORDERS = (1, 15, 16, 17, 33, 31, 32, 64, 65)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_loaded_loop_bounds(monkeypatch)
+
+
+def config_of(form: int, *, tile: int = TILE, least_tiles: int = 1) -> DecodeConfig:
+    return DecodeConfig(form, tile, 4, 2, 1, least_tiles, overlap=False)
+
+
+def workspace_of(case: PagedCase, config: DecodeConfig, shares: int, max_rows: int = 20) -> DecodeWorkspace:
+    heads, head_dim = case.q.shape[1:]
+    kv_heads = case.k_cache.shape[2]
+    return DecodeWorkspace.allocate(config, max_rows, heads, kv_heads, head_dim, shares * kv_heads, case.q.device)
+
+
+def attend(case: PagedCase, workspace: DecodeWorkspace, num_rows: int | None = None) -> torch.Tensor:
+    plan_decode(case.context_len, len(case.context_len) if num_rows is None else num_rows, workspace)
+    decode_attention(
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.tables,
+        case.table_rows,
+        case.context_len,
+        case.out,
+        case.scale,
+        workspace,
+    )
+    return case.out
+
+
+def reference(case: PagedCase) -> torch.Tensor:
+    return decode_attention_reference(
+        case.q, case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len, case.scale
+    )
+
+
+def decodes(contexts: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(context - 1, 1) for context in contexts]
+
+
+@pytest.mark.parametrize(
+    ("form", "heads", "kv_heads", "head_dim"),
+    [
+        (ELEMENTWISE, 3, 3, 64),
+        (ELEMENTWISE, 2, 2, 80),
+        (QUERIES_FIRST, 2, 2, 64),
+        (QUERIES_FIRST, 4, 2, 80),
+        (QUERIES_FIRST, 8, 2, 128),
+        (QUERIES_FIRST, 7, 1, 96),
+        (QUERIES_FIRST, 16, 1, 256),
+        (QUERIES_FIRST, 17, 1, 8),
+        (KEYS_FIRST, 8, 1, 64),
+        (KEYS_FIRST, 6, 2, 80),
+    ],
+)
+@pytest.mark.parametrize(("block_size", "shares"), [(16, 5), (1, 3), (256, 2)])
+def test_every_shape(form, heads, kv_heads, head_dim, block_size, shares, device) -> None:
+    case = paged_case(decodes(BORDERS), heads, kv_heads, head_dim, block_size, torch.float32, device)
+    workspace = workspace_of(case, config_of(form), shares)
+    assert_near(attend(case, workspace), reference(case))
+
+
+@pytest.mark.parametrize("form", [ELEMENTWISE, QUERIES_FIRST, KEYS_FIRST])
+@pytest.mark.parametrize("shares", [1, 2, 3, 6, 7, 40])
+def test_any_number_of_shares(form, shares, device) -> None:
+    heads = 2 if form == ELEMENTWISE else 4
+    for contexts in ((100,), (1,), (16, 16), (5, 90, 1, 1, 40, 17)):
+        case = paged_case(decodes(contexts), heads, 2, 16, 16, torch.float16, device)
+        assert_near(attend(case, workspace_of(case, config_of(form), shares)), reference(case))
+
+
+def test_one_workspace_serves_one_batch_after_another(device) -> None:
+    rng = random.Random(0)
+    workspace = None
+    for _ in range(6):
+        contexts = tuple(rng.choice((1, rng.randint(1, 20), rng.randint(20, 120))) for _ in range(rng.randint(1, 12)))
+        case = paged_case(decodes(contexts), 4, 2, 16, 32, torch.float32, device)
+        workspace = workspace or workspace_of(case, config_of(QUERIES_FIRST), 4)
+        assert_near(attend(case, workspace), reference(case))
+        assert not workspace.arrived.any(), "counters are left as they were found"
+
+
+def test_rows_that_are_not_planned_are_left_alone(device) -> None:
+    case = paged_case(decodes((20, 35, 7)), 4, 2, 16, 16, torch.float32, device)
+    out = attend(case, workspace_of(case, config_of(QUERIES_FIRST), 3), num_rows=2)
+    assert_near(out[:2], reference(case)[:2])
+    assert out[2].isnan().all()
+
+
+def test_rows_of_no_context_are_passed_over(device) -> None:
+    case = paged_case(decodes((20, 35, 7, 9)), 4, 2, 16, 16, torch.float32, device)
+    expected = reference(case)
+    case.context_len[2:] = 0
+    workspace = workspace_of(case, config_of(QUERIES_FIRST), 3)
+    out = attend(case, workspace)
+    assert_near(out[:2], expected[:2])
+    assert out[2:].isnan().all()
+    case.context_len.zero_()
+    out.fill_(float("nan"))
+    assert attend(case, workspace).isnan().all()
+
+
+def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
+    """Also not on the kind of garbage: infinities would survive a multiplication by a weight of zero."""
+    case = paged_case(decodes((21, 40)), 2, 1, 16, 16, torch.float32, device)
+    for cache in (case.k_cache, case.v_cache):
+        cache.nan_to_num_(nan=float("inf"))
+    assert_near(attend(case, workspace_of(case, config_of(QUERIES_FIRST), 2)), reference(case))
+
+
+@pytest.mark.parametrize("least_tiles", [1, 3])
+def test_the_plan_covers_every_tile_once(least_tiles, device) -> None:
+    contexts = (1, 40, 16, 200, 17, 3)
+    case = paged_case(decodes(contexts), 2, 2, 16, 16, torch.float32, device)
+    workspace = workspace_of(case, config_of(ELEMENTWISE, least_tiles=least_tiles), 7)
+    plan_decode(case.context_len, len(contexts), workspace)
+    tiles = [(row, tile) for row, context in enumerate(contexts) for tile in range(cdiv(context, TILE))]
+    size = max(cdiv(len(tiles), 7), least_tiles)
+    owners: dict[int, list[int]] = {row: [] for row in range(len(contexts))}
+    for share, (row, tile, count, rows) in enumerate(workspace.work.tolist()):
+        own = tiles[share * size : (share + 1) * size]
+        assert count == len(own) and rows == len({r for r, _ in own})
+        if own:
+            assert (row, tile) == own[0]
+        for r in {r for r, _ in own}:
+            owners[r].append(share)
+    for row, (slot, parts) in enumerate(workspace.spans.tolist()[: len(contexts)]):
+        begins_share = tiles.index((row, 0)) % size == 0
+        assert parts == len(owners[row]) and slot == 2 * owners[row][0] + (not begins_share)
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (1, 128), (2, 128), (8, 256)])
+def test_chosen_configs_fit(group, head_dim, device) -> None:
+    for dtype in (torch.float32, torch.float16):
+        config = choose_decode_config(group, head_dim, dtype, overlap=device.type == "cuda")
+        case = paged_case(decodes((1, 70, 130)), group, 1, head_dim, 16, dtype, device)
+        assert_near(attend(case, workspace_of(case, config, 2)), reference(case))
+
+
+@needs_gpu
+def test_bfloat16_with_long_ragged_contexts(device) -> None:
+    rng = random.Random(0)
+    contexts = tuple(rng.randint(1, 3000) for _ in range(64))
+    for heads, kv_heads, head_dim in ((32, 8, 128), (16, 8, 128), (12, 12, 64)):
+        case = paged_case(decodes(contexts), heads, kv_heads, head_dim, 16, torch.bfloat16, device)
+        config = choose_decode_config(heads // kv_heads, head_dim, torch.bfloat16, overlap=True)
+        workspace = workspace_of(case, config, 132 * config.shares_per_processor // kv_heads, max_rows=64)
+        for _ in range(3):
+            assert_near(attend(case, workspace), reference(case))
+
+
+@needs_gpu
+def test_blocks_past_two_billion_elements(device) -> None:
+    block_size, kv_heads, head_dim = 16, 8, 128
+    num_blocks = 2**31 // (block_size * kv_heads * head_dim) + 64
+    cache = torch.empty((num_blocks, 2, block_size, kv_heads, head_dim), dtype=torch.bfloat16, device=device)
+    case = paged_case(decodes((40,)), 16, kv_heads, head_dim, block_size, torch.bfloat16, device)
+    tables = torch.tensor([[num_blocks - 1, 1, num_blocks - 2]], dtype=torch.int32, device=device)
+    cache[tables[0].long()] = torch.randn(3, 2, block_size, kv_heads, head_dim, device=device).bfloat16()
+    far = PagedCase(
+        case.q, cache[:, 0], cache[:, 1], tables, torch.zeros_like(case.table_rows), case.query_start,
+        case.context_len, case.out, case.scale,
+    )  # fmt: skip
+    config = choose_decode_config(2, head_dim, torch.bfloat16, overlap=False)
+    assert_near(attend(far, workspace_of(far, config, 2)), reference(far))
+
+
+@needs_gpu
+def test_a_captured_graph_reads_lengths_from_the_device(device) -> None:
+    case = paged_case(decodes((500, 900, 40, 1)), 8, 2, 128, 16, torch.bfloat16, device)
+    config = choose_decode_config(4, 128, torch.bfloat16, overlap=True)
+    workspace = workspace_of(case, config, 30)
+    attend(case, workspace)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(case, workspace)
+    for lengths in ((500, 900, 40, 1), (1, 1, 1, 1), (17, 800, 33, 1)):
+        case.context_len.copy_(torch.tensor(lengths))
+        case.out.fill_(float("nan"))
+        graph.replay()
+        assert_near(case.out, reference(case))

@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from roseinfer.kernels.norm import (
+    add_layer_norm,
+    add_layer_norm_reference,
+    add_rms_norm,
+    add_rms_norm_reference,
+    layer_norm,
+    layer_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 8e-3, "atol": 1e-3},
+    torch.float16: {"rtol": 1e-3, "atol": 1e-3},
+}
+SHAPES = [(1, 768), (3, 1024), (2, 100), (5, 4096), (1, 5120), (2, 1)]
+
+
+@pytest.fixture(params=TOLERANCE, ids=str)
+def dtype(request):
+    return request.param
+
+
+def rows_apart(rows, width, dtype, device):
+    """[rows, width] of a wider tensor, whose other columns are NaN."""
+    wide = torch.full((rows, width + 16), torch.nan, dtype=dtype, device=device)
+    wide[:, :width] = torch.randn(rows, width, device=device)
+    return wide[:, :width]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms(shape, dtype, device):
+    x = rows_apart(*shape, dtype, device)
+    weight, bias = (torch.randn(shape[1], dtype=dtype, device=device) for _ in range(2))
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6), **TOLERANCE[dtype])
+    expected = layer_norm_reference(x, weight, bias, 1e-5)
+    torch.testing.assert_close(layer_norm(x, weight, bias, 1e-5), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adding_first(shape, dtype, device):
+    x, residual = (rows_apart(*shape, dtype, device) for _ in range(2))
+    weight, bias = (torch.randn(shape[1], dtype=dtype, device=device) for _ in range(2))
+    for kernel, reference, norm, rest in (
+        (add_rms_norm, add_rms_norm_reference, rms_norm_reference, (weight, 1e-6)),
+        (add_layer_norm, add_layer_norm_reference, layer_norm_reference, (weight, bias, 1e-5)),
+    ):
+        updated, added = residual.clone(), residual.clone()
+        normed = kernel(x, updated, *rest)
+        torch.testing.assert_close(normed, norm(updated, *rest), **TOLERANCE[dtype])
+        torch.testing.assert_close(reference(x, added, *rest), norm(added, *rest))
+        torch.testing.assert_close(updated, added, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_adding_first_is_the_same_as_in_two_steps(dtype, device):
+    """To the bit: what is normalised is the stored sum, not the float32 one. (Triton's interpreter truncates bf16.)"""
+    x, residual = (torch.randn(4, 768, device=device).to(dtype) for _ in range(2))
+    weight = torch.randn(768, device=device).to(dtype)
+    added = residual + x
+    assert torch.equal(add_rms_norm(x, residual, weight, 1e-6), rms_norm(added, weight, 1e-6))
+    assert torch.equal(residual, added)
+
+
+def test_statistics_are_float32(device):
+    """The mean of squares of large float16 numbers overflows float16; a large mean swamps the variance in float16."""
+    x = torch.full((1, 1024), 3e4, dtype=torch.float16, device=device)
+    weight, bias = torch.ones(1024, dtype=torch.float16, device=device), torch.zeros_like(x[0])
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), torch.ones_like(x))
+    x[0, ::2] += 32
+    normed = layer_norm(x, weight, bias, 1e-5)
+    torch.testing.assert_close(normed[0, :2].tolist(), [1.0, -1.0], rtol=1e-3, atol=1e-3)
+
+
+def test_no_rows(device):
+    weight = torch.ones(8, device=device)
+    assert rms_norm(torch.empty(0, 8, device=device), weight, 1e-6).shape == (0, 8)

@@ -1,0 +1,145 @@
+"""Prefill attention against softmax over gathered K and V: on a GPU where there is one, else interpreted."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from roseinfer.kernels.prefill_attention import (
+    PrefillConfig,
+    choose_prefill_config,
+    map_blocks,
+    prefill_attention,
+    prefill_attention_reference,
+    queries_per_block,
+)
+from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.paged import PagedCase, assert_near, paged_case
+
+SMALL = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
+# Position of the first query, count of queries: whole prompts, chunks behind a prefix, single tokens, borders of tiles.
+ROWS = [(0, 1), (0, 5), (3, 17), (15, 1), (16, 16), (0, 33), (31, 2), (40, 3)]
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_loaded_loop_bounds(monkeypatch)
+
+
+def block_map(case: PagedCase, config: PrefillConfig, first_row: int = 0) -> np.ndarray:
+    group = case.q.shape[1] // case.k_cache.shape[2]
+    counts = case.query_start.diff().tolist()[first_row:]
+    return map_blocks(first_row, counts, case.context_len.tolist()[first_row:], queries_per_block(config, group))
+
+
+def attend(case: PagedCase, config: PrefillConfig, blocks: np.ndarray) -> torch.Tensor:
+    prefill_attention(
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.tables,
+        case.table_rows,
+        case.query_start,
+        case.context_len,
+        case.out,
+        torch.from_numpy(blocks).to(case.q.device),
+        case.scale,
+        config,
+    )
+    return case.out
+
+
+def reference(case: PagedCase) -> torch.Tensor:
+    return prefill_attention_reference(
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.tables,
+        case.table_rows,
+        case.query_start,
+        case.context_len,
+        case.scale,
+    )
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(2, 2, 64), (4, 2, 80), (8, 2, 128), (7, 1, 96), (8, 1, 256), (16, 1, 8)],
+)
+@pytest.mark.parametrize("block_size", [16, 1, 256])
+def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
+    case = paged_case(ROWS[:6], heads, kv_heads, head_dim, block_size, torch.float32, device)
+    assert_near(attend(case, SMALL, block_map(case, SMALL)), reference(case))
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 16), (16, 64), (64, 32)])
+def test_every_kind_of_tile(block_m, block_n, device) -> None:
+    """Blocks of queries that end before, on and after a border of key tiles."""
+    config = PrefillConfig(block_m, block_n, 4, 2)
+    case = paged_case(ROWS, 4, 2, 16, 16, torch.float16, device)
+    assert_near(attend(case, config, block_map(case, config)), reference(case))
+
+
+def test_random_chunks(device) -> None:
+    rng = random.Random(0)
+    for _ in range(4):
+        rows = [(rng.choice((0, rng.randint(1, 60))), rng.randint(1, 40)) for _ in range(rng.randint(1, 4))]
+        case = paged_case(rows, 6, 2, 16, 32, torch.float32, device)
+        assert_near(attend(case, SMALL, block_map(case, SMALL)), reference(case))
+
+
+def test_rows_before_the_first_are_left_alone(device) -> None:
+    case = paged_case([(8, 1), (19, 1), (4, 9), (0, 20)], 4, 2, 16, 16, torch.float32, device)
+    out = attend(case, SMALL, block_map(case, SMALL, first_row=2))
+    assert out[:2].isnan().all()
+    assert_near(out[2:], reference(case)[2:])
+
+
+def test_a_map_may_be_padded(device) -> None:
+    case = paged_case([(0, 9), (5, 20)], 4, 2, 16, 16, torch.float32, device)
+    blocks = block_map(case, SMALL)
+    padded = np.full((len(blocks) + 3, 2), -1, dtype=np.int32)
+    padded[1:-2] = blocks
+    assert_near(attend(case, SMALL, padded), reference(case))
+
+
+def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
+    """Also not on the kind of garbage: infinities would survive a multiplication by a weight of zero."""
+    case = paged_case([(3, 18), (0, 5)], 2, 1, 16, 16, torch.float32, device)
+    for cache in (case.k_cache, case.v_cache):
+        cache.nan_to_num_(nan=float("inf"))
+    assert_near(attend(case, SMALL, block_map(case, SMALL)), reference(case))
+
+
+def test_the_map_of_no_rows() -> None:
+    assert map_blocks(3, [], [], 4).shape == (0, 2)
+
+
+def test_the_map_has_every_query_once_and_long_contexts_first() -> None:
+    counts, contexts = [5, 12, 1, 8], [5, 112, 31, 8]
+    blocks = map_blocks(2, counts, contexts, 4).tolist()
+    queries = [(row, query) for row, first in blocks for query in range(first, min(first + 4, counts[row - 2]))]
+    assert sorted(queries) == [(row + 2, query) for row, count in enumerate(counts) for query in range(count)]
+    assert all(first % 4 == 0 for _, first in blocks)
+    ends = [contexts[row - 2] - counts[row - 2] + first for row, first in blocks]
+    assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (4, 128), (2, 256)])
+def test_chosen_configs_fit(group, head_dim, device) -> None:
+    for dtype in (torch.float32, torch.float16):
+        config = choose_prefill_config(group, head_dim, dtype)
+        case = paged_case([(70, 70), (0, 130)], group, 1, head_dim, 16, dtype, device)
+        assert_near(attend(case, config, block_map(case, config)), reference(case))
+
+
+@needs_gpu
+def test_bfloat16_with_long_prompts(device) -> None:
+    rows = [(0, 2000), (1024, 1000), (1777, 65), (0, 65), (4000, 3)]
+    for heads, kv_heads, head_dim in ((32, 8, 128), (16, 8, 128), (12, 12, 64), (28, 4, 128)):
+        case = paged_case(rows, heads, kv_heads, head_dim, 16, torch.bfloat16, device)
+        config = choose_prefill_config(heads // kv_heads, head_dim, torch.bfloat16)
+        assert_near(attend(case, config, block_map(case, config)), reference(case))
