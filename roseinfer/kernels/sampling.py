@@ -13,6 +13,7 @@ NOT_FINITE = -1
 NOTHING_LEFT = -2
 
 CHUNK = 8192  # tokens of a program
+GREEDY_CHUNK = 4096  # fastest at 1, 32 and 256 rows of 151,936 on an H200
 
 _LARGEST_INT32 = tl.constexpr(0x7FFFFFFF)
 _LOWEST_INT64 = tl.constexpr(-(2**63))
@@ -101,8 +102,8 @@ def greedy(
     token_pool: torch.Tensor,
     out: torch.Tensor,
     *,
-    chunk: int = CHUNK,
-    num_warps: int = 8,
+    chunk: int = GREEDY_CHUNK,
+    num_warps: int = 4,
 ) -> None:
     """Write the likeliest token of each row to `out` and to the token pool; of equally likely ones the lowest id.
 

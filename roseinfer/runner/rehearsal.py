@@ -1,6 +1,6 @@
 """Steps that nobody asked for: they load kernels before the first request, and show how much memory a step takes."""
 
-from roseinfer.core.plan import Admission, Row, StepPlan
+from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
@@ -21,7 +21,7 @@ def rehearse(
     tokens: int,
     sampling: tuple[SamplingParams, ...] = (FILTERED, GREEDY),
 ) -> None:
-    """Prefill about `tokens` tokens in at most `rows` prompts, decode one step, and leave the seats empty.
+    """Prefill about `tokens` tokens in at most `rows` prompts, decode a step, copy a block, leave the seats empty.
 
     Seats take the elements of `sampling` in turn. Overwrites KV blocks from 0 on: nothing may own them yet.
     """
@@ -35,7 +35,8 @@ def rehearse(
     if length < room:
         decode = [_row(seat, length, 1) for seat in range(rows)]
         _run(runner, StepPlan(1, decode, num_tokens=rows))
-    _run(runner, StepPlan(2, [], released=list(range(rows))))
+    copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 else []
+    _run(runner, StepPlan(2, [], copies=copies, released=list(range(rows))))
 
 
 def _admission(seat: int, length: int, blocks: int, params: SamplingParams) -> Admission:

@@ -103,7 +103,8 @@ class Sampler:
         rows = self._rows(seats, ends, on_device)
         if rows.features & ~self._on_any_logits:
             rows = replace(rows, seat_index=rows.seat_index.long(), end_index=rows.end_index.long())
-            logits = logits.float()
+            # Edits go through a flat view, and a GPU's logits may be columns of a wider buffer.
+            logits = logits.float().contiguous()
         raw = self._raw(logits, rows)
         self._edit(logits, rows)
         tokens = self._choose(logits, rows)

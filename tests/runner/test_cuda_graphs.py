@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from roseinfer.core.plan import Admission, Row, StepPlan
+from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.build import BuiltRunner, build_runner
 
@@ -82,7 +82,8 @@ class Script:
                 sample = at[seat] + count >= lengths[seat]
                 rows.append(Row(f"r{seat}", seat, at[seat], count, int(sample), sample, at[seat], 0, ()))
                 at[seat] += count
-            self._submit(StepPlan(self.step, rows, admitted))
+            copies = [BlockCopy(BLOCKS - 1, BLOCKS - 2, 1 + turn % BLOCK)] if turn % 3 == 0 else []
+            self._submit(StepPlan(self.step, rows, admitted, copies))
         while self.pending:
             self._collect()
         self._submit(StepPlan(self.step, [], released=list(at)))
