@@ -10,8 +10,19 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
 from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
 from roseinfer.kernels.heads import store_heads
-from roseinfer.kernels.prefill_attention import choose_prefill_config, map_blocks, prefill_attention, queries_per_block
+from roseinfer.kernels.prefill_attention import (
+    SMALL_STEP,
+    PrefillConfig,
+    choose_prefill_config,
+    map_blocks,
+    prefill_attention,
+    queries_per_block,
+)
 from roseinfer.layers.heads import HeadTransform
+
+# A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
+# would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).
+_SHORT_CHUNKS = 32
 
 
 class TritonAttention:
@@ -22,40 +33,50 @@ class TritonAttention:
     """
 
     def __init__(self, shape: AttentionShape) -> None:
-        group = shape.heads // shape.kv_heads
-        processors, overlap = _gpu_facts(shape.device)
-        config = choose_decode_config(group, shape.head_dim, shape.dtype, overlap)
+        self._shape = shape
+        self._group = shape.heads // shape.kv_heads
+        processors = _processors(shape.device)
+        config = choose_decode_config(self._group, shape.head_dim, shape.dtype)
         self._workspace = DecodeWorkspace.allocate(
             config, shape.max_rows, shape.heads, shape.kv_heads, shape.head_dim, processors, shape.device
         )
-        self._prefill_config = choose_prefill_config(group, shape.head_dim, shape.dtype)
-        self._queries = queries_per_block(self._prefill_config, group)
+        self._prefill_config = self._config_for(1)
         self._block_map: torch.Tensor | None = None
         self._lengths: torch.Tensor | None = None
         self._batch: ForwardBatch | None = None
         self._store: KVStore | None = None
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of each layer of the store
 
-    def map_chunks(self, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]) -> np.ndarray:
-        """What a captured step's `chunk_map` holds for chunk rows `first_row` and following: [g, 2] int32."""
-        return map_blocks(first_row, query_lens, context_lens, self._queries)
+    def map_chunks(
+        self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]
+    ) -> np.ndarray:
+        """What the `chunk_map` of a step of `tokens` tokens, padding included, holds for its chunk rows: [g, 2] int32.
+
+        Chunk rows are `first_row` and following.
+        """
+        return map_blocks(first_row, query_lens, context_lens, self._queries(tokens))
 
     def max_chunks(self, tokens: int, rows: int) -> int:
-        """The longest `chunk_map` of a step; it is filled up with -1."""
-        return tokens // self._queries + rows
+        """Entries of the `chunk_map` of a captured step; a map is filled up with -1, and one that is longer is not run.
+
+        Maps of up to 32 chunks are never longer.
+        """
+        return tokens // self._queries(tokens) + min(rows, _SHORT_CHUNKS)
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
         if store is not self._store:
             self._store = store
             self._caches = [store.layer(i) for i in range(store.data.shape[1])]
-        decodes = batch.num_decodes
+            self._load_kernels(batch)
+        tokens, decodes = batch.input_ids.shape[0], batch.num_decodes
+        self._prefill_config = self._config_for(tokens)
         self._lengths = batch.context_len if batch.decode_len is None else batch.decode_len
         if decodes:
             plan_decode(self._lengths, decodes, self._workspace)
         self._block_map = batch.chunk_map
         if self._block_map is None and decodes < len(batch.query_lens):
-            blocks = self.map_chunks(decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
+            blocks = self.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
             self._block_map = _upload(blocks, batch.context_len.device)
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
@@ -94,13 +115,32 @@ class TritonAttention:
             starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
             prefill_attention(q, k_cache, v_cache, tables, rows, starts, lengths, out, blocks, scale, config)
 
+    def _config_for(self, tokens: int) -> PrefillConfig:
+        return choose_prefill_config(tokens, self._group, self._shape.head_dim, self._shape.dtype)
 
-def _gpu_facts(device: torch.device) -> tuple[int, bool]:
-    """Multiprocessors, and whether a kernel can start before its predecessor has ended."""
+    def _queries(self, tokens: int) -> int:
+        return queries_per_block(self._config_for(tokens), self._group)
+
+    def _load_kernels(self, batch: ForwardBatch) -> None:
+        """Launch every variant over no rows, so that none is compiled while serving, whatever the steps look like."""
+        shape = self._shape
+        heads, size = shape.heads, shape.head_dim
+        empty = {"dtype": shape.dtype, "device": shape.device}
+        q = torch.empty((1, heads + 2 * shape.kv_heads, size), **empty)[:, :heads]
+        out = torch.empty((1, heads, size), **empty)
+        nothing = torch.full((1, 2), -1, dtype=torch.int32, device=shape.device)
+        cache = (*self._caches[0], batch.tables, batch.table_rows)
+        for tokens in (SMALL_STEP, SMALL_STEP + 1):
+            starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
+            prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config)
+        plan_decode(batch.context_len, 0, self._workspace)
+        decode_attention(q, *cache, batch.context_len, out, 1.0, self._workspace)
+
+
+def _processors(device: torch.device) -> int:
     if device.type != "cuda":  # under Triton's interpreter
-        return 4, False
-    facts = torch.cuda.get_device_properties(device)
-    return facts.multi_processor_count, facts.major >= 9
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _upload(array: np.ndarray, device: torch.device) -> torch.Tensor:

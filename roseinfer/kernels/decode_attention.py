@@ -20,8 +20,7 @@ class DecodeConfig:
 
     tile: tokens of K and V that a program loads at a time. form: how scores are computed, see `_attend_*`.
     shares_per_processor: programs that a multiprocessor runs at once. least_tiles: no share is smaller, since to merge
-    shares takes longer than a few tiles. overlap: start while the stream's preceding kernel ends, and let the next one
-    do so (programmatic dependent launch, compute capability 9.0).
+    shares takes longer than a few tiles.
     """
 
     form: int
@@ -30,19 +29,38 @@ class DecodeConfig:
     num_stages: int
     shares_per_processor: int
     least_tiles: int
-    overlap: bool
 
 
-ELEMENTWISE, QUERIES_FIRST, KEYS_FIRST = 0, 1, 2
+ELEMENTWISE, MATRIX = 0, 1
 
 
-def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype, overlap: bool) -> DecodeConfig:
-    """For `group` query heads a KV head. overlap: whether the GPU is capable of it."""
-    form = ELEMENTWISE if group == 1 else QUERIES_FIRST
+def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+    """For `group` query heads a KV head.
+
+    Chosen by a sweep over forms, tiles, warps, stages and shares in bfloat16 (H200, 2026-11-21; attention kernels only,
+    in CUDA graphs, over more K and V than the L2 cache holds). Heads / KV heads / head size, then GB/s of K and V for
+    256 rows of 100 to 2048 tokens and for 64 rows of 1024, and us for 8 rows of 1024 and for one row of 200:
+
+        32/8/128  matrix, tiles of 64, 2 shares       4175  3878  14.7  7.5
+        16/8/128  the same                            4225  3931  14.4  7.3
+        12/12/64  elementwise, tiles of 64, 3 shares  4194  3690  12.4  5.4
+                  matrix, tiles of 128, 3 shares      4173  3709  13.0  5.5
+
+    The matrix form pads any group of up to 16 heads to 16, so that smaller groups cost the same. Shares of 64 tokens or
+    more, instead of 256, help one short row (first line, with 3 shares: 5.9 us instead of 7.2) and slow 8 rows of 1024
+    down (17.4 instead of 14.8). Heads of more than 128, and float32, have tiles of about as many bytes; they were not
+    measured.
+    """
     if dtype == torch.float32:
-        return DecodeConfig(form, 32 if head_dim <= 128 else 16, 4, 3, 2, 4, overlap)
-    large = head_dim > (64 if form == ELEMENTWISE else 128)
-    return DecodeConfig(form, 32 if large else 64, 4, 3, 3, 4, overlap)
+        tile = 32 if head_dim <= 128 else 16
+        return DecodeConfig(ELEMENTWISE if group == 1 else MATRIX, tile, 4, 3, 2, 128 // tile)
+    if group == 1 and head_dim <= 64:
+        return DecodeConfig(ELEMENTWISE, 64, 4, 3, 3, 4)
+    if head_dim <= 64:
+        return DecodeConfig(MATRIX, 128, 4, 3, 3, 2)
+    if head_dim <= 128:
+        return DecodeConfig(MATRIX, 64, 4, 3, 2, 4)
+    return DecodeConfig(MATRIX, 32, 4, 3, 2, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +167,7 @@ def decode_attention(
         TILE=config.tile,
         FORM=config.form,
         STAGES=config.num_stages,
-        OVERLAP=config.overlap,
         num_warps=config.num_warps,
-        launch_pdl=config.overlap,
     )
 
 
@@ -234,12 +250,8 @@ def _decode_kernel(
     TILE: tl.constexpr,
     FORM: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     """Program (h, i): KV head h of the tiles in share i, one row after the other."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     kv_head = tl.program_id(0)
     share = tl.program_id(1)
     row = tl.load(work + 4 * share)
@@ -259,13 +271,8 @@ def _decode_kernel(
                 q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
                 KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
             )  # fmt: skip
-        elif FORM == 1:
-            peak, total, acc = _attend_queries_first(
-                q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
-                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
-            )  # fmt: skip
         else:
-            peak, total, acc = _attend_keys_first(
+            peak, total, acc = _attend_matrix(
                 q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
                 KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
             )  # fmt: skip
@@ -318,7 +325,7 @@ def _attend_elementwise(
 
 
 @triton.jit
-def _attend_queries_first(
+def _attend_matrix(
     q, k_head, v_head, table, begin, end, context, scale, block_stride,
     TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
@@ -347,38 +354,6 @@ def _attend_queries_first(
         acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         peak = higher
     return peak, total, acc
-
-
-@triton.jit
-def _attend_keys_first(
-    q, k_head, v_head, table, begin, end, context, scale, block_stride,
-    TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Scores [tokens, heads]: K and V are the large operands that Hopper's matrix units read from shared memory."""
-    ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
-    query = tl.trans(_load_group(q, GROUP, ROWS, D, D_PAD))
-    place = tl.arange(0, TILE)
-    peak = no_peak(ROWS)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([D_PAD, ROWS], tl.float32)
-    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
-    for tile in tl.range(begin, end, num_stages=STAGES):
-        position = tile * TILE + place
-        inside = position < context
-        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
-        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
-        k = load_tokens(k_head, offset, inside, D, D_PAD)
-        score = tl.dot(k, query, input_precision="ieee") * scale
-        score = tl.where(inside[:, None], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 0))
-        fade = tl.exp2(peak - higher)
-        weight = tl.exp2(score - higher[None, :])
-        total = total * fade + tl.sum(weight, 0)
-        v = load_tokens(v_head, offset, inside, D, D_PAD)
-        acc = tl.dot(tl.trans(v), weight.to(v.dtype), acc * fade[None, :], input_precision="ieee")
-        peak = higher
-    return peak, total, tl.trans(acc)
 
 
 @triton.jit

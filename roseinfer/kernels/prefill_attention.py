@@ -24,13 +24,35 @@ class PrefillConfig:
     num_stages: int
 
 
-def choose_prefill_config(group: int, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    """The largest tiles whose sums stay in registers, for `group` query heads a KV head."""
+# Steps of up to this many tokens take small tiles, see `choose_prefill_config`.
+SMALL_STEP = 1024
+
+
+def choose_prefill_config(tokens: int, group: int, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
+    """For a step of `tokens` tokens and `group` query heads a KV head.
+
+    Large tiles read K and V less often, small ones make more programs of a step and waste less on short rows. From a
+    sweep in bfloat16 (H200, 2026-11-21), TFLOP/s of large / small tiles for heads / KV heads / head size; "+ 512" is
+    what is in the cache already:
+
+                    8 x 1024  1 x 8192  8 x 256 + 1024  4 x 512   64 x 16 + 512  1 x 512   1 x 128
+        32/8/128    273/253   435/348   338/274         190/190   127/172        137/138   17/21
+        16/8/128    268/253   428/400   324/303         187/172   64/90          70/82     8/9
+        12/12/64    248/234   372/333   213/240         112/124   31/44          36/48     4/6
+
+    Large is 128 x 64 with 8 warps and 3 stages, small 64 x 64 with 4 warps and 2 stages (3 in the last two lines; in
+    the first, 3 stages give 173, 138 and 18 in the last three columns). The number of tokens does not tell 32 prompts
+    of 65 tokens (26/35, 20/24, 16/17) from 4 of 512, and what they lose is a few us. Heads of more than 128, and
+    float32, have one size of tiles, the largest whose sums stay in registers; they were not measured.
+    """
+    least = next_power_of_2(group)
     if dtype == torch.float32:
-        return PrefillConfig(max(16, next_power_of_2(group)), 32, 8, 2)
+        return PrefillConfig(max(16, least), 32, 8, 2)
     if head_dim > 128:
-        return PrefillConfig(max(64, next_power_of_2(group)), 64, 8, 2)
-    return PrefillConfig(max(128, next_power_of_2(group)), 64, 8, 3)
+        return PrefillConfig(max(64, least), 64, 8, 2)
+    if tokens > SMALL_STEP:
+        return PrefillConfig(max(128, least), 64, 8, 3)
+    return PrefillConfig(max(64, least), 64, 4, 2 if head_dim > 64 else 3)
 
 
 def map_blocks(first_row: int, query_lens: Sequence[int], context_lens: Sequence[int], queries: int) -> np.ndarray:
@@ -178,61 +200,44 @@ def _prefill_kernel(
     # Keys that every query of the block sees, in whole tiles, and the end of those that any of them sees.
     visible_to_all = (context - count + first + 1) // BLOCK_N
     end = tl.cdiv(tl.minimum(context - count + first + QUERIES, context), BLOCK_N)
-    place = tl.arange(0, BLOCK_N)
     peak = no_peak(BLOCK_M)
     total = tl.zeros([BLOCK_M], tl.float32)
-    fade = tl.zeros([BLOCK_M], tl.float32)
-    weight = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    v_offset = tl.zeros([BLOCK_N], tl.int64)
-    v_inside = place < 0
-    peak, total, fade, weight, acc, v_offset, v_inside = _attend(
-        queries, k_head, v_head, table, 0, visible_to_all, position, context, scale, block_stride,
-        peak, total, fade, weight, acc, v_offset, v_inside,
+    peak, total, acc = _attend(
+        queries, k_head, v_head, table, 0, visible_to_all, position, context, scale, block_stride, peak, total, acc,
         False, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, STAGES,
     )  # fmt: skip
-    peak, total, fade, weight, acc, v_offset, v_inside = _attend(
-        queries, k_head, v_head, table, visible_to_all, end, position, context, scale, block_stride,
-        peak, total, fade, weight, acc, v_offset, v_inside,
+    peak, total, acc = _attend(
+        queries, k_head, v_head, table, visible_to_all, end, position, context, scale, block_stride, peak, total, acc,
         True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, STAGES,
     )  # fmt: skip
-    v = load_tokens(v_head, v_offset, v_inside, D, D_PAD)
-    acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
     target = out + ((token * KV_HEADS * GROUP + head) * D)[:, None] + dim[None, :]
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _attend(
-    queries, k_head, v_head, table, begin, end, position, context, scale, block_stride,
-    peak, total, fade, weight, acc, v_offset, v_inside,
+    queries, k_head, v_head, table, begin, end, position, context, scale, block_stride, peak, total, acc,
     MASKED: tl.constexpr, TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Take tiles begin .. end of the keys into account; with MASKED, each query the keys up to its own only.
-
-    A tile's V is multiplied one round later than its K, so that the matrix units have that to do while the weights of
-    the next tile are worked out (FlashAttention-3, Shah et al., 2024). `weight`, `v_offset` and `v_inside` are what
-    is still to be multiplied; `fade` is what `acc` must be scaled by before that.
-    """
+    """Take tiles begin .. end of the keys into account; with MASKED, each query the keys up to its own only."""
     place = tl.arange(0, BLOCK_N)
     block = blocks_of(table, begin * BLOCK_N + place, context, BLOCK_SIZE)
     for tile in tl.range(begin, end, num_stages=STAGES):
         key = tile * BLOCK_N + place
         offset = block.to(tl.int64) * block_stride + key % BLOCK_SIZE * TOKEN_STRIDE
-        inside = key < context
         block = blocks_of(table, key + BLOCK_N, context, BLOCK_SIZE)
+        inside = (key < context) | (not MASKED)
         k = load_tokens(k_head, offset, inside, D, D_PAD)
         score = tl.dot(queries, tl.trans(k), input_precision="ieee")
-        v = load_tokens(v_head, v_offset, v_inside, D, D_PAD)
-        acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         if MASKED:
             score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1) * scale)
         weight = tl.exp2(score * scale - higher[:, None])
         fade = tl.exp2(peak - higher)
         total = total * fade + tl.sum(weight, 1)
+        v = load_tokens(v_head, offset, inside, D, D_PAD)
+        acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         peak = higher
-        v_offset = offset
-        v_inside = inside
-    return peak, total, fade, weight, acc, v_offset, v_inside
+    return peak, total, acc

@@ -1,6 +1,5 @@
 """Batches on a GPU: a step's rows go up in one copy, one kernel makes of them what the forward pass reads."""
 
-from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from operator import add, sub
 from typing import NamedTuple
@@ -20,9 +19,6 @@ from roseinfer.runner.staging import Staging, aligned
 END = COUNT + 1
 DECODE_LEN = END + 1
 FIELDS = DECODE_LEN + 1
-
-# What a backend makes of chunk rows, see `ForwardBatch.chunk_map`: (first row, query lengths, context lengths).
-MapChunks = Callable[[int, Sequence[int], Sequence[int]], np.ndarray]
 
 
 class CudaInputs:
@@ -92,10 +88,10 @@ class CudaInputs:
         return self._placeholder(bucket, bucket, layout)
 
     # --- steps that mix chunks and decodes, for captured graphs ---------------------------------------------------
-    def stage_mixed(self, columns: Columns, bucket: int, map_chunks: MapChunks, chunks: int) -> "StagedMixed":
-        """Upload any step, padded to `bucket` tokens and `chunks` entries of the chunk map."""
+    def stage_mixed(self, columns: Columns, bucket: int, chunk_map: np.ndarray, chunks: int) -> "StagedMixed":
+        """Upload any step and its `chunk_map` [g, 2], padded to `bucket` tokens and `chunks` entries of the map."""
         rows = min(bucket, self.max_rows)
-        num_rows, num_tokens, width = len(columns.seat), sum(columns.count), aligned(rows)
+        num_tokens, width = sum(columns.count), aligned(rows)
         host = self.staging.fill()
         context_lens = self._write_rows(host, columns, width)
         decodes = columns.count.count(1)
@@ -104,9 +100,8 @@ class CudaInputs:
         tokens_at, map_at, tail_at = _mixed_sections(width, bucket, chunks)
         host[tokens_at : tokens_at + num_tokens] = _rows_of_tokens(columns)
         host[tokens_at + num_tokens : map_at] = -1
-        found = map_chunks(decodes, columns.count[decodes:num_rows], context_lens[decodes:]).reshape(-1)
-        host[map_at : map_at + len(found)] = found
-        host[map_at + len(found) : tail_at] = -1
+        host[map_at : map_at + chunk_map.size] = chunk_map.reshape(-1)
+        host[map_at + chunk_map.size : tail_at] = -1
         tail = _Tail.write(host, tail_at, columns, width)
         on_device = self.staging.send(tail.end)
         return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from operator import add
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,12 +28,14 @@ _TIMED_RUNS = 3
 class GraphableAttention(AttentionBackend, Protocol):
     """A backend whose chunk rows can be described by a table on the device, so that their step can be captured."""
 
-    def map_chunks(self, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]) -> np.ndarray:
-        """[g, 2] int32 for chunk rows `first_row` and following."""
+    def map_chunks(
+        self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]
+    ) -> np.ndarray:
+        """[g, 2] int32 for chunk rows `first_row` and following of a step that is captured with `tokens` tokens."""
         ...
 
     def max_chunks(self, tokens: int, rows: int) -> int:
-        """The longest map of a step."""
+        """Entries that the map of such a step has room for."""
         ...
 
 
@@ -43,7 +46,8 @@ def mixed_buckets(max_tokens: int) -> list[int]:
 
 
 class MixedGraphs:
-    """Replays a captured graph for a step of up to some number of tokens; hands larger ones to `eager`.
+    """Replays a captured graph for a step of up to some number of tokens; hands larger ones to `eager`, and those of
+    more small chunks than a graph has room for.
 
     The graph ends with the hidden states; the head and sampling follow for the rows that sample. Which tokens belong to
     which row, and which rows decode, is on the device, so that one graph serves every step of a bucket's size.
@@ -70,24 +74,47 @@ class MixedGraphs:
 
     @torch.inference_mode()
     def capture(self, pool: object) -> None:
-        """Record buckets from the smallest on, until replaying one takes longer than is worth it."""
+        """Record buckets from the smallest on, until replaying one takes longer than is worth it; and the largest."""
         launch_s = self._launch_seconds()
-        for bucket in self._candidates:
+        for bucket in self._candidates[:-1]:
             graph = self._record(bucket, pool)
             if self._replay_seconds(graph) > WORTH * launch_s:
                 self._hidden.pop(bucket)
                 break
             self._graphs[bucket] = graph
             self._buckets.append(bucket)
+        full = self._candidates[-1]
+        self._graphs[full] = self._record(full, pool)
+        if self._buckets == self._candidates[:-1]:
+            self._buckets.append(full)
 
     def run(self, columns: Columns) -> Forwarded:
-        num_tokens = sum(columns.count)
-        if not self._buckets or num_tokens > self._buckets[-1]:
+        bucket = self._bucket(sum(columns.count))
+        if bucket is None:
             return self._eager.run(columns)
-        bucket = self._buckets[bisect_left(self._buckets, num_tokens)]
-        staged = self._inputs.stage_mixed(columns, bucket, self._attention.map_chunks, self._chunks(bucket))
+        room = self._chunks(bucket)
+        chunk_map = self._map(columns, bucket)
+        if len(chunk_map) > room:
+            return self._eager.run(columns)
+        staged = self._inputs.stage_mixed(columns, bucket, chunk_map, room)
         self._graphs[bucket].replay()
         return Forwarded(hidden=self._hidden[bucket].index_select(0, staged.logits_at), sample_at=staged.sample_at)
+
+    def _bucket(self, num_tokens: int) -> int | None:
+        """The graph for a step of so many tokens; None for an eager one.
+
+        Under load steps use up their budget: the graph of that size needs no padding, and so is worth it for any model.
+        """
+        if num_tokens == self._candidates[-1] and num_tokens in self._graphs:
+            return num_tokens
+        if not self._buckets or num_tokens > self._buckets[-1]:
+            return None
+        return self._buckets[bisect_left(self._buckets, num_tokens)]
+
+    def _map(self, columns: Columns, bucket: int) -> np.ndarray:
+        first = columns.count.count(1)
+        counts = columns.count[first:]
+        return self._attention.map_chunks(bucket, first, counts, list(map(add, columns.start[first:], counts)))
 
     def _chunks(self, bucket: int) -> int:
         return self._attention.max_chunks(bucket, min(bucket, self._inputs.max_rows))
@@ -107,7 +134,8 @@ class MixedGraphs:
         return self._model.forward(batch, self._attention)
 
     def _stage_padding(self, bucket: int) -> None:
-        self._inputs.stage_mixed(Columns.of([]), bucket, self._attention.map_chunks, self._chunks(bucket))
+        padding = Columns.of([])
+        self._inputs.stage_mixed(padding, bucket, self._map(padding, bucket), self._chunks(bucket))
 
     def _launch_seconds(self) -> float:
         """Host time of launching a small step kernel by kernel; what it computes belongs to the spare seat."""

@@ -92,8 +92,9 @@ class Case:
         decodes, rows = batch.num_decodes, batch.num_rows
         decode_len = batch.context_len.clone()
         decode_len[decodes:] = 0
-        found = self.backends[0].map_chunks(decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
-        longest = self.backends[0].max_chunks(len(batch.input_ids), rows)
+        tokens = len(batch.input_ids)
+        found = self.backends[0].map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
+        longest = self.backends[0].max_chunks(tokens, rows)
         assert len(found) <= longest
         chunk_map = torch.full((longest, 2), -1, dtype=torch.int32, device=self.device)
         chunk_map[: len(found)] = torch.from_numpy(found)
@@ -149,6 +150,18 @@ def test_tokens_that_are_in_the_cache_already_are_not_written_again(device) -> N
     case.step([row(table, 31, 1, write_from=32)])
     assert torch.equal(case.stores[0].data.nan_to_num(9.0), before.nan_to_num(9.0))
     case.step([row(table, 28, 10, write_from=32)])
+
+
+@pytest.mark.parametrize("tokens", [16, 640, 1024, 1025, 2048])
+def test_the_map_of_a_captured_step_has_room_for_32_chunks_of_any_size(tokens, device) -> None:
+    backend = TritonAttention(AttentionShape(8, 2, 128, 64, 4096, 4096, 16, torch.bfloat16, device))
+    rng = random.Random(tokens)
+    for chunks in (1, 5, min(32, tokens // 2)):
+        cuts = sorted(rng.sample(range(1, tokens // 2), chunks - 1))
+        counts = [2 * (end - begin) for begin, end in zip([0, *cuts], [*cuts, tokens // 2], strict=True)]
+        found = backend.map_chunks(tokens, 3, counts, counts)
+        assert len(found) <= backend.max_chunks(tokens, chunks)
+    assert backend.max_chunks(tokens, 64) == backend.max_chunks(tokens, 32)
 
 
 @needs_gpu

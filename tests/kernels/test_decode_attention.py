@@ -7,8 +7,7 @@ import torch
 
 from roseinfer.kernels.decode_attention import (
     ELEMENTWISE,
-    KEYS_FIRST,
-    QUERIES_FIRST,
+    MATRIX,
     DecodeConfig,
     DecodeWorkspace,
     choose_decode_config,
@@ -32,7 +31,7 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(form: int, *, tile: int = TILE, least_tiles: int = 1) -> DecodeConfig:
-    return DecodeConfig(form, tile, 4, 2, 1, least_tiles, overlap=False)
+    return DecodeConfig(form, tile, 4, 2, 1, least_tiles)
 
 
 def workspace_of(case: PagedCase, config: DecodeConfig, shares: int, max_rows: int = 20) -> DecodeWorkspace:
@@ -68,28 +67,26 @@ def decodes(contexts: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("form", "heads", "kv_heads", "head_dim"),
+    ("form", "heads", "kv_heads", "head_dim", "block_size", "shares"),
     [
-        (ELEMENTWISE, 3, 3, 64),
-        (ELEMENTWISE, 2, 2, 80),
-        (QUERIES_FIRST, 2, 2, 64),
-        (QUERIES_FIRST, 4, 2, 80),
-        (QUERIES_FIRST, 8, 2, 128),
-        (QUERIES_FIRST, 7, 1, 96),
-        (QUERIES_FIRST, 16, 1, 256),
-        (QUERIES_FIRST, 17, 1, 8),
-        (KEYS_FIRST, 8, 1, 64),
-        (KEYS_FIRST, 6, 2, 80),
+        (ELEMENTWISE, 3, 3, 64, 16, 5),
+        (ELEMENTWISE, 2, 2, 80, 1, 3),
+        (ELEMENTWISE, 1, 1, 128, 256, 2),
+        (MATRIX, 2, 2, 64, 16, 3),
+        (MATRIX, 4, 2, 80, 256, 2),
+        (MATRIX, 8, 2, 128, 16, 5),
+        (MATRIX, 7, 1, 96, 1, 3),
+        (MATRIX, 16, 1, 256, 32, 2),
+        (MATRIX, 17, 1, 8, 16, 5),
     ],
 )
-@pytest.mark.parametrize(("block_size", "shares"), [(16, 5), (1, 3), (256, 2)])
 def test_every_shape(form, heads, kv_heads, head_dim, block_size, shares, device) -> None:
     case = paged_case(decodes(BORDERS), heads, kv_heads, head_dim, block_size, torch.float32, device)
     workspace = workspace_of(case, config_of(form), shares)
     assert_near(attend(case, workspace), reference(case))
 
 
-@pytest.mark.parametrize("form", [ELEMENTWISE, QUERIES_FIRST, KEYS_FIRST])
+@pytest.mark.parametrize("form", [ELEMENTWISE, MATRIX])
 @pytest.mark.parametrize("shares", [1, 2, 3, 6, 7, 40])
 def test_any_number_of_shares(form, shares, device) -> None:
     heads = 2 if form == ELEMENTWISE else 4
@@ -104,14 +101,14 @@ def test_one_workspace_serves_one_batch_after_another(device) -> None:
     for _ in range(6):
         contexts = tuple(rng.choice((1, rng.randint(1, 20), rng.randint(20, 120))) for _ in range(rng.randint(1, 12)))
         case = paged_case(decodes(contexts), 4, 2, 16, 32, torch.float32, device)
-        workspace = workspace or workspace_of(case, config_of(QUERIES_FIRST), 4)
+        workspace = workspace or workspace_of(case, config_of(MATRIX), 4)
         assert_near(attend(case, workspace), reference(case))
         assert not workspace.arrived.any(), "counters are left as they were found"
 
 
 def test_rows_that_are_not_planned_are_left_alone(device) -> None:
     case = paged_case(decodes((20, 35, 7)), 4, 2, 16, 16, torch.float32, device)
-    out = attend(case, workspace_of(case, config_of(QUERIES_FIRST), 3), num_rows=2)
+    out = attend(case, workspace_of(case, config_of(MATRIX), 3), num_rows=2)
     assert_near(out[:2], reference(case)[:2])
     assert out[2].isnan().all()
 
@@ -120,7 +117,7 @@ def test_rows_of_no_context_are_passed_over(device) -> None:
     case = paged_case(decodes((20, 35, 7, 9)), 4, 2, 16, 16, torch.float32, device)
     expected = reference(case)
     case.context_len[2:] = 0
-    workspace = workspace_of(case, config_of(QUERIES_FIRST), 3)
+    workspace = workspace_of(case, config_of(MATRIX), 3)
     out = attend(case, workspace)
     assert_near(out[:2], expected[:2])
     assert out[2:].isnan().all()
@@ -134,7 +131,7 @@ def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
     case = paged_case(decodes((21, 40)), 2, 1, 16, 16, torch.float32, device)
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=float("inf"))
-    assert_near(attend(case, workspace_of(case, config_of(QUERIES_FIRST), 2)), reference(case))
+    assert_near(attend(case, workspace_of(case, config_of(MATRIX), 2)), reference(case))
 
 
 @pytest.mark.parametrize("least_tiles", [1, 3])
@@ -158,12 +155,21 @@ def test_the_plan_covers_every_tile_once(least_tiles, device) -> None:
         assert parts == len(owners[row]) and slot == 2 * owners[row][0] + (not begins_share)
 
 
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (1, 128), (2, 128), (8, 256)])
-def test_chosen_configs_fit(group, head_dim, device) -> None:
-    for dtype in (torch.float32, torch.float16):
-        config = choose_decode_config(group, head_dim, dtype, overlap=device.type == "cuda")
-        case = paged_case(decodes((1, 70, 130)), group, 1, head_dim, 16, dtype, device)
-        assert_near(attend(case, workspace_of(case, config, 2)), reference(case))
+@pytest.mark.parametrize(
+    ("group", "head_dim", "dtype"),
+    [
+        (1, 64, torch.float16),
+        (1, 128, torch.float16),
+        (1, 128, torch.float32),
+        (2, 64, torch.float16),
+        (8, 256, torch.float16),
+        (8, 256, torch.float32),
+    ],
+)
+def test_chosen_configs_fit(group, head_dim, dtype, device) -> None:
+    config = choose_decode_config(group, head_dim, dtype)
+    case = paged_case(decodes((1, 70, 130)), group, 1, head_dim, 16, dtype, device)
+    assert_near(attend(case, workspace_of(case, config, 2)), reference(case))
 
 
 @needs_gpu
@@ -172,7 +178,7 @@ def test_bfloat16_with_long_ragged_contexts(device) -> None:
     contexts = tuple(rng.randint(1, 3000) for _ in range(64))
     for heads, kv_heads, head_dim in ((32, 8, 128), (16, 8, 128), (12, 12, 64)):
         case = paged_case(decodes(contexts), heads, kv_heads, head_dim, 16, torch.bfloat16, device)
-        config = choose_decode_config(heads // kv_heads, head_dim, torch.bfloat16, overlap=True)
+        config = choose_decode_config(heads // kv_heads, head_dim, torch.bfloat16)
         workspace = workspace_of(case, config, 132 * config.shares_per_processor // kv_heads, max_rows=64)
         for _ in range(3):
             assert_near(attend(case, workspace), reference(case))
@@ -190,14 +196,14 @@ def test_blocks_past_two_billion_elements(device) -> None:
         case.q, cache[:, 0], cache[:, 1], tables, torch.zeros_like(case.table_rows), case.query_start,
         case.context_len, case.out, case.scale,
     )  # fmt: skip
-    config = choose_decode_config(2, head_dim, torch.bfloat16, overlap=False)
+    config = choose_decode_config(2, head_dim, torch.bfloat16)
     assert_near(attend(far, workspace_of(far, config, 2)), reference(far))
 
 
 @needs_gpu
 def test_a_captured_graph_reads_lengths_from_the_device(device) -> None:
     case = paged_case(decodes((500, 900, 40, 1)), 8, 2, 128, 16, torch.bfloat16, device)
-    config = choose_decode_config(4, 128, torch.bfloat16, overlap=True)
+    config = choose_decode_config(4, 128, torch.bfloat16)
     workspace = workspace_of(case, config, 30)
     attend(case, workspace)
     graph = torch.cuda.CUDAGraph()

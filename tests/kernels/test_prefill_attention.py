@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.prefill_attention import (
+    SMALL_STEP,
     PrefillConfig,
     choose_prefill_config,
     map_blocks,
@@ -66,10 +67,17 @@ def reference(case: PagedCase) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"),
-    [(2, 2, 64), (4, 2, 80), (8, 2, 128), (7, 1, 96), (8, 1, 256), (16, 1, 8)],
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [
+        (2, 2, 64, 16),
+        (2, 2, 64, 1),
+        (4, 2, 80, 256),
+        (8, 2, 128, 16),
+        (7, 1, 96, 1),
+        (8, 1, 256, 32),
+        (16, 1, 8, 16),
+    ],
 )
-@pytest.mark.parametrize("block_size", [16, 1, 256])
 def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
     case = paged_case(ROWS[:6], heads, kv_heads, head_dim, block_size, torch.float32, device)
     assert_near(attend(case, SMALL, block_map(case, SMALL)), reference(case))
@@ -128,18 +136,33 @@ def test_the_map_has_every_query_once_and_long_contexts_first() -> None:
     assert ends == sorted(ends, reverse=True)
 
 
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (4, 128), (2, 256)])
-def test_chosen_configs_fit(group, head_dim, device) -> None:
-    for dtype in (torch.float32, torch.float16):
-        config = choose_prefill_config(group, head_dim, dtype)
-        case = paged_case([(70, 70), (0, 130)], group, 1, head_dim, 16, dtype, device)
+@pytest.mark.parametrize(
+    ("group", "head_dim", "dtype"),
+    [(1, 64, torch.float16), (4, 128, torch.float16), (4, 128, torch.float32), (2, 256, torch.float16)],
+)
+def test_chosen_configs_fit(group, head_dim, dtype, device) -> None:
+    case = paged_case([(70, 70), (0, 130)], group, 1, head_dim, 16, dtype, device)
+    for config in {choose_prefill_config(tokens, group, head_dim, dtype) for tokens in (1, 4096)}:
+        case.out.fill_(float("nan"))
         assert_near(attend(case, config, block_map(case, config)), reference(case))
+
+
+def test_tiles_grow_with_the_step_and_hold_any_group() -> None:
+    tiles = [
+        choose_prefill_config(tokens, 4, 128, torch.bfloat16).block_m for tokens in (1, SMALL_STEP, SMALL_STEP + 1)
+    ]
+    assert tiles[0] == tiles[1] < tiles[2]
+    for group in (1, 71, 128):
+        for tokens in (1, 4096):
+            assert queries_per_block(choose_prefill_config(tokens, group, 64, torch.bfloat16), group) >= 1
 
 
 @needs_gpu
 def test_bfloat16_with_long_prompts(device) -> None:
     rows = [(0, 2000), (1024, 1000), (1777, 65), (0, 65), (4000, 3)]
-    for heads, kv_heads, head_dim in ((32, 8, 128), (16, 8, 128), (12, 12, 64), (28, 4, 128)):
+    for heads, kv_heads, head_dim in ((32, 8, 128), (12, 12, 64), (28, 4, 128)):
         case = paged_case(rows, heads, kv_heads, head_dim, 16, torch.bfloat16, device)
-        config = choose_prefill_config(heads // kv_heads, head_dim, torch.bfloat16)
-        assert_near(attend(case, config, block_map(case, config)), reference(case))
+        for tokens in (1, 4096):
+            config = choose_prefill_config(tokens, heads // kv_heads, head_dim, torch.bfloat16)
+            case.out.fill_(float("nan"))
+            assert_near(attend(case, config, block_map(case, config)), reference(case))

@@ -1,0 +1,91 @@
+"""Which steps `MixedGraphs` replays a graph for, and what it stages for them. The graphs are stand-ins."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from roseinfer.core.plan import Row
+from roseinfer.runner.forward import Forwarded
+from roseinfer.runner.inputs import Columns
+from roseinfer.runner.mixed_graphs import MixedGraphs
+
+ROOM = 3
+EAGER = Forwarded(hidden=torch.zeros(0))
+
+
+class Attention:
+    """A map entry for each chunk row: its row and its context; room for three."""
+
+    def __init__(self) -> None:
+        self.mapped: list[int] = []
+
+    def map_chunks(self, tokens, first_row, query_lens, context_lens):
+        self.mapped.append(tokens)
+        assert len(query_lens) == len(context_lens)
+        return np.array([[first_row + i, context] for i, context in enumerate(context_lens)], np.int32).reshape(-1, 2)
+
+    def max_chunks(self, tokens, rows):
+        return ROOM
+
+
+class Inputs:
+    max_rows = 64
+
+    def __init__(self) -> None:
+        self.staged: list[tuple[int, list[list[int]], int]] = []
+
+    def stage_mixed(self, columns, bucket, chunk_map, chunks):
+        self.staged.append((bucket, chunk_map.tolist(), chunks))
+        return SimpleNamespace(logits_at=torch.tensor([sum(columns.count) - 1]), sample_at=None)
+
+
+class Graph:
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+class Bench:
+    """Graphs of 16 and 64 tokens."""
+
+    def __init__(self) -> None:
+        self.attention, self.inputs = Attention(), Inputs()
+        eager = SimpleNamespace(run=lambda columns: EAGER)
+        self.graphs = MixedGraphs(eager, None, self.attention, None, self.inputs, [16, 64])
+        self.graphs._buckets = [16, 64]
+        self.graphs._graphs = {16: Graph(), 64: Graph()}
+        self.graphs._hidden = {bucket: torch.arange(bucket)[:, None] for bucket in (16, 64)}
+
+    def run(self, *rows: tuple[int, int]) -> Forwarded:
+        """rows: start and count of each."""
+        return self.graphs.run(
+            Columns.of([Row(f"r{i}", i, start, count, 1, True, start, 0, ()) for i, (start, count) in enumerate(rows)])
+        )
+
+    def replays(self) -> list[int]:
+        return [graph.replays for graph in self.graphs._graphs.values()]
+
+
+def test_a_step_is_padded_to_the_next_bucket_and_mapped_once_for_it():
+    bench = Bench()
+    done = bench.run((8, 1), (0, 20), (5, 1), (30, 2))
+    assert bench.replays() == [0, 1] and bench.attention.mapped == [64]
+    assert bench.inputs.staged == [(64, [[2, 20], [3, 32]], ROOM)]
+    assert done.hidden.tolist() == [[23]]
+
+
+def test_a_step_of_more_chunks_than_there_is_room_for_runs_eagerly():
+    bench = Bench()
+    bench.run((8, 1), *[(0, 2)] * ROOM)
+    assert bench.replays() == [1, 0]
+    assert bench.run((8, 1), *[(0, 2)] * (ROOM + 1)) is EAGER
+    assert bench.replays() == [1, 0] and len(bench.inputs.staged) == 1
+
+
+def test_a_step_of_more_tokens_than_the_largest_bucket_runs_eagerly():
+    bench = Bench()
+    assert bench.run((0, 65)) is EAGER
+    assert bench.replays() == [0, 0] and not bench.attention.mapped
