@@ -6,6 +6,7 @@ Names as in `ModelSpec`: "silu", "gelu" (with erf) and "gelu_tanh".
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels import early_start
 from roseinfer.kernels.triton_support import cdiv, tl, triton
 
 BLOCK = 1024  # elements of a program: 16 bytes of a 16-bit type for each of 128 threads
@@ -22,7 +23,11 @@ def _activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_kernel(
+    gate_up_ptr, out_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
@@ -34,7 +39,11 @@ def _gated_kernel(gate_up_ptr, out_ptr, stride, N: tl.constexpr, ACTIVATION: tl.
 
 
 @triton.jit
-def _pointwise_kernel(x_ptr, bias_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _pointwise_kernel(
+    x_ptr, bias_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
@@ -52,7 +61,14 @@ def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK, num_war
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         _gated_kernel[(rows, cdiv(width, block))](
-            gate_up, out, gate_up.stride(0), N=width, ACTIVATION=activation, BLOCK=block, num_warps=num_warps
+            gate_up,
+            out,
+            gate_up.stride(0),
+            N=width,
+            ACTIVATION=activation,
+            BLOCK=block,
+            num_warps=num_warps,
+            **early_start.options(gate_up.device),
         )
     return out
 
@@ -65,7 +81,14 @@ def bias_gelu(
     assert x.stride(1) == 1
     if rows:
         _pointwise_kernel[(rows, cdiv(width, block))](
-            x, bias, x.stride(0), N=width, ACTIVATION=activation, BLOCK=block, num_warps=num_warps
+            x,
+            bias,
+            x.stride(0),
+            N=width,
+            ACTIVATION=activation,
+            BLOCK=block,
+            num_warps=num_warps,
+            **early_start.options(x.device),
         )
     return x
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from roseinfer.kernels import early_start
 from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 
@@ -168,6 +169,7 @@ def decode_attention(
         FORM=config.form,
         STAGES=config.num_stages,
         num_warps=config.num_warps,
+        **early_start.options(q.device),
     )
 
 
@@ -250,8 +252,11 @@ def _decode_kernel(
     TILE: tl.constexpr,
     FORM: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (h, i): KV head h of the tiles in share i, one row after the other."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     kv_head = tl.program_id(0)
     share = tl.program_id(1)
     row = tl.load(work + 4 * share)

@@ -8,6 +8,7 @@ All arithmetic is float32 and rounded once.
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels import early_start
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
 # Elements of the heads that one program works on: 16 bytes of a 16-bit type for each of 128 threads.
@@ -65,8 +66,11 @@ def _heads_kernel(
     KV_GROUPS: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (t, i): of token t, group i of its query heads, then of its keys, then of its values."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -159,6 +163,7 @@ def store_heads(
             NORM=q_weight is not None,
             ROTATE=cos_sin is not None,
             num_warps=num_warps,
+            **early_start.options(qkv.device),
         )
 
 

@@ -8,6 +8,7 @@ One program normalises one row, which it reads once.
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels import early_start
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 
 MAX_WIDTH = 16384
@@ -27,7 +28,10 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     CENTRED: tl.constexpr,
     ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < N
@@ -105,6 +109,7 @@ def _launch(
             CENTRED=bias is not None,
             ADD=residual is not None,
             num_warps=num_warps or default_warps(block),
+            **early_start.options(x.device),
         )
     return out
 

@@ -29,7 +29,7 @@ class CudaInputs:
 
     def __init__(self, seats: SeatTable, max_rows: int, max_tokens: int) -> None:
         device = seats.device
-        rows, tokens = aligned(max_rows), aligned(max_tokens)
+        rows, tokens = _width(max_rows), aligned(max_tokens)
         self.seats = seats
         self.max_rows = max_rows
         # Layout, rows of tokens, positions that want logits, samples; and a map of chunks, two integers for each.
@@ -91,7 +91,7 @@ class CudaInputs:
     def stage_mixed(self, columns: Columns, bucket: int, chunk_map: np.ndarray, chunks: int) -> "StagedMixed":
         """Upload any step and its `chunk_map` [g, 2], padded to `bucket` tokens and `chunks` entries of the map."""
         rows = min(bucket, self.max_rows)
-        num_tokens, width = sum(columns.count), aligned(rows)
+        num_tokens, width = sum(columns.count), _width(rows)
         host = self.staging.fill()
         context_lens = self._write_rows(host, columns, width)
         decodes = columns.count.count(1)
@@ -109,7 +109,7 @@ class CudaInputs:
     def mixed_batch(self, bucket: int, chunks: int) -> ForwardBatch:
         """Launch the kernel that reads what `stage_mixed` uploads, and describe its result; to be captured."""
         rows = min(bucket, self.max_rows)
-        width = aligned(rows)
+        width = _width(rows)
         tokens_at, map_at, _ = _mixed_sections(width, bucket, chunks)
         staged = self.staging.device
         layout = self._expand(staged, width, staged[tokens_at : tokens_at + bucket])
@@ -215,6 +215,14 @@ class _Tail:
     def sample_at(self, on_device: torch.Tensor) -> SampleAt:
         seats = on_device[self._seats : self._seats + self._num_samples]
         return SampleAt(seats, on_device[self._ends : self.end])
+
+
+def _width(rows: int) -> int:
+    """Columns of a layout for up to `rows` rows: at least one behind them, which says where the last row's tokens end.
+
+    A captured step's tokens go on behind them as padding.
+    """
+    return aligned(rows + 1)
 
 
 def _rows_of_tokens(columns: Columns) -> np.ndarray:

@@ -1,0 +1,25 @@
+"""Kernels that start while their predecessor ends (programmatic dependent launch, CUDA programming guide).
+
+Between two kernels of a stream the GPU drains, flushes and launches, about a microsecond; a step of small kernels has
+hundreds of such gaps. A kernel launched with `options(device)` is brought up meanwhile and waits (`gdc_wait`, its first
+statement, in all of its threads) until all before it is done and visible. None of these kernels lets its successor
+start early, so nothing is asked of what comes next.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+_OFF = {"OVERLAP": False}
+_ON = {"OVERLAP": True, "launch_pdl": True}
+
+
+def options(device: torch.device) -> dict[str, Any]:
+    """Launch options of a kernel with a constant `OVERLAP` that begins by waiting."""
+    return _ON if device.type == "cuda" and _capable(device.index or 0) else _OFF
+
+
+@cache
+def _capable(index: int) -> bool:
+    return torch.cuda.get_device_capability(index) >= (9, 0)

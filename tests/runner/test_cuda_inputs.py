@@ -1,0 +1,116 @@
+"""What a captured step reads, worked out on the CPU: for any mixture of rows, every token gets what its row says."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from roseinfer.core.plan import Admission, Row
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.kernels.inputs import expand_rows_reference
+from roseinfer.runner import cuda_inputs
+from roseinfer.runner.cuda_inputs import CudaInputs
+from roseinfer.runner.inputs import Columns
+from roseinfer.runner.seats import SeatTable
+from roseinfer.runner.staging import ALIGN
+
+# As many rows as a layout is aligned to: a full step leaves no column by chance.
+ROWS, TOKENS, BLOCK, LENGTH, CHUNKS = ALIGN, 96, 4, 96, 6
+SPARE_BLOCK = 999
+
+
+class HostStaging:
+    """`Staging` without a GPU; what is not written holds nonsense."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.device = torch.zeros(size, dtype=torch.int32)
+        self._rng = np.random.default_rng(0)
+
+    def fill(self) -> np.ndarray:
+        self._host = self._rng.integers(-(2**31), 2**31 - 1, len(self.device), dtype=np.int32)
+        return self._host
+
+    def send(self, count: int) -> torch.Tensor:
+        assert count <= len(self.device)
+        self.device[:count] = torch.from_numpy(self._host[:count])
+        return self.device[:count]
+
+
+@pytest.fixture
+def inputs(monkeypatch: pytest.MonkeyPatch) -> CudaInputs:
+    monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
+    monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
+    seats = SeatTable(ROWS, LENGTH, BLOCK, 50, torch.device("cpu"), spare_block=SPARE_BLOCK)
+    params = SamplingParams(max_tokens=1)
+    blocks = LENGTH // BLOCK
+    for seat in range(ROWS):
+        tokens = [(seat * 7 + i) % 50 for i in range(LENGTH)]
+        table = tuple(range(seat * blocks, (seat + 1) * blocks))
+        seats.admit([Admission(f"r{seat}", seat, tokens, LENGTH, params, 0, (), table)])
+    return CudaInputs(seats, ROWS, TOKENS)
+
+
+def random_rows(rng: random.Random, budget: int) -> list[Row]:
+    rows = []
+    for seat in rng.sample(range(ROWS), rng.choice([ROWS, rng.randint(1, ROWS)])):
+        if budget == 0:
+            break
+        count = 1 if rng.random() < 0.8 else rng.randint(1, min(budget, 20))
+        start = rng.randint(0, LENGTH - count - 1)
+        sample = rng.random() < 0.7
+        write_from = rng.choice([start, start + count])
+        rows.append(Row(f"r{seat}", seat, start, count, int(sample), sample, write_from, 0, ()))
+        budget -= count
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_step_padded_to_any_bucket(inputs: CudaInputs, seed: int) -> None:
+    rng = random.Random(seed)
+    rows = random_rows(rng, rng.choice([8, 60, TOKENS]))
+    columns = Columns.of(rows)
+    num_tokens, decodes = sum(columns.count), columns.count.count(1)
+    bucket = rng.randint(num_tokens, TOKENS)
+    found = np.array([[row, 0] for row in range(decodes, len(rows))][:CHUNKS], np.int32).reshape(-1, 2)
+    staged = inputs.stage_mixed(columns, bucket, found, CHUNKS)
+    batch = inputs.mixed_batch(bucket, CHUNKS)
+
+    ends = np.cumsum(columns.count)
+    assert batch.query_start[: len(rows) + 1].tolist() == [0, *ends]
+    contexts = [start + count for start, count in zip(columns.start, columns.count, strict=True)]
+    assert batch.context_len[: len(rows)].tolist() == contexts
+    assert batch.decode_len is not None and batch.chunk_map is not None
+    assert batch.decode_len.tolist() == contexts[:decodes] + [0] * (batch.num_rows - decodes)
+    assert batch.chunk_map.tolist() == found.tolist() + [[-1, -1]] * (CHUNKS - len(found))
+    assert batch.table_rows[: len(rows)].tolist() == list(columns.seat)
+    check_tokens(inputs, columns, batch)
+    assert batch.slots[num_tokens:].eq(-1).all() and batch.positions[num_tokens:].eq(0).all()
+    assert staged.logits_at.tolist() == [end - 1 for end, wants in zip(ends, columns.logits, strict=True) if wants]
+    sampling = [i for i, sample in enumerate(columns.sample) if sample]
+    assert staged.sample_at.seats.tolist() == [columns.seat[i] for i in sampling]
+    assert staged.sample_at.ends.tolist() == [contexts[i] for i in sampling]
+
+
+def check_tokens(inputs: CudaInputs, columns: Columns, batch) -> None:
+    at = 0
+    layout = zip(columns.seat, columns.start, columns.count, columns.write_from, strict=True)
+    for seat, start, count, write_from in layout:
+        for position in range(start, start + count):
+            assert batch.positions[at] == position
+            assert batch.input_ids[at] == inputs.seats.tokens[seat, position]
+            slot = int(inputs.seats.block_tables[seat, position // BLOCK]) * BLOCK + position % BLOCK
+            assert batch.slots[at] == (slot if position >= write_from else -1)
+            at += 1
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, ROWS])
+def test_decodes_are_padded_with_rows_of_the_spare_seat(inputs: CudaInputs, num_rows: int) -> None:
+    rows = [Row(f"r{seat}", seat, 10 + seat, 1, 1, True, 10 + seat, 0, ()) for seat in range(num_rows)]
+    sample_at = inputs.stage_decodes(Columns.of(rows), ROWS)
+    batch = inputs.decode_batch(ROWS)
+    check_tokens(inputs, Columns.of(rows), batch)
+    assert batch.slots[num_rows:].eq(SPARE_BLOCK * BLOCK).all()
+    assert batch.context_len.tolist() == [11 + seat for seat in range(num_rows)] + [1] * (ROWS - num_rows)
+    assert batch.query_start.tolist() == list(range(ROWS + 1))
+    assert sample_at.ends.tolist() == [11 + seat for seat in range(num_rows)]
