@@ -55,11 +55,11 @@ class Experiment:
 @contextmanager
 def copies_one_by_one() -> Iterator[None]:
     """Engines that are built within copy blocks one request, layer, and K or V at a time."""
-    from roseinfer.runner import build
+    from roseinfer.runner import assembly
 
     copied: list[int] = []
 
-    class OneByOneRunner(build.ModelRunner):
+    class OneByOneRunner(assembly.ModelRunner):
         @torch.inference_mode()
         def submit(self, plan: StepPlan) -> Any:
             planes = self._store.data.flatten(1, 2).unbind(1)
@@ -69,7 +69,7 @@ def copies_one_by_one() -> Iterator[None]:
             copied.append(len(plan.copies))
             return super().submit(replace(plan, copies=[]))
 
-    with patch.object(build, "ModelRunner", OneByOneRunner):
+    with patch.object(assembly, "ModelRunner", OneByOneRunner):
         yield
     if not sum(copied):
         raise RuntimeError("no block was copied: the comparison would mean nothing")

@@ -35,7 +35,8 @@ def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
             names = [other.NAME.split()[-1] for other in commands if other.NAME.startswith(f"{group} ")]
             group_parser = parents[""].add_parser(group, help=" | ".join(names))
             parents[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-        usage = f"roseinfer {command.NAME} [MODEL] [options]"
+        positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
+        usage = " ".join(["roseinfer", command.NAME, *(f"[{name.upper()}]" for name in positionals), "[options]"])
         described = f"{command.HELP[0].upper()}{command.HELP[1:]}."
         own = parents[group].add_parser(name, help=command.HELP, usage=usage, description=described)
         own.set_defaults(command=command, parser=own)

@@ -25,21 +25,23 @@ MAY_IMPORT = {
     "options": {"core", "config_file"},
     "engine": {"core", "kv", "sched", "text", "hub", "openmp", "runner"},
     "sim": {"core", "kv", "sched", "engine"},
+    "calibration": {"core", "sched", "engine", "sim"},
+    "predictor": {"core"},
     "kernels": {"core"},
     "attention": {"core", "kernels", "layers"},
     "layers": {"core", "kernels"},
     "models": {"core", "kernels", "attention", "layers"},
     "runner": {"core", "kernels", "attention", "layers", "models"},
     "server": {"core", "text", "engine"},
-    "bench": {"core", "kv", "attention", "engine", "hub", "text", "server"},
-    "commands": {"core", "options", "hub", "text", "engine", "server", "bench", "sim"},
+    "bench": {"core", "kv", "attention", "models", "engine", "hub", "text", "server"},
+    "commands": {"core", "options", "hub", "text", "engine", "server", "bench", "sim", "calibration", "predictor"},
     "cli": {"core", "options", "commands", "openmp"},
     "assets": set(),
     "__init__": {"core", "engine"},
 }
 STDLIB_ONLY = ("core", "kv", "sched")
 # Packages that run on tensors; benchmarks also compare with other engines.
-TENSORS = {"kernels", "attention", "layers", "models", "runner", "bench"}
+TENSORS = {"kernels", "attention", "layers", "models", "runner", "bench", "predictor"}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {
@@ -52,9 +54,9 @@ RESERVED = {
         _part(importer) in ("attention", "models", "runner") or importer == "roseinfer.bench.kv_cow"
     ),
 }
-# These see the engine from outside: its interface, its clients, and what starts it.
+# These see the engine from outside: its interface, its clients, what starts it, and how messages are framed.
 OUTSIDE = {"server", "bench", "commands", "__init__"}
-OUTSIDE_SEES = ("roseinfer.engine.api", "roseinfer.engine.client", "roseinfer.engine.llm", "roseinfer.engine.start")
+OUTSIDE_SEES = tuple(f"roseinfer.engine.{module}" for module in ("api", "client", "frames", "llm", "start"))
 # The command line would otherwise load torch only to print its help.
 LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner")
 
@@ -230,6 +232,6 @@ def test_what_decides_needs_the_standard_library_only():
 
 
 def test_only_execution_needs_torch():
-    parts = ("engine", "server", "text", "hub", "options", "commands", "cli", "sim")
+    parts = ("engine", "server", "text", "hub", "options", "commands", "cli", "sim", "calibration")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported

@@ -14,6 +14,7 @@ from roseinfer.core.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    ProfileConfig,
     SchedulerConfig,
     ServerConfig,
     option,
@@ -234,7 +235,7 @@ def test_yaml_without_its_package(tmp_path, monkeypatch):
 
 # roseinfer's own options.
 
-OWN = (ModelConfig, CacheConfig, SchedulerConfig, ServerConfig)
+OWN = (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, ServerConfig)
 
 
 @pytest.mark.parametrize("kind", OWN)

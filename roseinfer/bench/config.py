@@ -18,10 +18,17 @@ class LatencyConfig:
     num_iters: int = option(10, "batches that count")
     http: bool = option(False, "measure a server over HTTP too (needs the bench extra)")
     peer: bool = option(False, "measure transformers on the same work too (needs the package)")
+    breakdown: bool = option(False, "instead, show where the time of a decoding step goes")
+    breakdown_steps: int = option(32, "steps that the breakdown is measured over")
+    peak_bandwidth: float | None = option(None, "of the device in GB/s, for the breakdown; default: measured, a copy")
+    peak_tflops: float | None = option(None, "of the device, likewise; default: measured, a product of matrices")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
         check_positive(self, "input_len", "output_len", "num_iters")
+        check_positive(self, "breakdown_steps", "peak_bandwidth", "peak_tflops")
+        if self.breakdown and (self.http or self.peer):
+            raise ConfigError("breakdown looks into an engine of this process: not with http or peer")
         if self.num_iters_warmup < 0 or any(size < 1 for size in self.batch_size):
             raise ConfigError("num_iters_warmup must not be negative, and batch_size must be positive")
 
@@ -90,6 +97,53 @@ class StreamingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoopConfig:
+    """`bench serve`: requests that arrive at a server when they are due, whether or not it keeps up.
+
+    Prompts are random token ids. Every set of options draws prompts of its own, so that no run meets a prefix cache
+    that another has warmed; the same options and seed draw the same ones.
+    """
+
+    url: str = option("http://127.0.0.1:8000", "address of an OpenAI-compatible server")
+    model: str | None = option(None, "model to ask for; default: the first that the server lists", metavar="NAME")
+    workload: str = option(
+        "burst",
+        "arrivals: all at once, Poisson, gamma (see burstiness), or evenly spaced",
+        choices=("burst", "poisson", "gamma", "uniform"),
+    )
+    num: int = option(128, "requests")
+    rate: float = option(10.0, "arrivals per second, but for a burst")
+    burstiness: float = option(1.0, "gamma: shape of the gaps' distribution; 1 = Poisson, less = burstier")
+    in_len: int = option(128, "prompt tokens; with in_min the longest prompt")
+    in_min: int = option(0, "shortest prompt, lengths being uniform; 0 = all have in_len")
+    out_len: int = option(32, "tokens to generate; with out_min the most")
+    out_min: int = option(0, "fewest tokens to generate, numbers being uniform; 0 = all generate out_len")
+    cycle: str | None = option(None, "prompt lengths taken in turn, instead of in_len", metavar="N,N,...")
+    shared_prefix: int = option(0, "tokens that all prompts begin with")
+    same_prompt: bool = option(False, "all requests send the first one's prompt")
+    vocab: int = option(30_000, "token ids are drawn from [10, vocab)")
+    temperature: float = option(0.0, "of every request; 0 = greedy")
+    api_key: str | None = option(None, "sent with every request", metavar="KEY")
+    procs: int = option(4, "client processes that share the requests, so that the client is not what is measured")
+    seed: int = option(0, "seeds arrivals, lengths and prompts")
+    timeout: float = option(300.0, "seconds after which a request has failed")
+    json: str | None = option(None, "write the result to this file", metavar="FILE")
+    label: str = option("", "kept with the result")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num", "rate", "burstiness", "in_len", "out_len", "procs", "timeout")
+        _check_not_negative(self, "in_min", "out_min", "shared_prefix")
+        if self.in_min > self.in_len or self.out_min > self.out_len:
+            raise ConfigError("in_min and out_min must not exceed in_len and out_len")
+        if self.vocab <= 10:
+            raise ConfigError(f"vocab must be above 10, got {self.vocab}")
+        if self.workload not in ("burst", "poisson", "gamma", "uniform"):
+            raise ConfigError(f"workload must be burst, poisson, gamma or uniform, got {self.workload!r}")
+        if self.cycle is not None:
+            parse_numbers("cycle", self.cycle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvCowConfig:
     """`bench kv-cow`: a batch of requests that share a partly filled block and each append one token to it."""
 
@@ -123,13 +177,18 @@ class KvCowConfig:
 
 def parse_repeats(text: str) -> tuple[int, ...]:
     """`"512,1,1,1"` -> (512, 1, 1, 1). Raises `ConfigError`."""
+    return parse_numbers("prompt_repeats", text)
+
+
+def parse_numbers(name: str, text: str) -> tuple[int, ...]:
+    """The positive numbers of an option's text. Raises `ConfigError` naming the option."""
     try:
-        repeats = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        repeats = ()
-    if not repeats or min(repeats) < 1:
-        raise ConfigError(f"prompt_repeats must be positive numbers with commas between them, got {text!r}")
-    return repeats
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"{name} must be positive numbers with commas between them, got {text!r}")
+    return numbers
 
 
 def _check_not_negative(config: object, *names: str) -> None:

@@ -32,12 +32,20 @@ def versions() -> dict[str, str]:
     return found
 
 
+def host() -> dict[str, Any]:
+    """The processor, the cores that this process may use, and the memory in GiB. Does not import torch."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores}
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
+    return found
+
+
 def hardware() -> dict[str, Any]:
-    """The processor, the cores that this process may use, and the GPU if torch sees one."""
+    """The host, what torch uses of its processor, and the GPU if torch sees one."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores, "isa": torch.backends.cpu.get_cpu_capability()}
+    found = {**host(), "isa": torch.backends.cpu.get_cpu_capability()}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
     return found
@@ -53,11 +61,13 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def header(title: str, args: Mapping[str, Any]) -> str:
-    machine = ", ".join(f"{key} {value}" for key, value in hardware().items())
+def header(title: str, args: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> str:
+    """`machine`: what to call the hardware instead of looking."""
+    found = hardware() if machine is None else machine
+    hardware_line = ", ".join(f"{key} {value}" for key, value in found.items())
     packages = ", ".join(f"{key} {value}" for key, value in versions().items())
     options = " ".join(f"{key}={value}" for key, value in args.items() if value is not None)
-    return f"{title}\n  hardware: {machine}\n  versions: {packages}\n  options:  {options}"
+    return f"{title}\n  hardware: {hardware_line}\n  versions: {packages}\n  options:  {options}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -78,6 +88,10 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def write_json(path: str, result: Mapping[str, Any], args: Mapping[str, Any]) -> None:
-    whole = {**result, "versions": versions(), "hardware": hardware(), "args": dict(args)}
+def write_json(
+    path: str, result: Mapping[str, Any], args: Mapping[str, Any], machine: Mapping[str, Any] | None = None
+) -> None:
+    """`result` with versions, hardware (`machine`, if given) and `args` beside it."""
+    found = hardware() if machine is None else dict(machine)
+    whole = {**result, "versions": versions(), "hardware": found, "args": dict(args)}
     Path(path).write_text(json.dumps(whole, indent=2, default=str) + "\n")

@@ -4,7 +4,18 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Protocol
 
-from roseinfer.commands import bench_kv_cow, bench_latency, bench_streaming, bench_throughput, generate, serve, simulate
+from roseinfer.commands import (
+    bench_kv_cow,
+    bench_latency,
+    bench_serve,
+    bench_streaming,
+    bench_throughput,
+    calibrate,
+    generate,
+    serve,
+    simulate,
+    train_predictor,
+)
 from roseinfer.options import OptionParser, OptionSet
 
 
@@ -32,6 +43,9 @@ COMMANDS: tuple[Command, ...] = (
     bench_latency,
     bench_throughput,
     bench_streaming,
+    bench_serve,
     bench_kv_cow,
     simulate,
+    calibrate,
+    train_predictor,
 )

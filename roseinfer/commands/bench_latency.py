@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from roseinfer.bench.config import LatencyConfig
 from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.core.config import EngineConfig
+from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def run(args: Namespace) -> int:
     from roseinfer.bench.report import header, table, write_json
 
     print(header("roseinfer bench latency", given), flush=True)
+    if bench.breakdown:
+        return _break_down(bench, engine, given)
     rows = asyncio.run(_measure(bench, engine, _serve_flags(given)))
     if bench.peer:
         rows += _measure_peer(bench, engine)
@@ -37,6 +40,25 @@ def run(args: Namespace) -> int:
     print(table(rows))
     if bench.json:
         write_json(bench.json, {"results": rows}, given)
+    return 0
+
+
+def _break_down(bench: LatencyConfig, engine: EngineConfig, given: dict[str, Any]) -> int:
+    """The step of each batch size, on one engine."""
+    from roseinfer.bench.breakdown_report import as_json, as_text
+    from roseinfer.bench.breakdown_run import break_down
+    from roseinfer.bench.report import write_json
+
+    if engine.profile.profile is not None:
+        raise ConfigError("breakdown and profile both watch the engine: one at a time")
+    engine_options = {option.name for group in ENGINE for option in group.options()}
+    options = {name: value for name, value in given.items() if name in engine_options}
+    results = []
+    for found in break_down(bench, engine.model, bench.batch_size or DEFAULT_BATCH_SIZES, options):
+        print(f"\n{as_text(found)}", flush=True)
+        results.append(as_json(found))
+    if bench.json:
+        write_json(bench.json, {"breakdown": results}, given)
     return 0
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.options import Group, OptionSet
 
 MODEL = Group(ModelConfig, "model", positional="model")
 CACHE = Group(CacheConfig, "KV cache")
 SCHEDULER = Group(SchedulerConfig, "scheduler")
-ENGINE = (MODEL, CACHE, SCHEDULER)
+PROFILE = Group(ProfileConfig, "profiling")
+ENGINE = (MODEL, CACHE, SCHEDULER, PROFILE)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
@@ -18,4 +19,5 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
         model=options.build(ModelConfig, given),
         cache=options.build(CacheConfig, given),
         scheduler=options.build(SchedulerConfig, given),
+        profile=options.build(ProfileConfig, given),
     )

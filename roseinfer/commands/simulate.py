@@ -1,18 +1,39 @@
 """roseinfer simulate: what a scheduling policy would do to a workload, in a moment and without a model."""
 
+import json
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
-from roseinfer.sim.config import CostConfig, WorkloadConfig
+from roseinfer.sim.config import CostConfig, SweepConfig, WorkloadConfig
 
 NAME = "simulate"
 HELP = "run the scheduler on a workload without a model, with a cost model for time"
 OPTIONS = OptionSet(
-    Group(WorkloadConfig, "workload"), Group(CostConfig, "cost model and cache"), Group(SchedulerConfig, "scheduler")
+    Group(WorkloadConfig, "workload"),
+    Group(SweepConfig, "comparison"),
+    Group(CostConfig, "cost model and cache (without a setup)"),
+    Group(SchedulerConfig, "scheduler"),
 )
 PERCENTILES = (50, 95, 99)
+COST_CONSTANTS = frozenset({"step_ms", "token_us", "row_us", "context_ns", "pair_ns"})
+# Column of the table -> member of a point.
+COLUMNS = {
+    "goodput": ("goodput_req_s",),
+    "in window": ("goodput_window_req_s",),
+    "adherence": ("adherence",),
+    "rejected": ("rejected",),
+    "missed": ("accepted_missed",),
+    "TTFT p95 ms": ("ttft_ms", "p95"),
+    "TPOT p95 ms": ("tpot_ms", "p95"),
+    "good tok/s": ("good_tok_s",),
+    "policy us": ("scheduler_us_per_step",),
+}
 
 
 def configure(parser: OptionParser) -> None:
@@ -21,31 +42,39 @@ def configure(parser: OptionParser) -> None:
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
-    workload, cost = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(CostConfig, given)
-    scheduler = OPTIONS.build(SchedulerConfig, given)
-
-    from roseinfer.sim.simulator import make_arrivals, simulate
-
-    result = summarise(simulate(make_arrivals(workload), scheduler, cost))
-    width = max(map(len, result))
-    for name, value in result.items():
-        print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
+    workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
+    cost, scheduler = OPTIONS.build(CostConfig, given), OPTIONS.build(SchedulerConfig, given)
+    if cost.cost is not None and given.keys() & COST_CONSTANTS:
+        raise ConfigError(f"cost: the file holds {min(given.keys() & COST_CONSTANTS)} already")
+    if workload.setup is None and not sweep.policy_list and not sweep.capacity:
+        result = run_one(workload, cost, scheduler)
+    else:
+        result = run_comparison(workload, sweep, cost, scheduler, given)
     if workload.json:
-        import json
-        from pathlib import Path
-
         Path(workload.json).write_text(json.dumps({**result, "args": given}, indent=2, default=str) + "\n")
     return 0
 
 
-def summarise(simulation: Any) -> dict[str, float | int]:
+# --- one run ----------------------------------------------------------------------------------------------------
+def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConfig) -> dict[str, Any]:
+    from roseinfer.sim.arrivals import make_arrivals
+    from roseinfer.sim.simulator import simulate
+
+    result = describe(simulate(make_arrivals(workload), scheduler, cost.machine))
+    width = max(map(len, result))
+    for name, value in result.items():
+        print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
+    return result
+
+
+def describe(simulation: Any) -> dict[str, float | int]:
     """Milliseconds where the name says so; rates per simulated second."""
     from roseinfer.bench.report import percentile
 
-    lives = simulation.lifetimes
+    lives = [life for life in simulation.lifetimes if life.token_s]
     tokens = sum(len(life.token_s) for life in lives)
     summary: dict[str, float | int] = {
-        "requests": len(lives),
+        "requests": len(simulation.lifetimes),
         "steps": simulation.steps,
         "preemptions": simulation.preemptions,
         "simulated s": simulation.elapsed_s,
@@ -60,3 +89,92 @@ def summarise(simulation: Any) -> dict[str, float | int]:
     for name, values in measures.items():
         summary |= {f"{name} ms p{p}": percentile(values, p) * 1e3 for p in PERCENTILES}
     return summary
+
+
+# --- policies against loads -------------------------------------------------------------------------------------
+def run_comparison(
+    workload: WorkloadConfig,
+    options: SweepConfig,
+    cost: CostConfig,
+    scheduler: SchedulerConfig,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    from roseinfer.sim.arrivals import AtRate
+    from roseinfer.sim.plot import check_plot, plot_sweep
+    from roseinfer.sim.setups import SETUPS
+    from roseinfer.sim.sweep import Load, Sweep, contender, run_sweep
+
+    setup = SETUPS[workload.setup] if workload.setup else None
+    names = options.policy_list or [scheduler.policy_name]
+    for name in names:
+        contender(name)
+    if options.plot:
+        check_plot(options.plot)
+    machine = setup.machine if setup else cost.machine
+    if cost.cost is not None:
+        machine = replace(machine, cost=cost.params)
+    if options.slowdown != 1.0:
+        machine = machine.misjudged(options.slowdown)
+    chosen = {f: given[f] for f in asdict(scheduler) if f in given and f != "scheduling_policy"}
+    sweep = Sweep(
+        machine=machine,
+        loads=_loads(workload, options, setup),
+        policies=names,
+        common={**(setup.scheduler if setup else {}), **chosen},
+        lengths=options.lengths,
+        seeds=options.seeds,
+        false_rejects=options.false_rejects,
+        jobs=options.jobs,
+    )
+    if options.capacity:
+        classes = setup.mix.classes if setup else ()
+        return _capacities(sweep, lambda rate: Load(rate, AtRate(workload, setup, rate)), options.target, classes)
+    points = run_sweep(sweep)
+    print_points(points)
+    if options.plot:
+        plot_sweep(options.plot, points)
+    return {"points": points}
+
+
+def _loads(workload: WorkloadConfig, options: SweepConfig, setup: Any) -> list[Any]:
+    from roseinfer.sim.arrivals import AtRate
+    from roseinfer.sim.sweep import Load
+
+    if options.capacity:
+        if workload.workload == "trace":
+            raise ConfigError("capacity needs a rate that can vary, not a trace")
+        return []
+    if workload.workload == "trace":
+        return [Load(None, AtRate(workload, setup, None))]
+    rates = options.rate_list or [workload.request_rate]
+    if not all(rates):
+        raise ConfigError("rates: at which arrival rates?")
+    return [Load(rate, AtRate(workload, setup, rate)) for rate in rates]
+
+
+def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any]) -> dict[str, Any]:
+    from roseinfer.sim.sweep import describe as describe_class
+    from roseinfer.sim.sweep import find_capacity
+
+    found = []
+    for name in sweep.policies:
+        capacity = find_capacity(replace(sweep, loads=[]), name, at_rate, target)
+        tight = describe_class(classes, capacity.tight)
+        print(f"{name}: {capacity.rate:.2f} req/s at {target:.1%}; just above, {tight} is the tight one")
+        found.append({**asdict(capacity), "target": target, "tight_objective": tight})
+    return {"capacity": found}
+
+
+def print_points(points: Sequence[Mapping[str, Any]]) -> None:
+    from roseinfer.bench.report import table
+
+    rows = []
+    for point in points:
+        row: dict[str, Any] = {"policy": point["policy"], "req/s": point["rate"] or point["offered_req_s"]}
+        for title, path in COLUMNS.items():
+            value: Any = point
+            for part in path:
+                value = value[part]
+            row[title] = f"{value:.3f}" if title in ("adherence", "rejected", "missed") else value
+        rows.append(row)
+    print(table(rows))

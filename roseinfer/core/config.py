@@ -4,9 +4,14 @@
 """
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from math import inf
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+
+POLICIES = ("fifo", "pack", "sarathi", "qoserve", "scorpio", "slack")
+LENGTH_ESTIMATORS = ("classifier", "ecdf", "oracle")
 
 
 def option(
@@ -74,7 +79,9 @@ class CacheConfig:
 class SchedulerConfig:
     """What one step may hold, and who decides. `policy_name` is the policy that the two options for it name."""
 
-    scheduling_policy: str | None = option(None, "who runs first (default: fifo)", choices=("fifo", "pack"))
+    scheduling_policy: str | None = option(
+        None, "who runs, who starts, who is turned away (default: slack)", choices=POLICIES
+    )
     max_num_seqs: int = option(256, "seats: requests that run at once")
     max_num_batched_tokens: int = option(2048, "tokens computed in one step, decode and prefill together")
     max_batch_size: int | None = option(None, "requests that decode in one step, taken in turn; default: all that run")
@@ -93,13 +100,28 @@ class SchedulerConfig:
     prefill_max_skips: int | None = option(
         None, "pack: a request that others overtook in so many steps goes next; 0 = no bound (default: 256)"
     )
+    sarathi_token_budget: int = option(512, "sarathi: tokens of a step, after which no prompt is computed")
+    scorpio_eps: float = option(1.3, "scorpio: inefficiency factor on the estimated step time, 1 or more")
+    scorpio_mixed: bool = option(False, "scorpio: prompts and decoding requests share steps; off: as published")
+    scorpio_stagger: bool = option(False, "scorpio: spread the credits that requests start with; off: as published")
+    cost_model: str | None = option(
+        None, "what steps cost, to begin with, from `roseinfer calibrate`; default: learnt from scratch", metavar="FILE"
+    )
+    length_estimator: str = option(
+        "classifier",
+        "output lengths: classifier = predictions that come with requests, else as ecdf; ecdf = from those that have "
+        "ended; oracle = predictions are true",
+        choices=LENGTH_ESTIMATORS,
+    )
     overlap: bool | None = option(None, "plan step k+1 while step k runs; default: on a GPU")
 
     def __post_init__(self) -> None:
         _choices(self)
         check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_batch_size", "max_active_requests")
         check_positive(self, "max_inflight_requests", "prefill_max_batch_size", "prefill_max_tokens")
-        check_positive(self, "prefill_admission_lookahead")
+        check_positive(self, "prefill_admission_lookahead", "sarathi_token_budget")
+        if not 1 <= self.scorpio_eps < inf:
+            raise ConfigError(f"scorpio_eps must be 1 or more, got {self.scorpio_eps}")
         for name in ("long_prefill_token_threshold", "prefill_force_fifo_every", "prefill_max_skips"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -114,7 +136,31 @@ class SchedulerConfig:
 
     @property
     def policy_name(self) -> str:
-        return self.scheduling_policy or self.prefill_admission_policy or "fifo"
+        return self.scheduling_policy or self.prefill_admission_policy or "slack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConfig:
+    """Recording where the time of steps goes. Off, it costs nothing."""
+
+    profile: str | None = option(None, "write traces of some steps there, and mark all with NVTX ranges", metavar="DIR")
+    profile_steps: int = option(16, "steps of a trace")
+    profile_start: tuple[int, ...] = option(
+        (), "step with which a trace begins; may be given several times (default: 64)"
+    )
+
+    def __post_init__(self) -> None:
+        check_positive(self, "profile_steps")
+        starts = self.starts
+        if starts[0] < 0:
+            raise ConfigError(f"profile_start must be 0 or more, got {starts[0]}")
+        if any(later - earlier < self.profile_steps for earlier, later in pairwise(starts)):
+            raise ConfigError(f"profile_start: traces of {self.profile_steps} steps overlap")
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first steps of the traces, in order. By the default, caches and clocks have settled."""
+        return tuple(sorted(self.profile_start)) or (64,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +170,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +179,7 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 = any free one")
+    api_workers: int | None = option(None, "processes that answer requests; default: 1 to 4, by the cores there are")
     api_key: tuple[str, ...] = option((), "a key that requests must carry; may be given several times", metavar="KEY")
     served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
@@ -152,6 +200,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         _choices(self)
         check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
+        check_positive(self, "api_workers")
         for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -4,6 +4,13 @@ from typing import NamedTuple
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan
+from roseinfer.core.request import Request
+
+
+class Queued(NamedTuple):
+    """A request waits: it is new, or was preempted."""
+
+    request: Request
 
 
 class Admitted(NamedTuple):
@@ -25,4 +32,4 @@ class Ended(NamedTuple):
     num_outputs: int
 
 
-Event = Admitted | StepDone | Ended
+Event = Queued | Admitted | StepDone | Ended

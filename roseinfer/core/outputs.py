@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.slo import Rejection
 
 
 class FinishReason(StrEnum):
@@ -11,6 +12,11 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REJECTED = "rejected"  # before its first token: its objectives are out of reach
+    TIMEOUT = "timeout"  # its time to live is over
+
+
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)  # the model, or the request itself, ended the output
 
 
 class RequestTimes(NamedTuple):
@@ -32,13 +38,17 @@ class Started(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a request ended. `stop_token` is the token id that ended it, if one did; it is the last of the output."""
+    """How a request ended. `stop_token` is the token id that ended it, if one did; it is the last of the output.
+
+    `rejection` says why, if the reason is `REJECTED`.
+    """
 
     reason: FinishReason
     times: RequestTimes
     stop_token: int | None = None
     error: str | None = None
     preemptions: int = 0
+    rejection: Rejection | None = None
 
 
 class RequestOutput(NamedTuple):

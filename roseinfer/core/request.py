@@ -4,6 +4,7 @@ from enum import IntEnum
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
 
 
 def check_context(prompt_len: int, max_tokens: int, max_model_len: int) -> None:
@@ -28,6 +29,10 @@ class Request:
     steps and not seen yet; `in_flight` is the number of submitted steps that name the request. So
     `len(tokens) + pending - planned` tokens are left to compute, which is the whole state machine: a prompt being
     chunked, a decode and a restart after preemption differ in numbers only.
+
+    `slo`: latency objectives, None for best effort. `deadline_s`: when its time to live ends (engine clock); a limit,
+    where an objective is a target. `tenant`: on whose account it runs. `predicted_len`: output tokens, if somebody
+    guessed.
     """
 
     __slots__ = (
@@ -36,6 +41,7 @@ class Request:
         "cached_tokens",
         "capacity",
         "computed",
+        "deadline_s",
         "first_token_s",
         "fork_of",
         "in_flight",
@@ -43,6 +49,7 @@ class Request:
         "params",
         "pending",
         "planned",
+        "predicted_len",
         "preemptions",
         "priority",
         "prompt_len",
@@ -51,8 +58,10 @@ class Request:
         "scheduled_s",
         "seat",
         "seed",
+        "slo",
         "status",
         "stop_ids",
+        "tenant",
         "tokens",
         "write_from",
     )
@@ -69,6 +78,10 @@ class Request:
         priority: int = 0,
         fork_of: str | None = None,
         arrival_s: float = 0.0,
+        slo: Slo | None = None,
+        tenant: str = "",
+        deadline_s: float | None = None,
+        predicted_len: int | None = None,
     ) -> None:
         if not prompt_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
@@ -82,6 +95,10 @@ class Request:
         self.priority = priority
         self.fork_of = fork_of
         self.arrival_s = arrival_s
+        self.slo = None if slo is None or slo.empty else slo
+        self.tenant = tenant
+        self.deadline_s = deadline_s
+        self.predicted_len = predicted_len
         # A request that wants no token still needs the one that ends its prompt's computation; commit drops it.
         self.max_len = self.prompt_len + max(1, params.max_tokens)
         self.status = Status.WAITING

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
@@ -77,17 +78,43 @@ class EngineHealth:
     error: str | None = None
 
 
-class RequestStream(Protocol):
-    """Iterate to the end, or `cancel()`: either way nothing of the request stays in the engine.
+class StepRecord(NamedTuple):
+    """One engine step: the tokens it computed, and its wall time in seconds as the runner saw it."""
 
-    Iteration raises `EngineDeadError` when the engine dies and `RequestFailedError` when this request alone failed.
+    tokens: int
+    duration_s: float
+
+
+class Sink(Protocol):
+    """Takes what an engine says of one request, called from the event loop as it arrives.
+
+    After a chunk with a `finish_reason` for each sample, or after `fail`, there are no more calls; after `cancel`
+    there is at most a `fail`. Neither method may raise.
     """
 
-    def __aiter__(self) -> AsyncIterator[SequenceChunk]: ...
+    def put(self, chunk: SequenceChunk) -> None: ...
 
+    def fail(self, error: RoseinferError) -> None:
+        """`EngineDeadError` when the engine died, `RequestFailedError` when this request alone failed,
+        `EngineClosedError` when it was cancelled or the engine closed, else the `InvalidRequestError` of a request
+        that the engine refused.
+        """
+        ...
+
+
+class Submission(Protocol):
     def cancel(self) -> None:
         """Abort all samples; safe to call at any time and more than once."""
         ...
+
+
+class RequestStream(Submission, Protocol):
+    """Iterate to the end, or `cancel()`: either way nothing of the request stays in the engine.
+
+    Iteration raises the errors that `Sink.fail` would be given.
+    """
+
+    def __aiter__(self) -> AsyncIterator[SequenceChunk]: ...
 
 
 class Engine(Protocol):
@@ -95,12 +122,16 @@ class Engine(Protocol):
 
     info: EngineInfo
 
-    def generate(self, request: GenerateRequest) -> RequestStream:
+    def submit(self, request: GenerateRequest, sink: Sink) -> Submission:
         """Start a request; returns at once. No model work happens here.
 
         Raises `RequestTooLongError` if it could never run, `InvalidRequestError` (bad token id, duplicate live
-        request_id), `EngineClosedError`, `EngineDeadError`.
+        request_id), `TooManyInflightError`, `EngineClosedError`, `EngineDeadError`.
         """
+        ...
+
+    def generate(self, request: GenerateRequest) -> RequestStream:
+        """Like `submit`, for a reader that takes the chunks at its own pace: those it has not read are merged."""
         ...
 
     def health(self) -> EngineHealth: ...
@@ -109,8 +140,10 @@ class Engine(Protocol):
         """The newest snapshot received from the engine."""
         ...
 
-    def on_step(self, listener: Callable[[SchedulerStats], None]) -> None:
-        """Have `listener` called with the snapshot of every step, in order."""
+    def on_step(self, listener: Callable[[StepRecord], None]) -> None:
+        """Have `listener` called for every step, in order, within half a second. Who shares an engine that somebody
+        else owns is told of none.
+        """
         ...
 
     async def close(self) -> None:

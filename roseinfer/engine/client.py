@@ -1,12 +1,10 @@
-"""The asynchronous engine: requests in, streams of chunks out, wherever the engine itself runs."""
+"""The asynchronous engine: requests in, chunks out, wherever the engine itself runs."""
 
-import asyncio
 import itertools
-import logging
 import operator
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterable
 
-from roseinfer.core.clock import Clock, MonotonicClock
+from roseinfer.core.clock import Clock
 from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
@@ -16,89 +14,75 @@ from roseinfer.core.errors import (
     RoseinferError,
     TooManyInflightError,
 )
-from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
+from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.request import check_context
-from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk
-from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, sequence_id
-from roseinfer.engine.output import SequenceText, merge
+from roseinfer.engine.api import GenerateRequest, Sink
+from roseinfer.engine.mailbox import Mailbox, MailboxStream
+from roseinfer.engine.messages import Abort, Add, EngineMessage, Outputs, Rejected, sequence_id
+from roseinfer.engine.output import SequenceText
 from roseinfer.engine.transport import Transport
+from roseinfer.engine.watch import EngineWatch
 from roseinfer.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
 
+class Live:
+    """A request in the engine, until its last sample ends or it fails."""
 
-class Stream:
-    """The mailbox of one request: at most one unread chunk per sample, so that a slow reader never delays others."""
+    __slots__ = ("_engine", "left", "request_id", "sink", "texts", "wire_id")
 
-    def __init__(self, engine: "AsyncEngine", request_id: str, wire_id: str, texts: list[SequenceText]) -> None:
-        self.request_id = request_id
-        self.texts = texts
+    def __init__(
+        self, engine: "AsyncEngine", request_id: str, wire_id: str, texts: list[SequenceText], sink: Sink
+    ) -> None:
         self._engine = engine
-        self._wire_id = wire_id
-        self._open = len(texts)
-        self._unread: dict[int, SequenceChunk] = {}
-        self._error: RoseinferError | None = None
-        self._news = asyncio.Event()
+        self.request_id = request_id
+        self.wire_id = wire_id
+        self.texts = texts
+        self.sink = sink
+        self.left = len(texts)
 
     def sequence_id(self, text: SequenceText) -> str:
         """What the engine calls one of the samples."""
-        return sequence_id(self._wire_id, text.index)
-
-    @property
-    def ended(self) -> bool:
-        return self._open == 0 or self._error is not None
-
-    def put(self, chunk: SequenceChunk) -> None:
-        unread = self._unread.get(chunk.index)
-        self._unread[chunk.index] = chunk if unread is None else merge(unread, chunk)
-        if chunk.finish_reason is not None:
-            self._open -= 1
-        self._news.set()
-
-    def fail(self, error: RoseinferError) -> None:
-        """End the stream with an error; what was not read by then is lost."""
-        if not self.ended:
-            self._error = error
-            self._news.set()
+        return sequence_id(self.wire_id, text.index)
 
     def cancel(self) -> None:
         self._engine.cancel(self)
 
-    def __aiter__(self) -> AsyncIterator[SequenceChunk]:
-        return self
 
-    async def __anext__(self) -> SequenceChunk:
-        while True:
-            if self._error is not None:
-                raise self._error
-            if self._unread:
-                index = next(iter(self._unread))
-                return self._unread.pop(index)
-            if self.ended:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+class Inflight:
+    """How many requests may be in the engine at a time, and how many are. `limit` None = any number.
+
+    Who shares the limit with others puts a class in its place that knows of theirs.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.own = 0
+
+    def total(self) -> int:
+        return self.own
+
+    def note(self, own: int) -> None:
+        self.own = own
+
+    def check(self) -> None:
+        """Raises `TooManyInflightError` if one more is too many."""
+        if self.limit is not None and self.total() >= self.limit:
+            raise TooManyInflightError(f"{self.total()} requests are in the engine, its limit")
 
 
-class AsyncEngine:
+class AsyncEngine(EngineWatch):
     """See `engine.api.Engine`. Made by `AsyncEngine.start`; all methods belong to the event loop it was started in."""
 
     def __init__(
-        self, transport: Transport, tokenizer: Tokenizer, clock: Clock, max_inflight_requests: int | None = None
+        self, transport: Transport, tokenizer: Tokenizer, clock: Clock | None, inflight: Inflight, prefix: str
     ) -> None:
-        self._max_inflight = max_inflight_requests
-        self._transport = transport
+        super().__init__(transport, clock)
+        self._inflight = inflight
         self._tokenizer = tokenizer
-        self._clock = clock
-        self._streams: dict[str, Stream] = {}
+        self._prefix = prefix
+        self._live: dict[str, Live] = {}
         self._numbers = itertools.count()
-        self._sequences: dict[str, tuple[Stream, SequenceText]] = {}
-        self._stats = SchedulerStats()
-        self._step_listeners: list[Callable[[SchedulerStats], None]] = []
-        self._heartbeat_s = clock.now()
-        self._death: str | None = None
-        self._closed = False
-        self.info: EngineInfo
+        self._sequences: dict[str, tuple[Live, SequenceText]] = {}
 
     @classmethod
     async def start(
@@ -107,17 +91,24 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         clock: Clock | None = None,
         max_inflight_requests: int | None = None,
+        *,
+        inflight: Inflight | None = None,
+        prefix: str = "",
     ) -> "AsyncEngine":
         """Bring an engine up. Raises what kept it from starting.
 
-        With `max_inflight_requests`, `generate` raises `TooManyInflightError` while so many have not ended.
+        With `max_inflight_requests`, `generate` raises `TooManyInflightError` while so many have not ended; `inflight`
+        may be given instead. `prefix`: what tells requests from those of other clients of the engine.
         """
-        engine = cls(transport, tokenizer, clock or MonotonicClock(), max_inflight_requests)
-        engine.info = await transport.start(engine._on_message, engine._on_death)
-        engine._heartbeat_s = engine._clock.now()
+        engine = cls(transport, tokenizer, clock, inflight or Inflight(max_inflight_requests), prefix)
+        await engine.connect()
         return engine
 
-    def generate(self, request: GenerateRequest) -> Stream:
+    def generate(self, request: GenerateRequest) -> MailboxStream:
+        mailbox = Mailbox(request.n)
+        return MailboxStream(mailbox, self.submit(request, mailbox))
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> Live:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if self._death is not None:
@@ -125,14 +116,15 @@ class AsyncEngine:
         self._check(request)
         texts = [SequenceText(i, request.params, self._tokenizer) for i in range(request.n)]
         # The engine knows a request by an id that is used once: a cancelled one may still be on its way there and
-        # back when its request_id is used again.
-        wire_id = f"{request.request_id}#{next(self._numbers)}"
-        stream = Stream(self, request.request_id, wire_id, texts)
+        # back when its request_id is used again. It is short because it comes back with every token.
+        wire_id = f"{self._prefix}{next(self._numbers)}"
+        live = Live(self, request.request_id, wire_id, texts, sink)
         self._send_add(request, wire_id)
-        self._streams[request.request_id] = stream
+        self._live[request.request_id] = live
         for text in texts:
-            self._sequences[stream.sequence_id(text)] = (stream, text)
-        return stream
+            self._sequences[live.sequence_id(text)] = (live, text)
+        self._inflight.note(len(self._live))
+        return live
 
     def _send_add(self, request: GenerateRequest, wire_id: str) -> None:
         try:
@@ -150,9 +142,8 @@ class AsyncEngine:
             raise InvalidRequestError(f"the request cannot be sent to the engine: {error}") from error
 
     def _check(self, request: GenerateRequest) -> None:
-        if self._max_inflight is not None and len(self._streams) >= self._max_inflight:
-            raise TooManyInflightError(f"{len(self._streams)} requests are in the engine, its limit")
-        if request.request_id in self._streams:
+        self._inflight.check()
+        if request.request_id in self._live:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         if request.n < 1:
             raise InvalidRequestError("n must be positive", "n")
@@ -160,113 +151,94 @@ class AsyncEngine:
             raise InvalidRequestError("the prompt is empty", "prompt")
         check_context(len(request.prompt_ids), request.params.max_tokens, self.info.max_model_len)
 
-    def cancel(self, stream: Stream) -> None:
-        """Abort what is left of a stream."""
-        if self._streams.get(stream.request_id) is not stream:
+    def cancel(self, live: Live) -> None:
+        """Abort what is left of a request."""
+        if self._live.get(live.request_id) is not live:
             return
-        left = [stream.sequence_id(text) for text in stream.texts if not text.ended]
-        self._forget(stream)
-        stream.fail(EngineClosedError("the request was cancelled"))
+        left = [live.sequence_id(text) for text in live.texts if not text.ended]
+        self._fail(live, EngineClosedError("the request was cancelled"))
         if left and self._death is None and not self._closed:
             self._transport.send(Abort(left))
 
-    def _forget(self, stream: Stream) -> None:
-        self._streams.pop(stream.request_id, None)
-        for text in stream.texts:
-            self._sequences.pop(stream.sequence_id(text), None)
+    def _fail(self, live: Live, error: RoseinferError) -> None:
+        self._forget(live)
+        live.sink.fail(error)
 
-    def health(self) -> EngineHealth:
-        alive = self._death is None and not self._closed
-        return EngineHealth(alive, self._clock.now() - self._heartbeat_s, self._death)
-
-    def stats(self) -> SchedulerStats:
-        return self._stats
-
-    def on_step(self, listener: Callable[[SchedulerStats], None]) -> None:
-        self._step_listeners.append(listener)
+    def _forget(self, live: Live) -> None:
+        self._live.pop(live.request_id, None)
+        for text in live.texts:
+            self._sequences.pop(live.sequence_id(text), None)
+        self._inflight.note(len(self._live))
 
     @property
     def num_live(self) -> int:
         """Requests that have not ended."""
-        return len(self._streams)
+        return len(self._live)
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._fail_all(EngineClosedError("the engine was closed"))
-        await self._transport.close()
+        if not self._closed:
+            self._fail_all(EngineClosedError("the engine was closed"))
+        await super().close()
 
     # --- from the engine ----------------------------------------------------------------------------------------
-    def _on_message(self, message: EngineMessage) -> None:
-        try:
-            self._handle(message)
-        except Exception as error:
-            log.exception("a message of the engine could not be handled")
-            self._on_death(f"a message of the engine could not be handled: {type(error).__name__}: {error}")
-
     def _handle(self, message: EngineMessage) -> None:
+        super()._handle(message)
         if isinstance(message, Outputs):
-            self._note_alive(message.stats, message.now_s)
             self._deliver(message.outputs, message.now_s)
-        elif isinstance(message, Heartbeat):
-            self._note_alive(message.stats, message.now_s)
         elif isinstance(message, Rejected):
             self._reject(message)
-        elif isinstance(message, Failed):
-            self._on_death(f"the engine failed: {message.message}")
 
-    def _note_alive(self, stats: SchedulerStats, now_s: float) -> None:
-        if stats.step != self._stats.step:
-            for listener in self._step_listeners:
-                listener(stats)
-        self._stats = stats
-        self._heartbeat_s = now_s
-
-    def _deliver(self, outputs: list[RequestOutput], now_s: float) -> None:
-        """The one place where outputs become chunks."""
+    def _deliver(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
+        """The one place where outputs become chunks. Once per token: every layer here costs each of them."""
+        sequences = self._sequences
         aborts: list[str] = []
         for output in outputs:
-            found = self._sequences.get(output.request_id)
+            found = sequences.get(output.request_id)
             if found is None:
                 continue  # cancelled meanwhile
-            stream, text = found
+            live, text = found
             if output.end is not None and output.end.reason is FinishReason.ERROR:
                 text.ended = True
-                self._fail_request(stream, output.end.error or "the request failed")
+                self._fail_request(live, output.end.error or "the request failed")
                 continue
             chunk = text.take(output, now_s)
             if chunk is None:
                 continue
-            stream.put(chunk)
             if text.ended:
-                del self._sequences[output.request_id]
+                self._end_sequence(output.request_id, live)
                 if output.end is None:
                     aborts.append(output.request_id)
-                if stream.ended:
-                    self._streams.pop(stream.request_id, None)
+            live.sink.put(chunk)
         if aborts:
             self._transport.send(Abort(aborts))
 
-    def _fail_request(self, stream: Stream, reason: str) -> None:
-        stream.fail(RequestFailedError(reason))
-        self.cancel(stream)
+    def _end_sequence(self, sequence: str, live: Live) -> None:
+        del self._sequences[sequence]
+        live.left -= 1
+        if not live.left:
+            self._live.pop(live.request_id, None)
+            self._inflight.note(len(self._live))
+
+    def _fail_request(self, live: Live, reason: str) -> None:
+        """The other samples have no use without the one that failed."""
+        left = [live.sequence_id(text) for text in live.texts if not text.ended]
+        self._fail(live, RequestFailedError(reason))
+        if left:
+            self._transport.send(Abort(left))
 
     def _reject(self, message: Rejected) -> None:
         found = self._sequences.get(sequence_id(message.request_id, 0))
         if found is not None:
-            stream, _ = found
+            live, _ = found
             kind = RequestTooLongError if message.code == "context_length_exceeded" else None
             error = kind(message.message, message.param) if kind else None
-            self._forget(stream)
-            stream.fail(error or InvalidRequestError(message.message, message.param, message.code))
+            self._fail(live, error or InvalidRequestError(message.message, message.param, message.code))
 
     def _on_death(self, reason: str) -> None:
         if self._death is None and not self._closed:
-            self._death = reason
+            super()._on_death(reason)
             self._fail_all(EngineDeadError(reason))
 
     def _fail_all(self, error: RoseinferError) -> None:
-        for stream in list(self._streams.values()):
-            self._forget(stream)
-            stream.fail(error)
+        for live in list(self._live.values()):
+            self._fail(live, error)

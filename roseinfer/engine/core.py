@@ -105,6 +105,10 @@ class EngineCore:
             priority=new.priority,
             fork_of=sequence_id(new.request_id, 0) if index else None,
             arrival_s=new.arrival_s or self._clock.now(),
+            slo=new.slo,
+            tenant=new.tenant,
+            deadline_s=new.deadline_s,
+            predicted_len=new.predicted_len,
         )
 
     def abort(self, sequence_ids: list[str]) -> None:
@@ -124,6 +128,7 @@ class EngineCore:
         """One turn: submit the next plan, and commit the oldest step once `depth` are in flight or no plan is left."""
         outputs, self._ended = self._ended, []
         plan = self.scheduler.plan(self._clock.now())
+        outputs += self.scheduler.take_ended()
         if plan is not None:
             handle = self._runner.submit(plan)
             self._runner.sample(handle)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
     InvalidRequestError,
     TooManyInflightError,
 )
+from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
@@ -25,7 +26,7 @@ from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
-Part = TypeVar("Part", ModelConfig, CacheConfig, SchedulerConfig)
+Part = TypeVar("Part", ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig)
 
 
 @dataclass(slots=True)
@@ -57,16 +58,17 @@ class Completion:
 class LLM:
     """An engine in this process. Not thread safe; one call at a time.
 
-    Options are the fields of `ModelConfig`, `CacheConfig` and `SchedulerConfig`. Raises `ConfigError` for an unknown
-    or contradictory one, `ModelNotFoundError` and `UnsupportedModelError` for a model that cannot be had.
+    Options are the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig` and `ProfileConfig`; `observer` is told of
+    every step. Raises `ConfigError` for an unknown or contradictory option, `ModelNotFoundError` and
+    `UnsupportedModelError` for a model that cannot be had.
     """
 
-    def __init__(self, model: str = "tiny", **options: Any) -> None:
+    def __init__(self, model: str = "tiny", *, observer: StepObserver | None = None, **options: Any) -> None:
         from roseinfer.engine.process import build_engine
 
         config = make_engine_config(model=model, **options)
         self.tokenizer = load_tokenizer(config.model)
-        self.core, self.info = build_engine(config, model_folder(config.model))
+        self.core, self.info = build_engine(config, model_folder(config.model), observer)
         self._max_inflight = config.scheduler.max_inflight_requests
         self._numbers = itertools.count()
         self._closed = False
@@ -113,6 +115,24 @@ class LLM:
         try:
             for _, chunk in self._run(texts):
                 yield chunk
+        finally:
+            self._abort(texts)
+
+    def stream_steps(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[list[tuple[int, SequenceChunk]]]:
+        """After every step of the engine: (number of the prompt, its chunk) for what the step brought.
+
+        Arguments as of `generate`. Leaving the loop early aborts the requests.
+        """
+        batch = _as_batch(prompts)
+        all_params = self._params_of_each(params, len(batch))
+        jobs = [_Job(self._prompt_ids(p), own, 1, self.tokenizer) for p, own in zip(batch, all_params, strict=True)]
+        numbers = {id(job): number for number, job in enumerate(jobs)}
+        texts = self._add(jobs)
+        try:
+            for chunks in self._steps(texts):
+                yield [(numbers[id(job)], chunk) for job, chunk in chunks]
         finally:
             self._abort(texts)
 
@@ -163,20 +183,30 @@ class LLM:
         return texts
 
     def _run(self, texts: dict[str, tuple["_Job", SequenceText]]) -> Iterator[tuple["_Job", SequenceChunk]]:
+        """The chunks of all steps, one by one."""
+        for chunks in self._steps(texts):
+            yield from chunks
+
+    def _steps(self, texts: dict[str, tuple["_Job", SequenceText]]) -> Iterator[list[tuple["_Job", SequenceChunk]]]:
         """Step the engine until every sequence has ended; `texts` keeps those that have not."""
         while texts:
-            for output in self.core.step():
-                if output.request_id not in texts:
-                    continue
-                job, text = texts[output.request_id]
-                chunk = _failed(text, output) or text.take(output, output.end.times.finished_s if output.end else 0.0)
-                if text.ended:
-                    del texts[output.request_id]
-                    if output.end is None:
-                        self.core.abort([output.request_id])
-                if chunk is not None:
-                    yield job, chunk
+            taken = (self._take(texts, output) for output in self.core.step())
+            yield [chunk for chunk in taken if chunk is not None]
         self._drain()
+
+    def _take(
+        self, texts: dict[str, tuple["_Job", SequenceText]], output: RequestOutput
+    ) -> tuple["_Job", SequenceChunk] | None:
+        """What an output shows, if anything."""
+        if output.request_id not in texts:
+            return None
+        job, text = texts[output.request_id]
+        chunk = _failed(text, output) or text.take(output, output.end.times.finished_s if output.end else 0.0)
+        if text.ended:
+            del texts[output.request_id]
+            if output.end is None:
+                self.core.abort([output.request_id])
+        return None if chunk is None else (job, chunk)
 
     def _abort(self, texts: dict[str, tuple["_Job", SequenceText]]) -> None:
         self.core.abort(list(texts))
@@ -237,6 +267,7 @@ def make_engine_config(**options: Any) -> EngineConfig:
         model=_take(ModelConfig, options),
         cache=_take(CacheConfig, options),
         scheduler=_take(SchedulerConfig, options),
+        profile=_take(ProfileConfig, options),
     )
     if options:
         raise ConfigError(f"unknown option {min(options)!r}")

@@ -5,17 +5,24 @@ from typing import Protocol
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.engine.api import StepRecord
 from roseinfer.engine.core import EngineCore
+from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.messages import (
+    OWNER,
     Abort,
     Add,
     ClientMessage,
     EngineMessage,
     Failed,
     Heartbeat,
+    Left,
     Outputs,
+    Received,
     Rejected,
     Shutdown,
+    sequence_id,
 )
 
 log = logging.getLogger(__name__)
@@ -26,74 +33,145 @@ HELD_BACK_S = 0.002
 
 
 class Inbox(Protocol):
-    def receive(self, timeout_s: float) -> list[ClientMessage | Rejected]:
-        """All messages that have arrived; waits up to `timeout_s` for the first.
-
-        A request that cannot be read comes as the answer to it.
-        """
+    def receive(self, timeout_s: float) -> list[Received]:
+        """All messages that have arrived, with who sent them; waits up to `timeout_s` for the first."""
         ...
 
 
 class Outbox(Protocol):
-    def send(self, message: EngineMessage) -> None: ...
+    """Neither call waits for a client."""
+
+    def send(self, client: int, message: EngineMessage) -> None: ...
+
+    def broadcast(self, message: EngineMessage, but: int | None = None) -> None:
+        """To every client that there is, or to all `but` one."""
+        ...
 
 
 class EngineLoop:
-    """Runs until a `Shutdown` message. An idle loop sleeps on its inbox and wakes for the heartbeat only."""
+    """Runs until the owner says `Shutdown` or leaves. An idle loop sleeps on its inbox and wakes for heartbeats only.
 
-    def __init__(self, core: EngineCore, inbox: Inbox, outbox: Outbox, clock: Clock) -> None:
+    A step's outputs go out at once, a message for each client that has some. `garbage`: collects when the loop has
+    nothing to do (None: the interpreter is not ours to look after).
+    """
+
+    def __init__(
+        self, core: EngineCore, inbox: Inbox, outbox: Outbox, clock: Clock, garbage: GarbageDuty | None = None
+    ) -> None:
         self._core = core
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
-        self._last_sent_s = 0.0
+        self._garbage = garbage
+        self._owners: dict[str, int] = {}  # live sequence -> who asked for it
+        self._askers: set[int] = set()  # clients that have ever asked for anything
+        self._steps: list[StepRecord] = []
+        self._last_step = core.stats().step
+        self._last_beat_s = 0.0
         self._stopping = False
         self._held_back = False
 
     def run(self) -> bool:
-        """True after a `Shutdown`. An unexpected error is logged, reported as `Failed`, and ends the loop: False."""
+        """False if an unexpected error ended the loop; it is logged and reported to all clients as `Failed`."""
         try:
             while not self._stopping:
                 self._turn()
-        except Exception as error:
+        except Exception as error:  # also the accelerator's: out of memory, a failed kernel
             log.exception("the engine loop failed")
-            self._outbox.send(Failed(f"{type(error).__name__}: {error}"[:500]))
+            self._outbox.broadcast(Failed(f"{type(error).__name__}: {error}"[:500]))
             return False
         finally:
             self._core.close()
         return True
 
     def _turn(self) -> None:
-        for message in self._inbox.receive(self._patience_s()):
-            self._handle(message)
-        if self._core.busy and not self._stopping:
-            step = self._core.stats().step
-            outputs = self._core.step()
-            stats = self._core.stats()
-            self._held_back = not outputs and stats.step == step
-            if not self._held_back:  # also a step without outputs: its numbers belong into the metrics
-                self._send(Outputs(outputs, stats, self._clock.now()))
-        if self._clock.now() - self._last_sent_s >= HEARTBEAT_S:
-            self._send(Heartbeat(self._core.stats(), self._clock.now()))
+        for client, message in self._inbox.receive(self._patience_s()):
+            self._handle(client, message)
+        if self._stopping:
+            return
+        if self._core.busy:
+            self._step()
+        elif self._garbage is not None:
+            self._garbage.idle()
+        self._beat()
+
+    def _step(self) -> None:
+        outputs = self._core.step()
+        stats = self._core.stats()
+        stepped, self._last_step = stats.step != self._last_step, stats.step
+        self._held_back = not outputs and not stepped
+        if stepped:
+            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s))
+        if outputs:
+            self._send(outputs, stats)
+        if self._garbage is not None:
+            self._garbage.busy()
+
+    def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
+        now_s = self._clock.now()
+        for client, own in self._by_client(outputs).items():
+            self._outbox.send(client, Outputs(own, stats, now_s, self._take_steps(client)))
+        for output in outputs:
+            if output.end is not None:
+                self._owners.pop(output.request_id, None)
+
+    def _by_client(self, outputs: list[RequestOutput]) -> dict[int, list[RequestOutput]]:
+        if len(self._askers) == 1:
+            return dict.fromkeys(self._askers, outputs)
+        owners = self._owners
+        parts: dict[int, list[RequestOutput]] = {}
+        for output in outputs:
+            owner = owners.get(output.request_id)
+            if owner is not None:  # None: its client has left
+                parts.setdefault(owner, []).append(output)
+        return parts
+
+    def _take_steps(self, client: int) -> list[StepRecord]:
+        if client != OWNER:
+            return []
+        steps, self._steps = self._steps, []
+        return steps
+
+    def _beat(self) -> None:
+        now_s = self._clock.now()
+        if now_s - self._last_beat_s < HEARTBEAT_S:
+            return
+        self._last_beat_s = now_s
+        stats = self._core.stats()
+        self._outbox.send(OWNER, Heartbeat(stats, now_s, self._take_steps(OWNER)))
+        self._outbox.broadcast(Heartbeat(stats, now_s), but=OWNER)
 
     def _patience_s(self) -> float:
         if not self._core.busy:
-            return HEARTBEAT_S
+            return max(0.0, self._last_beat_s + HEARTBEAT_S - self._clock.now())
         return HELD_BACK_S if self._held_back else 0.0
 
-    def _handle(self, message: ClientMessage | Rejected) -> None:
+    def _handle(self, client: int, message: ClientMessage | Rejected | Left) -> None:
         if isinstance(message, Add):
-            try:
-                self._core.add(message)
-            except InvalidRequestError as error:
-                self._send(Rejected(message.request_id, error.message, error.param, error.code))
+            self._add(client, message)
         elif isinstance(message, Abort):
             self._core.abort(message.sequence_ids)
         elif isinstance(message, Rejected):
-            self._send(message)
-        elif isinstance(message, Shutdown):
+            self._outbox.send(client, message)
+        elif isinstance(message, Left):
+            self._leave(client)
+        elif isinstance(message, Shutdown) and client == OWNER:
             self._stopping = True
 
-    def _send(self, message: EngineMessage) -> None:
-        self._outbox.send(message)
-        self._last_sent_s = self._clock.now()
+    def _add(self, client: int, message: Add) -> None:
+        self._askers.add(client)
+        try:
+            self._core.add(message)
+        except InvalidRequestError as error:
+            self._outbox.send(client, Rejected(message.request_id, error.message, error.param, error.code))
+            return
+        for index in range(message.n):
+            self._owners[sequence_id(message.request_id, index)] = client
+
+    def _leave(self, client: int) -> None:
+        """Nobody reads what the client asked for any more. An engine without its owner has no purpose."""
+        left = [sequence for sequence, owner in self._owners.items() if owner == client]
+        for sequence in left:
+            del self._owners[sequence]
+        self._core.abort(left)
+        self._stopping = self._stopping or client == OWNER

@@ -1,10 +1,13 @@
 """Everything that travels between a client and the engine. Typed msgpack through msgspec, never pickle."""
 
+from dataclasses import dataclass
+
 import msgspec
 
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.api import EngineInfo
+from roseinfer.core.slo import Slo
+from roseinfer.engine.api import EngineInfo, StepRecord
 
 
 class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
@@ -17,6 +20,10 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     cache_salt: str = ""
     priority: int = 0
     arrival_s: float = 0.0
+    slo: Slo | None = None
+    tenant: str = ""
+    deadline_s: float | None = None
+    predicted_len: int | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
@@ -24,7 +31,7 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, gc=False):
-    pass
+    """From the owner; nobody else may."""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True, gc=False):
@@ -39,11 +46,16 @@ class StartFailed(msgspec.Struct, tag="start_failed", array_like=True, gc=False)
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, gc=False):
-    """What one step produced. Doubles as a heartbeat."""
+    """What one step produced for one client. Doubles as a heartbeat.
+
+    `steps`: the engine steps since the last message to the owner, which is the one to be told of them; each is told
+    of once.
+    """
 
     outputs: list[RequestOutput]
     stats: SchedulerStats
     now_s: float
+    steps: list[StepRecord] = []
 
 
 class Rejected(msgspec.Struct, tag="rejected", array_like=True, gc=False):
@@ -56,8 +68,11 @@ class Rejected(msgspec.Struct, tag="rejected", array_like=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, gc=False):
+    """`steps` as in `Outputs`."""
+
     stats: SchedulerStats
     now_s: float
+    steps: list[StepRecord] = []
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, gc=False):
@@ -66,8 +81,18 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, gc=False):
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Noticed rather than sent: a client has closed its connection, or ended."""
+
+
+# The client that started the engine and may shut it down; others are numbered from 1 as they connect.
+OWNER = 0
+
 ClientMessage = Add | Abort | Shutdown
 EngineMessage = Ready | StartFailed | Outputs | Rejected | Heartbeat | Failed
+# (client, message): a request that cannot be read comes as the answer to it.
+Received = tuple[int, ClientMessage | Rejected | Left]
 
 
 def sequence_id(request_id: str, index: int) -> str:

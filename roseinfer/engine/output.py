@@ -19,7 +19,7 @@ class SequenceText:
         self.ended = False
         self._params = params
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
-        self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output, params.min_tokens)
+        self._matcher = _matcher(params) if params.stop else None
         self._count = 0
         self._started: Started | None = None
         # The first prompt token has none, and so a prompt of one token has nothing but that.
@@ -61,7 +61,7 @@ class SequenceText:
         text = self._detokenizer.add(shown) if shown else ""
         if end is not None:
             text += self._detokenizer.flush()
-        if self._params.stop:
+        if self._matcher is not None:
             fed = self._matcher.feed(text, final=end is not None, tokens=len(output.token_ids))
             text = fed.text
             if fed.stop is not None:
@@ -83,6 +83,10 @@ class SequenceText:
             chunk.finish_reason = end.reason
             if end.stop_token in self._params.stop_token_ids:
                 chunk.stop_reason = end.stop_token
+
+
+def _matcher(params: SamplingParams) -> StopMatcher:
+    return StopMatcher(params.stop, params.include_stop_str_in_output, params.min_tokens)
 
 
 def merge(earlier: SequenceChunk, later: SequenceChunk) -> SequenceChunk:

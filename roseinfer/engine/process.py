@@ -4,21 +4,26 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import RoseinferError
+from roseinfer.core.observer import StepObserver
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import EngineCore, Runner
+from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.loop import EngineLoop
-from roseinfer.engine.messages import ClientMessage, EngineMessage, Ready, Rejected, StartFailed
+from roseinfer.engine.messages import Ready, StartFailed
+from roseinfer.engine.observed import ObservedScheduler
+from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.kv.manager import KvManager
 from roseinfer.openmp import calm_openmp
@@ -28,12 +33,19 @@ from roseinfer.sched.scheduler import Scheduler
 log = logging.getLogger("roseinfer.engine")
 
 EXIT_PATIENCE_S = 5.0
+LAST_WORDS_S = 1.0
 
 
-def build_engine(config: EngineConfig, folder: Path) -> tuple[EngineCore, EngineInfo]:
-    """Load the model in `folder` and put an engine core around it. Raises typed errors for what the user can mend."""
+def build_engine(
+    config: EngineConfig, folder: Path, observer: StepObserver | None = None
+) -> tuple[EngineCore, EngineInfo]:
+    """Load the model in `folder` and put an engine core around it; `observer` is told of every step.
+
+    Raises typed errors for what the user can mend.
+    """
     calm_openmp()
     from roseinfer.runner.build import build_runner
+    from roseinfer.runner.observed import ObservedRunner
     from roseinfer.runner.threaded import ThreadedRunner
 
     started = time.monotonic()
@@ -42,11 +54,13 @@ def build_engine(config: EngineConfig, folder: Path) -> tuple[EngineCore, Engine
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = facts.device.startswith("cuda")
-    runner: Runner = built.runner
+    observer = observer or _tracer(config, facts.device)
+    runner: Runner = built.runner if observer is None else ObservedRunner(built.runner, observer)
     if overlap and facts.device == "cpu":
-        runner = ThreadedRunner(built.runner)
+        runner = ThreadedRunner(runner)
     kv = KvManager(facts.num_blocks, config.cache.block_size, prefix_caching=config.cache.enable_prefix_caching)
-    scheduler = Scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len)
+    make_scheduler = Scheduler if observer is None else partial(ObservedScheduler, observer)
+    scheduler = make_scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len)
     core = EngineCore(
         scheduler,
         runner,
@@ -73,90 +87,59 @@ def build_engine(config: EngineConfig, folder: Path) -> tuple[EngineCore, Engine
     return core, info
 
 
-class SocketInbox:
-    def __init__(self, socket: zmq.Socket) -> None:
-        self._socket = socket
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
-        self._decode = msgspec.msgpack.Decoder(ClientMessage).decode
+def _tracer(config: EngineConfig, device: str) -> StepObserver | None:
+    if config.profile.profile is None:
+        return None
+    from roseinfer.runner.trace import TraceObserver
 
-    def receive(self, timeout_s: float) -> list[ClientMessage | Rejected]:
-        messages: list[ClientMessage | Rejected] = []
-        if timeout_s > 0 and not self._poller.poll(int(timeout_s * 1000)):
-            return messages
-        try:
-            while True:
-                messages.append(self._read(self._socket.recv(zmq.NOBLOCK)))
-        except zmq.Again:
-            return messages
-
-    def _read(self, data: bytes) -> ClientMessage | Rejected:
-        try:
-            return self._decode(data)
-        except msgspec.ValidationError as error:
-            kind, name, *_ = msgspec.msgpack.decode(data)
-            if kind != "add" or not isinstance(name, str):
-                raise
-            return Rejected(name, f"the request cannot be read: {error}", None, None)
-
-
-class SocketOutbox:
-    def __init__(self, socket: zmq.Socket) -> None:
-        self._socket = socket
-        self._encode = msgspec.msgpack.Encoder().encode
-
-    def send(self, message: EngineMessage) -> None:
-        self._socket.send(self._encode(message))
+    return TraceObserver(config.profile, cuda=device.startswith("cuda"))
 
 
 def main() -> int:
-    """Serve one client: read an `EngineBoot` line from standard input, run until told to stop or left alone."""
-    # Terminals and service managers send these to the whole group; the client decides what they mean.
+    """Serve an engine: read an `EngineBoot` line from standard input, run until told to stop or left alone."""
+    # Terminals and service managers send these to the whole group; the owner decides what they mean.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
     logging.basicConfig(level=boot.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     watch = (sys.stdin.fileno(), Path(boot.private))
-    threading.Thread(target=_exit_with_client, args=watch, name="client-watch", daemon=True).start()
-    context = zmq.Context()
-    pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket, address in ((pull, boot.inbox), (push, boot.outbox)):
-        socket.set_hwm(0)
-        socket.connect(address)
-    push.setsockopt(zmq.LINGER, int(EXIT_PATIENCE_S * 1000))
-    outbox = SocketOutbox(push)
+    threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()
+    clients = ClientSockets(socket.socket(fileno=boot.listener))
     try:
-        return _serve(boot, SocketInbox(pull), outbox)
+        return _serve(boot, clients)
     finally:
-        pull.close(0)
-        push.close()
-        context.term()
+        clients.close(LAST_WORDS_S)
+        # The owner does so too, if it is still there.
+        shutil.rmtree(boot.private, ignore_errors=True)
 
 
-def _serve(boot: EngineBoot, inbox: SocketInbox, outbox: SocketOutbox) -> int:
+def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     try:
         core, info = build_engine(boot.config, Path(boot.folder))
     except RoseinferError as error:
-        outbox.send(StartFailed(type(error).__name__, str(error)))
+        clients.greet(StartFailed(type(error).__name__, str(error)))
         return 1
     except Exception as error:
         log.exception("the engine failed to start")
-        outbox.send(StartFailed("", f"{type(error).__name__}: {error}"[:500]))
+        clients.greet(StartFailed("", f"{type(error).__name__}: {error}"[:500]))
         return 1
-    outbox.send(Ready(info))
-    return 0 if EngineLoop(core, inbox, outbox, MonotonicClock()).run() else 1
+    clock = MonotonicClock()
+    garbage = GarbageDuty(clock)
+    clients.greet(Ready(info))
+    return 0 if EngineLoop(core, clients, clients, clock, garbage).run() else 1
 
 
-def _exit_with_client(stdin: int, private: Path) -> None:
-    """The client holds the other end of our standard input: when it closes without a word, the client is gone.
+def _exit_with_owner(stdin: int, private: Path) -> None:
+    """The owner holds the other end of our standard input: when it closes without a word, the owner is gone.
 
-    It cannot remove its folder `private` any more, so that is left to us.
+    It cannot remove its folder `private` any more, so that is left to us. The loop notices the same at its socket,
+    but not in the middle of a step that hangs.
     Reads the descriptor, not the file object, whose lock the interpreter could not take from this thread at exit.
     """
     while os.read(stdin, 1):
         pass
-    time.sleep(EXIT_PATIENCE_S)
     shutil.rmtree(private, ignore_errors=True)
+    time.sleep(EXIT_PATIENCE_S)
     os._exit(1)
 
 

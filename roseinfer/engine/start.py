@@ -1,8 +1,11 @@
-"""Bringing an asynchronous engine up from its options alone."""
+"""Bringing an asynchronous engine up from its options alone, or reaching one that somebody else has brought up."""
+
+from pathlib import Path
 
 from roseinfer.core.config import EngineConfig, ModelConfig
-from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
+from roseinfer.engine.client import AsyncEngine, Inflight
+from roseinfer.engine.transport import ProcessTransport, SocketTransport, ThreadTransport, Transport
+from roseinfer.engine.watch import EngineWatch
 from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -18,6 +21,31 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
     else:
         transport = ProcessTransport(config, folder)
     return await AsyncEngine.start(transport, tokenizer, max_inflight_requests=config.scheduler.max_inflight_requests)
+
+
+class OwnedEngine(EngineWatch):
+    """An engine in its own process that this one owns and others use: `launch`, then `connect`, then `close`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._process = ProcessTransport(config, model_folder(config.model))
+        super().__init__(self._process)
+
+    @property
+    def address(self) -> Path:
+        """Where `shared_engine` finds it, once it is launched."""
+        return self._process.address
+
+    async def launch(self) -> None:
+        """Start the process; `connect` waits until it has loaded its model. Raises `OSError` if it cannot."""
+        await self._process.launch(self._on_message, self._on_death)
+
+
+async def shared_engine(address: Path, tokenizer: Tokenizer, inflight: Inflight, prefix: str) -> AsyncEngine:
+    """The engine at an address of somebody's `OwnedEngine`, once it is up. `prefix`: no other client's.
+
+    Raises what keeps it from starting, `EngineDeadError` if it is gone.
+    """
+    return await AsyncEngine.start(SocketTransport(address), tokenizer, inflight=inflight, prefix=prefix)
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:

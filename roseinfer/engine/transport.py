@@ -1,20 +1,20 @@
-"""How a client reaches its engine: a process of its own behind two sockets, or a thread of this process."""
+"""How a client reaches its engine: over a socket to another process, which it may own, or in a thread of this one."""
 
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import shutil
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from roseinfer.core import errors
 from roseinfer.core.clock import MonotonicClock
@@ -22,13 +22,15 @@ from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import EngineCore
+from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.engine.loop import EngineLoop
-from roseinfer.engine.messages import ClientMessage, EngineMessage, Ready, Rejected, Shutdown, StartFailed
+from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Ready, Received, Shutdown, StartFailed
 
 log = logging.getLogger(__name__)
 
 STOP_PATIENCE_S = 10.0
-EXIT_PATIENCE_S = 1.0
+LAST_WORDS_S = 1.0
+BACKLOG = 128
 
 OnMessage = Callable[[EngineMessage], None]
 OnDeath = Callable[[str], None]
@@ -45,43 +47,128 @@ class Transport(Protocol):
         ...
 
     def send(self, message: ClientMessage) -> None:
-        """Never waits."""
+        """Never waits. What goes to an engine that has just died is lost; `on_death` is about to say so."""
         ...
 
     async def close(self) -> None:
-        """Stop the engine and wait until nothing of it is left."""
+        """Let go of the engine; who owns it stops it and waits until nothing of it is left."""
         ...
 
 
 class EngineBoot(msgspec.Struct):
-    """What an engine process is told on its standard input."""
+    """What an engine process is told on its standard input. `listener`: descriptor of the socket it serves."""
 
     config: EngineConfig
     folder: str
     private: str
-    inbox: str
-    outbox: str
+    listener: int
     log_level: str
 
 
+class _Link(asyncio.Protocol):
+    """The connection to an engine: `ready` is its first word, `lost` its end. `up`: that word was a good one."""
+
+    def __init__(self, on_message: OnMessage, on_death: OnDeath) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[EngineInfo] = loop.create_future()
+        self.lost = asyncio.Event()
+        self.up = False
+        self._on_message = on_message
+        self._on_death = on_death
+        self._frames = FrameReader()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.lost.set()
+
+    def data_received(self, data: bytes) -> None:
+        for received in self._frames.feed(data):
+            try:
+                message = self._decode(received)
+            except msgspec.MsgspecError as error:
+                self.die(f"the engine says what nobody understands: {error}")
+                self.close()
+                return
+            self._take(message)
+
+    def _take(self, message: EngineMessage) -> None:
+        if isinstance(message, Ready):
+            self.up = True
+            self._settle(message.info)
+        elif isinstance(message, StartFailed):
+            self._settle(_start_error(message))
+        else:
+            self._on_message(message)
+
+    def die(self, reason: str) -> None:
+        self._settle(EngineDeadError(reason))
+        self._on_death(reason)
+
+    def _settle(self, outcome: EngineInfo | Exception) -> None:
+        _settle(self.ready, outcome)
+
+    def send(self, message: ClientMessage) -> None:
+        data = self._encode(message)
+        if self._transport is not None:
+            self._transport.write(frame(data))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class SocketTransport:
+    """An engine that another process owns. `address`: the path of its socket."""
+
+    def __init__(self, address: Path) -> None:
+        self._address = address
+        self._link: _Link | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
+        try:
+            self._link = await _connect(self._address, on_message, on_death)
+        except OSError as error:
+            raise EngineDeadError(f"there is no engine: {error}") from error
+        self._watch = asyncio.create_task(self._await_end(self._link))
+        return await self._link.ready
+
+    async def _await_end(self, link: _Link) -> None:
+        await link.lost.wait()
+        link.die("the connection to the engine was lost")
+
+    def send(self, message: ClientMessage) -> None:
+        assert self._link is not None, "start comes first"
+        self._link.send(message)
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._link is not None:
+            self._link.ready.cancel()
+            self._link.close()
+
+
 class ProcessTransport:
-    """The engine in its own process, behind two ipc sockets in a private folder."""
+    """The engine in a process of its own, which ends with this one. It serves a socket in a private folder.
+
+    Others may reach it at `address`.
+    """
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         self._config = config
         self._folder = folder
         self._private = Path(tempfile.mkdtemp(prefix="roseinfer-"))
-        self._context = zmq.Context()
-        self._async_context = zmq.asyncio.Context(self._context)
-        self._push = self._context.socket(zmq.PUSH)
-        self._pull = self._async_context.socket(zmq.PULL)
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
+        self.address = self._private / "engine"
         self._process: asyncio.subprocess.Process | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._on_death: OnDeath = lambda reason: None
-        self._ready: asyncio.Future[EngineInfo] | None = None
-        self._up = False
+        self._link: _Link | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
     @property
@@ -89,93 +176,80 @@ class ProcessTransport:
         return self._process.pid if self._process else None
 
     async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
-        self._on_death = on_death
-        self._ready = asyncio.get_running_loop().create_future()
         try:
-            await self._launch(on_message)
-            info = await self._ready
+            if self._link is None:
+                await self.launch(on_message, on_death)
+            assert self._link is not None
+            return await self._link.ready
         except BaseException:
             await self.close()
             raise
-        self._up = True
-        return info
 
-    async def _launch(self, on_message: OnMessage) -> None:
-        boot = EngineBoot(
-            self._config,
-            str(self._folder),
-            str(self._private),
-            f"ipc://{self._private / 'to_engine'}",
-            f"ipc://{self._private / 'from_engine'}",
-            logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+    async def launch(self, on_message: OnMessage, on_death: OnDeath) -> None:
+        """The first half of `start`, for who wants others to connect while the engine loads."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self.address))
+            listener.listen(BACKLOG)
+            # Before the engine exists: whoever connects first owns it.
+            self._link = await _connect(self.address, on_message, on_death)
+            self._process = await self._spawn(listener)
+        self._watch = asyncio.create_task(self._await_end(self._process, self._link))
+
+    async def _spawn(self, listener: socket.socket) -> asyncio.subprocess.Process:
+        level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+        boot = EngineBoot(self._config, str(self._folder), str(self._private), listener.fileno(), level)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "roseinfer.engine.process",
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=(listener.fileno(),),
         )
-        for socket, address in ((self._push, boot.inbox), (self._pull, boot.outbox)):
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.bind(address)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "roseinfer.engine.process", stdin=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdin is not None
+        assert process.stdin is not None
         # The pipe stays open: its end tells the engine that we are gone.
-        self._process.stdin.write(msgspec.json.encode(boot) + b"\n")
-        self._tasks = [
-            asyncio.create_task(self._receive(on_message)),
-            asyncio.create_task(self._watch(self._process)),
-        ]
+        process.stdin.write(msgspec.json.encode(boot) + b"\n")
+        return process
 
-    async def _receive(self, on_message: OnMessage) -> None:
-        assert self._ready is not None
-        while True:
-            data = await self._pull.recv()
-            try:
-                message = self._decode(data)
-            except msgspec.MsgspecError as error:
-                _settle(self._ready, EngineDeadError(f"the engine says what nobody understands: {error}"))
-                self._on_death(f"the engine says what nobody understands: {error}")
-                return
-            if isinstance(message, Ready):
-                _settle(self._ready, message.info)
-            elif isinstance(message, StartFailed):
-                _settle(self._ready, _start_error(message))
-            else:
-                on_message(message)
-
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _await_end(self, process: asyncio.subprocess.Process, link: _Link) -> None:
         code = await process.wait()
-        assert self._ready is not None
         # What it said before it died may still be on its way through the socket.
-        await asyncio.sleep(0.05)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(link.lost.wait(), LAST_WORDS_S)
         if self._closing:
             return
         reason = f"the engine process ended with code {code}"
         log.error(reason)
-        _settle(self._ready, EngineDeadError(reason))
-        self._on_death(reason)
+        link.die(reason)
 
     def send(self, message: ClientMessage) -> None:
-        """What goes to an engine that has just died is lost; `on_death` is about to say so."""
-        with contextlib.suppress(zmq.Again):
-            self._push.send(self._encode(message), zmq.NOBLOCK)
+        assert self._link is not None, "start comes first"
+        self._link.send(message)
 
     async def close(self) -> None:
         self._closing = True
-        process = self._process
+        process, link = self._process, self._link
         if process is not None and process.returncode is None:
-            if self._up:
-                self.send(Shutdown())
+            if link is not None and link.up:
+                link.send(Shutdown())
                 await _wait_or_kill(process)
             else:  # it reads no messages while it loads, and there is nothing yet that it could lose
                 await _kill(process)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         if process is not None and process.stdin is not None:
             process.stdin.close()
-        self._push.close(0)
-        self._pull.close(0)
-        self._context.term()
+        if link is not None:
+            link.close()
+            link.ready.cancel()
+            await link.lost.wait()
         shutil.rmtree(self._private, ignore_errors=True)
+
+
+async def _connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> _Link:
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_unix_connection(lambda: _Link(on_message, on_death), os.fspath(address))
+    return link
 
 
 async def _wait_or_kill(process: asyncio.subprocess.Process) -> None:
@@ -216,15 +290,14 @@ class ThreadTransport:
     def __init__(self, build: Callable[[], tuple[EngineCore, EngineInfo]]) -> None:
         self._build = build
         self._inbox: queue.SimpleQueue[ClientMessage] = queue.SimpleQueue()
+        self._outbox = _LoopOutbox()
         self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: OnMessage = lambda message: None
 
     async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
-        self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
-        ready: asyncio.Future[EngineInfo] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="roseinfer-engine", daemon=True)
+        loop = asyncio.get_running_loop()
+        self._outbox.open(loop, on_message)
+        ready: asyncio.Future[EngineInfo] = loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(loop, ready), name="roseinfer-engine", daemon=True)
         self._thread.start()
         try:
             return await ready
@@ -232,35 +305,48 @@ class ThreadTransport:
             await self.close()
             raise
 
-    def _run(self, ready: "asyncio.Future[EngineInfo]") -> None:
-        assert self._loop is not None
+    def _run(self, loop: asyncio.AbstractEventLoop, ready: "asyncio.Future[EngineInfo]") -> None:
         try:
             core, info = self._build()
         except Exception as error:
-            self._loop.call_soon_threadsafe(_settle, ready, error)
+            loop.call_soon_threadsafe(_settle, ready, error)
             return
-        self._loop.call_soon_threadsafe(_settle, ready, info)
-        EngineLoop(core, self, self, MonotonicClock()).run()
+        loop.call_soon_threadsafe(_settle, ready, info)
+        EngineLoop(core, self, self._outbox, MonotonicClock()).run()
 
-    # The engine's side: an inbox and an outbox.
-    def receive(self, timeout_s: float) -> list[ClientMessage | Rejected]:
-        messages: list[ClientMessage | Rejected] = []
+    def receive(self, timeout_s: float) -> list[Received]:
+        """The engine's side."""
+        received: list[Received] = []
         with contextlib.suppress(queue.Empty):
-            messages.append(self._inbox.get(timeout_s > 0, timeout_s))
+            received.append((OWNER, self._inbox.get(timeout_s > 0, timeout_s)))
             while True:
-                messages.append(self._inbox.get(False))
-        return messages
+                received.append((OWNER, self._inbox.get(False)))
+        return received
 
-    def send(self, message: ClientMessage | EngineMessage) -> None:
-        """Called by both sides; each has its own kinds of message."""
-        if isinstance(message, ClientMessage):
-            self._inbox.put(message)
-            return
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._on_message, message)
+    def send(self, message: ClientMessage) -> None:
+        self._inbox.put(message)
 
     async def close(self) -> None:
         self.send(Shutdown())
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+
+
+class _LoopOutbox:
+    """Hands an engine's messages to the event loop of its only client."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: OnMessage = lambda message: None
+
+    def open(self, loop: asyncio.AbstractEventLoop, on_message: OnMessage) -> None:
+        self._loop, self._on_message = loop, on_message
+
+    def send(self, client: int, message: EngineMessage) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._on_message, message)
+
+    def broadcast(self, message: EngineMessage, but: int | None = None) -> None:
+        if but != OWNER:
+            self.send(OWNER, message)

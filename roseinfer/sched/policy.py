@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from roseinfer.core.events import Event
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Rejection
 
 
 class Verdict(Enum):
@@ -23,7 +24,8 @@ class View(NamedTuple):
     """The scheduler's state at the start of a step, to read only.
 
     `free_blocks`: KV blocks that new requests may take. `uncached(request)`: how many tokens a waiting request would
-    compute until it has its next one.
+    compute until it has its next one. `can_start(request)`: whether a waiting request could start; a policy must not
+    bet on one that submitted steps still name, or on a fork whose parent computes the prompt.
     """
 
     now_s: float
@@ -36,6 +38,12 @@ class View(NamedTuple):
     running: Collection[Request]
     waiting: Collection[Request]
     uncached: Callable[[Request], int]
+    can_start: Callable[[Request], bool]
+
+
+def rejectable(request: Request) -> bool:
+    """Whether a waiting request may be turned away: it never ran, and does not share the prompt of one that did."""
+    return request.preemptions == 0 and request.fork_of is None and request.num_outputs == 0
 
 
 class Decision(Protocol):
@@ -57,7 +65,9 @@ class Decision(Protocol):
         """The waiting requests that could start, in the order in which to look at them."""
         ...
 
-    def admit(self, request: Request) -> Verdict: ...
+    def admit(self, request: Request) -> Verdict | Rejection:
+        """Whether it starts now. A `Rejection` ends it: only for one of which no token was computed (`rejectable`)."""
+        ...
 
 
 class Policy(Protocol):

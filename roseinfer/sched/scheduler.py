@@ -7,16 +7,18 @@ settles what really happened.
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
-from roseinfer.core.events import Admitted, Ended, StepDone
+from roseinfer.core.events import Admitted, Ended, Queued, StepDone
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.request import Request, Status, check_context
+from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.draft import StepDraft
-from roseinfer.sched.policy import Decision, Policy, Verdict, View
+from roseinfer.sched.policy import Decision, Policy, Verdict, View, rejectable
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
@@ -38,6 +40,8 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._free_seats = list(range(config.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
+        self._expiries: list[tuple[float, str]] = []
+        self._ended: list[RequestOutput] = []
         self._reserve = int(kv.num_blocks * ADMISSION_RESERVE)
         self._step = 0
         self._prefix_queries = self._prefix_hits = 0
@@ -53,6 +57,9 @@ class Scheduler:
         self._requests[request.request_id] = request
         self.kv.open(request.request_id, request.cache_salt)
         self.waiting[request.request_id] = request
+        if request.deadline_s is not None:
+            heappush(self._expiries, (request.deadline_s, request.request_id))
+        self.policy.observe(Queued(request))
 
     def check_fits(self, request: Request) -> None:
         """Raise `RequestTooLongError` unless the request could run alone."""
@@ -79,7 +86,9 @@ class Scheduler:
 
     # --- planning -----------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute (yet)."""
+        """The next step, or None if there is nothing to compute (yet). `take_ended` says who ended meanwhile."""
+        if self._expiries and self._expiries[0][0] <= now_s:
+            self._expire(now_s)
         view = View(
             now_s,
             self._step,
@@ -91,6 +100,7 @@ class Scheduler:
             self.running.values(),
             self.waiting.values(),
             self._uncached,
+            self._can_start,
         )
         decision = self.policy.begin(view)
         draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
@@ -181,6 +191,7 @@ class Scheduler:
         self._preemptions += 1
         self.waiting[victim.request_id] = victim
         self.waiting.move_to_end(victim.request_id, last=False)
+        self.policy.observe(Queued(victim))
         if victim.in_flight == 0:
             self._vacate(victim)
 
@@ -188,22 +199,48 @@ class Scheduler:
     def _admit_waiting(self, draft: StepDraft, decision: Decision, now_s: float) -> None:
         started: list[Request] = []
         for request in decision.order(self._candidates()):
-            if draft.tokens_left <= 0 or not self._free_seats:
-                break
             verdict = decision.admit(request)
+            if isinstance(verdict, Rejection):
+                self._reject(request, verdict, now_s)
+                continue
             if verdict is Verdict.SKIP:
                 continue
-            if verdict is Verdict.STOP or not self._start(draft, decision, request, bool(started)):
+            if verdict is Verdict.STOP or draft.tokens_left <= 0 or not self._free_seats:
+                break
+            if not self._start(draft, decision, request, bool(started)):
                 break
             started.append(request)
         for request in started:
             self._seat_taken(request, now_s)
 
     def _candidates(self) -> Iterator[Request]:
-        """The waiting requests that could start: a policy must not bet on one that submitted steps still name, or on
-        a fork whose parent computes the prompt.
-        """
         return (r for r in self.waiting.values() if r.seat is None and not self._awaits_parent(r))
+
+    def _can_start(self, request: Request) -> bool:
+        return request.status is Status.WAITING and request.seat is None and not self._awaits_parent(request)
+
+    def _reject(self, request: Request, rejection: Rejection, now_s: float) -> None:
+        """Turn a request away, and with it the samples that wait for it to compute their prompt."""
+        assert rejectable(request), "what has begun is not turned away"
+        forks = [r for r in self.waiting.values() if r.fork_of == request.request_id]
+        for refused in (request, *forks):
+            end = self._finish(refused, FinishReason.REJECTED, now_s, rejection=rejection)
+            self._ended.append(RequestOutput(refused.request_id, end=end))
+
+    def _expire(self, now_s: float) -> None:
+        """End the requests whose time to live is over."""
+        while self._expiries and self._expiries[0][0] <= now_s:
+            _, request_id = heappop(self._expiries)
+            request = self._requests.get(request_id)
+            if request is None or request.status is Status.FINISHED or request.deadline_s is None:
+                continue
+            if request.deadline_s <= now_s:  # else the id is in use again
+                self._ended.append(RequestOutput(request_id, end=self._finish(request, FinishReason.TIMEOUT, now_s)))
+
+    def take_ended(self) -> list[RequestOutput]:
+        """The ends that `plan` decided, each once."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def _reserved_blocks(self) -> int:
         return self._reserve if self.running else 0
@@ -393,6 +430,7 @@ class Scheduler:
         *,
         stop_token: int | None = None,
         error: str | None = None,
+        rejection: Rejection | None = None,
     ) -> End:
         self.running.pop(request.request_id, None)
         self.waiting.pop(request.request_id, None)
@@ -401,7 +439,7 @@ class Scheduler:
             self._vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))
         times = RequestTimes(request.arrival_s, request.scheduled_s, request.first_token_s, now_s)
-        return End(reason, times, stop_token, error, request.preemptions)
+        return End(reason, times, stop_token, error, request.preemptions, rejection)
 
     def _vacate(self, request: Request) -> None:
         """No submitted step names the request any more: its seat and blocks can be reused."""

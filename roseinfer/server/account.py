@@ -59,8 +59,10 @@ class Account:
 
     def usage(self) -> Usage:
         """Each prompt counts once, output tokens over all choices."""
-        return Usage(
-            sum(run.prompt_tokens for run in self.runs),
-            sum(sample.tokens for run in self.runs for sample in run.samples),
-            sum(run.cached_tokens for run in self.runs),
-        )
+        prompt = completion = cached = 0
+        for run in self.runs:
+            prompt += run.prompt_tokens
+            cached += run.cached_tokens
+            for sample in run.samples:
+                completion += sample.tokens
+        return Usage(prompt, completion, cached)

@@ -1,7 +1,7 @@
 """The application: routes, middleware and error handlers around one `Service`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import RoseinferError
@@ -18,29 +19,36 @@ from roseinfer.engine.api import Engine
 from roseinfer.server import documents
 from roseinfer.server.auth import AuthMiddleware
 from roseinfer.server.errors import ApiError, as_api_error
+from roseinfer.server.inference import Inference
 from roseinfer.server.metrics import HttpMetrics
-from roseinfer.server.middleware import CrashMiddleware, HttpMetricsMiddleware, RequestIdMiddleware
+from roseinfer.server.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, LaneMiddleware
 from roseinfer.server.responses import ErrorResponse
 from roseinfer.server.routes import chat, completions, models, status, tokenize
 from roseinfer.server.service import Service
 from roseinfer.server.watchdog import watch_engine
 from roseinfer.text.tokenizer import Tokenizer
 
-# Nobody is left to read it; the status is for the metrics.
-CLIENT_CLOSED_REQUEST = 499
+
+class Application(FastAPI):
+    """The framework's routes and documents, with middleware of our own in front."""
+
+    front: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front(scope, receive, send)
 
 
-def create_app(engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> FastAPI:
+def create_app(engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> Application:
     """An application around an engine that is up. Raises `ConfigError` if the chat template does not compile."""
     service = Service(config, model_name)
     service.attach(engine, tokenizer)
     return build_app(service)
 
 
-def build_app(service: Service) -> FastAPI:
+def build_app(service: Service) -> Application:
     """An application that says 503 `loading` until `service.attach` is called."""
     config = service.config
-    app = FastAPI(
+    app = Application(
         title="roseinfer",
         description="An OpenAI-compatible inference server",
         version=version("roseinfer"),
@@ -51,11 +59,14 @@ def build_app(service: Service) -> FastAPI:
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    for family in (completions, chat, models, tokenize, status):
+    for inference in (completions, chat):
+        inference.add(app)
+    for family in (models, tokenize, status):
         family.add(app, service)
     documents.install(app, keyed=bool(config.api_key))
     _add_error_handlers(app)
-    _add_middleware(app, service)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    app.front = _in_front(super(Application, app).__call__, paths, service)
     app.state.service = service
     return app
 
@@ -97,21 +108,25 @@ def _from_http(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, error.detail, type=kind)
 
 
-def _add_middleware(app: FastAPI, service: Service) -> None:
-    """From the inside out: what is added last sees a request first."""
+def _in_front(app: ASGIApp, routes: Iterable[str], service: Service) -> ASGIApp:
+    """`app` behind everything that a request passes before its route, from the inside out.
+
+    Around the framework and not inside it: its own layers are for its own routes, and the lanes pass by them.
+    """
     config = service.config
-    app.add_middleware(CrashMiddleware)
+    app = CrashMiddleware(LaneMiddleware(app, lanes=_lanes(service)))
     if config.api_key:
-        app.add_middleware(AuthMiddleware, keys=config.api_key)
+        app = AuthMiddleware(app, keys=config.api_key)
     if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=config.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After", "x-should-retry"],
         )
-    paths = [route.path for route in app.routes if isinstance(route, Route)]
-    http_metrics = HttpMetrics(service.registry, paths)
-    app.add_middleware(HttpMetricsMiddleware, observe=http_metrics.observe)
-    app.add_middleware(RequestIdMiddleware)
+    return EdgeMiddleware(app, observe=HttpMetrics(service.tallies, routes).observe)
+
+
+def _lanes(service: Service) -> dict[str, ASGIApp]:
+    return {family.PATH: Inference(service, family.plan) for family in (completions, chat)}

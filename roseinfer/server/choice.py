@@ -1,7 +1,9 @@
-"""The growing text of one choice, until it is taken for a chunk or for the whole answer."""
+"""The growing text of one choice, until it is taken for an event or for the whole answer."""
 
+from dataclasses import dataclass
 from typing import Any
 
+from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.job import Job, Kind, Prompt
@@ -12,39 +14,68 @@ from roseinfer.text.tokenizer import Tokenizer
 PromptEntries = list[TokenLogprobs | None]
 
 
+@dataclass(slots=True)
+class Piece:
+    """What is new of a choice. `first`: nothing of it was shown before."""
+
+    text: str
+    token_ids: list[int]
+    entries: list[TokenLogprobs]
+    first: bool
+    finish: FinishReason | None
+    stop_reason: int | str | None
+
+
 class Choice:
-    """`text`, `token_ids` and `entries` are what has come since the last `clear`."""
+    """Gathers chunks until `take`."""
 
     def __init__(self, job: Job, prompt: Prompt, index: int, tokenizer: Tokenizer) -> None:
         self.prompt = prompt
         self.index = index
         self.opened = False
-        self.text: list[str] = []
-        self.token_ids: list[int] = []
-        self.entries: list[TokenLogprobs] = []
         self.prompt_entries: PromptEntries | None = None
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._entries: list[TokenLogprobs] = []
+        self._finish: FinishReason | None = None
+        self._stop_reason: int | str | None = None
         self._job = job
         self._tokenizer = tokenizer
         self._names = TokenNames(tokenizer, job.tokens_as_ids)
         self._completion = self._completion_logprobs() if job.kind is Kind.COMPLETION else None
 
+    @property
+    def waiting(self) -> int:
+        """Tokens since the last `take`."""
+        return len(self._token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self._finish is not None
+
     def add(self, chunk: SequenceChunk) -> None:
         if chunk.text:
-            self.text.append(chunk.text)
-        self.token_ids += chunk.token_ids
+            self._text.append(chunk.text)
+        self._token_ids += chunk.token_ids
         if chunk.logprobs is not None:
-            self.entries += chunk.logprobs
+            self._entries += chunk.logprobs
+        if chunk.finish_reason is not None:
+            self._finish, self._stop_reason = chunk.finish_reason, chunk.stop_reason
 
-    def clear(self) -> None:
-        self.text, self.token_ids, self.entries = [], [], []
+    def take(self) -> Piece:
+        first, self.opened = not self.opened, True
+        text = "".join(self._text)
+        piece = Piece(text, self._token_ids, self._entries, first, self._finish, self._stop_reason)
+        self._text, self._token_ids, self._entries = [], [], []
+        return piece
 
-    def logprobs(self, with_prompt: bool = False) -> dict[str, Any] | None:
-        """Those of the tokens since the last `clear`, behind the prompt's if `with_prompt`; None if not asked for."""
+    def logprobs(self, piece: Piece, with_prompt: bool = False) -> dict[str, Any] | None:
+        """Those of a piece, behind the prompt's if `with_prompt`; None if not asked for. Once per piece, in order."""
         if self._job.logprobs is None:
             return None
         if self._completion is None:
-            return chat_logprobs(self._names, self._job.logprobs, self.entries)
-        own = self._completion.render(self.token_ids, self.entries)
+            return chat_logprobs(self._names, self._job.logprobs, piece.entries)
+        own = self._completion.render(piece.token_ids, piece.entries)
         return joined(self._echoed(), own) if with_prompt else own
 
     def _echoed(self) -> dict[str, list[Any]]:

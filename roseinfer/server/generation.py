@@ -1,19 +1,14 @@
-"""The engine's side of one HTTP request: a stream per prompt, merged, accounted for, and ended whatever happens."""
+"""The engine's side of one HTTP request: its prompts submitted, what comes of them accounted for and handed on."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Protocol
 
 from roseinfer.core.clock import Clock
-from roseinfer.core.errors import RequestFailedError
+from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.engine.api import Engine, GenerateRequest, RequestStream, SequenceChunk
+from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.account import Account, PromptRun, Sample
 from roseinfer.server.job import Job
-
-# (prompt, what is new of one of its samples)
-Chunks = AsyncGenerator[tuple[int, SequenceChunk], None]
 
 _PROPER_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -26,8 +21,18 @@ class Observer(Protocol):
     def inter_token(self, seconds: float, tokens: int) -> None: ...
 
 
+class Receiver(Protocol):
+    """Takes the chunks of all prompts as they come; `end` is the last call, and comes once."""
+
+    def put(self, prompt: int, chunk: SequenceChunk) -> None: ...
+
+    def end(self, error: Exception | None) -> None:
+        """None: every sample has a proper finish reason."""
+        ...
+
+
 class Generation:
-    """`start`, iterate `chunks` to the end, `cancel` in any case."""
+    """`start`, and `cancel` in any case. With prompt logprobs, sample 0 of a prompt comes before the others."""
 
     def __init__(self, job: Job, engine: Engine, ids: Iterator[int], observer: Observer, clock: Clock) -> None:
         self.job = job
@@ -36,12 +41,16 @@ class Generation:
         self._ids = ids
         self._observer = observer
         self._clock = clock
-        self._streams: list[RequestStream] = []
+        self._submissions: list[Submission] = []
+        self._receiver: Receiver | None = None
+        self._left = job.num_choices
 
-    def start(self) -> None:
-        """Raises what `Engine.generate` raises; `cancel` then ends those that had started."""
+    def start(self, receiver: Receiver) -> None:
+        """Raises what `Engine.submit` raises; `cancel` then ends those that had started."""
         job = self.job
-        for prompt in job.prompts:
+        needs_sample_0 = job.n > 1 and job.prompts[0].params.prompt_logprobs is not None
+        self._receiver = _Sample0First(receiver) if needs_sample_0 else receiver
+        for position, prompt in enumerate(job.prompts):
             request = GenerateRequest(
                 # Unique even if a client uses an id twice at a time.
                 request_id=f"{job.request_id}-{next(self._ids)}",
@@ -54,49 +63,35 @@ class Generation:
             samples = [Sample() for _ in range(job.n)]
             run = PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)
             self.account.runs.append(run)
-            self._streams.append(self._engine.generate(request))
+            self._submissions.append(self._engine.submit(request, _PromptSink(self, position, run)))
 
     def cancel(self) -> None:
-        for stream in self._streams:
-            stream.cancel()
+        self._receiver = None
+        submissions, self._submissions = self._submissions, []  # they know us: what is left must not be a cycle
+        for submission in submissions:
+            submission.cancel()
 
-    async def chunks(self) -> Chunks:
-        """(prompt, chunk), interleaved as they come. With prompt logprobs, sample 0 of a prompt comes first.
-
-        Raises what the streams raise, and `RequestFailedError` if a sample ends without a proper finish reason.
-        """
-        source = self._single() if len(self._streams) == 1 else self._merged()
-        if self.job.n > 1 and self.job.prompts[0].params.prompt_logprobs is not None:
-            source = _sample_0_first(source)
-        async with aclosing(source):
-            async for prompt, chunk in source:
-                self._note(prompt, chunk)
-                yield prompt, chunk
-        self._check_complete()
-
-    async def _single(self) -> Chunks:
-        async for chunk in self._streams[0]:
-            yield 0, chunk
-
-    async def _merged(self) -> Chunks:
-        queue: asyncio.Queue[tuple[int, SequenceChunk | Exception | None]] = asyncio.Queue()
-        pumps = [asyncio.create_task(_pump(i, stream, queue)) for i, stream in enumerate(self._streams)]
+    def take(self, prompt: int, run: PromptRun, chunk: SequenceChunk) -> None:
+        """A bug in what follows ends this request, not the engine's client that calls from below."""
+        if self._receiver is None:
+            return
         try:
-            running = len(pumps)
-            while running:
-                prompt, item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                if item is None:
-                    running -= 1
-                else:
-                    yield prompt, item
-        finally:
-            for pump in pumps:
-                pump.cancel()
+            self._note(run, chunk)
+            self._receiver.put(prompt, chunk)
+        except Exception as error:
+            self.end(error)
+            return
+        if chunk.finish_reason is not None:
+            self._left -= 1
+            if not self._left:
+                self.end(None)
 
-    def _note(self, prompt: int, chunk: SequenceChunk) -> None:
-        run = self.account.runs[prompt]
+    def end(self, error: Exception | None) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.end(error)
+
+    def _note(self, run: PromptRun, chunk: SequenceChunk) -> None:
         sample = run.samples[chunk.index]
         new_tokens = chunk.num_output_tokens - sample.tokens
         if chunk.index == 0:  # the other samples share what sample 0 computed, which is no hit of the prompt's
@@ -118,35 +113,40 @@ class Generation:
             self._observer.inter_token((now_s - sample.last_s) / tokens, tokens)
         sample.last_s = now_s
 
-    def _check_complete(self) -> None:
-        for run in self.account.runs:
-            if any(sample.finish_reason is None for sample in run.samples):
-                raise RequestFailedError("the engine ended a stream without a finish reason")
+
+class _PromptSink:
+    """Where the engine puts the chunks of one prompt."""
+
+    __slots__ = ("_generation", "_position", "_run")
+
+    def __init__(self, generation: Generation, position: int, run: PromptRun) -> None:
+        self._generation = generation
+        self._position = position
+        self._run = run
+
+    def put(self, chunk: SequenceChunk) -> None:
+        self._generation.take(self._position, self._run, chunk)
+
+    def fail(self, error: RoseinferError) -> None:
+        self._generation.end(error)
 
 
-async def _pump(
-    prompt: int, stream: RequestStream, queue: asyncio.Queue[tuple[int, SequenceChunk | Exception | None]]
-) -> None:
-    try:
-        async for chunk in stream:
-            queue.put_nowait((prompt, chunk))
-        queue.put_nowait((prompt, None))
-    except Exception as error:
-        queue.put_nowait((prompt, error))
-
-
-async def _sample_0_first(
-    source: Chunks,
-) -> Chunks:
+class _Sample0First:
     """Holds the other samples of a prompt back until sample 0, which brings the prompt's logprobs, has begun."""
-    held: dict[int, list[SequenceChunk] | None] = {}
-    async with aclosing(source):
-        async for prompt, chunk in source:
-            waiting = held.setdefault(prompt, [])
-            if chunk.index != 0 and waiting is not None:
-                waiting.append(chunk)
-                continue
-            yield prompt, chunk
-            held[prompt] = None
-            for earlier in waiting or ():
-                yield prompt, earlier
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._held: dict[int, list[SequenceChunk] | None] = {}
+
+    def put(self, prompt: int, chunk: SequenceChunk) -> None:
+        waiting = self._held.setdefault(prompt, [])
+        if chunk.index != 0 and waiting is not None:
+            waiting.append(chunk)
+            return
+        self._receiver.put(prompt, chunk)
+        self._held[prompt] = None
+        for earlier in waiting or ():
+            self._receiver.put(prompt, earlier)
+
+    def end(self, error: Exception | None) -> None:
+        self._receiver.end(error)

@@ -1,26 +1,28 @@
 """The life of one inference request: admitted, read, planned, run, answered, accounted for."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.server.errors import as_api_error, too_many_inflight
 from roseinfer.server.events import EventEncoder
-from roseinfer.server.generation import Generation
+from roseinfer.server.generation import Generation, Receiver
+from roseinfer.server.guard import Guard
 from roseinfer.server.ids import check_request_id
 from roseinfer.server.job import Job
 from roseinfer.server.limits import Limits, read_json
 from roseinfer.server.report import log_start, report
 from roseinfer.server.responses import JsonResponse
 from roseinfer.server.service import Backend, Service
-from roseinfer.server.stream import EventStream
-from roseinfer.server.supervisor import Supervisor
+from roseinfer.server.stream import EventStream, StreamAnswer
 from roseinfer.server.whole import WholeAnswer
+from roseinfer.server.wire import EXTENSION, Wire
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,13 @@ class Call:
 Plan = Callable[[Call, dict[str, Any]], Awaitable[Job]]
 
 
-class InferenceResponse(Response):
-    """Does its work when it is sent, so that the room it takes in the server is given back in one place."""
+class Inference:
+    """An inference route as an ASGI application. The room that a request takes in the server is given back here.
+
+    Raises `RoseinferError` and `ClientDisconnect` if the answer has not begun.
+    """
 
     def __init__(self, service: Service, plan: Plan) -> None:
-        super().__init__()
         self._service = service
         self._plan = plan
 
@@ -64,18 +68,20 @@ class InferenceResponse(Response):
         call = Call(service, service.admit(), scope["state"], service.clock.now())
         with service.lifecycle.ticket() as ticket:
             job = await self._plan(call, await read_json(scope, receive, service.limits))
-            service.lifecycle.grow(ticket, len(job.prompts))
-            await Run(service, call.backend, job).answer(scope, receive, send)
+            ticket.grow(len(job.prompts))
+            wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
+            await Run(service, call.backend, job, wire).answer(scope, receive, send)
 
 
 class Run:
     """One job on the engine."""
 
-    def __init__(self, service: Service, backend: Backend, job: Job) -> None:
+    def __init__(self, service: Service, backend: Backend, job: Job, wire: Wire) -> None:
         self._service = service
         self._backend = backend
         self._job = job
-        self._supervisor = Supervisor()
+        self._wire = wire
+        self._guard = Guard()
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.metrics, service.clock)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,23 +91,18 @@ class Run:
         if self._job.stream is None:
             await self._answer_whole(scope, receive, send)
         else:
-            await self._answer_stream(receive, send)
+            await self._answer_stream(send)
 
-    def _start(self) -> None:
+    def _start(self, receiver: Receiver) -> None:
         try:
-            self._generation.start()
+            self._generation.start(receiver)
         except TooManyInflightError as error:
             self._backend.metrics.refused("max_inflight_requests")
             raise too_many_inflight(str(error), self._service.lifecycle.retry_after_s(1)) from error
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = WholeAnswer(self._job, self._backend.tokenizer)
-
-        async def collect() -> None:
-            async for prompt, chunk in self._generation.chunks():
-                answer.feed(prompt, chunk)
-
-        await self._run(collect(), receive)
+        await self._run(answer, answer.complete)
         await JsonResponse(await self._render(answer))(scope, receive, send)
 
     async def _render(self, answer: WholeAnswer) -> dict[str, Any]:
@@ -111,23 +112,15 @@ class Run:
         # The log probabilities of a long text are much to write down.
         return await self._service.offload.run(answer.body, usage)
 
-    async def _answer_stream(self, receive: Receive, send: Send) -> None:
-        events = EventStream(send)
+    async def _answer_stream(self, send: Send) -> None:
+        events = EventStream(send, self._wire)
         encoder = EventEncoder(self._job, self._backend.tokenizer, self._generation.account.usage)
         # The log probabilities of a long prompt are much to write down, here too.
         heavy = self._job.echo and self._job.logprobs is not None
-
-        async def pass_on() -> None:
-            async for prompt, chunk in self._generation.chunks():
-                if heavy:
-                    data = await self._service.offload.run(encoder.feed, prompt, chunk)
-                else:
-                    data = encoder.feed(prompt, chunk)
-                if data:
-                    await events.write(data)
-
+        interval_s = self._service.config.sse_keep_alive_interval
+        answer = StreamAnswer(encoder, events, interval_s, self._service.offload if heavy else None)
         try:
-            await self._run(pass_on(), receive, events)
+            last = await self._run(answer, answer.run)
         except ClientDisconnect:
             return
         except Exception as error:
@@ -135,22 +128,25 @@ class Run:
                 raise
             await events.fail(as_api_error(error))
             return
-        await events.close(encoder.tail())
+        await events.close(last + encoder.tail())
 
-    async def _run(self, work: Coroutine[Any, Any, None], receive: Receive, events: EventStream | None = None) -> None:
+    async def _run(self, receiver: Receiver, work: Callable[[], Awaitable[Result]]) -> Result:
         """Starts the engine's side and awaits `work`. However it ends, nothing of the job stays in the engine."""
         cause: BaseException | None = None
-        interval_s = self._service.config.sse_keep_alive_interval
+        self._wire.watch(self._on_gone)
         try:
-            with self._service.lifecycle.live(self._supervisor):
-                self._start()
-                keep_alive = None if events is None else events.keep_alive
-                await self._supervisor.run(work, receive, keep_alive, interval_s)
+            with self._service.lifecycle.live(self._guard), self._guard:
+                self._start(receiver)
+                result = await work()
             self._service.lifecycle.finished(len(self._job.prompts))
+            return result
         except BaseException as error:
             cause = error
             raise
         finally:
-            work.close()
+            self._wire.watch(None)
             self._generation.cancel()
             report(self._job, self._generation.account, self._backend.metrics, self._service.clock.now(), cause)
+
+    def _on_gone(self) -> None:
+        self._guard.interrupt(ClientDisconnect())

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from typing import Protocol
 
@@ -48,21 +47,72 @@ class DrainRate:
         return min(max(1.0, count * span_s / len(self._ends_s)), MAX_RETRY_S)
 
 
-class Ticket:
-    """The place of one HTTP request; it takes one prompt's room until `grow` says how many it brings."""
+class Room:
+    """What the requests in the server take up. Who serves beside others puts a class in its place that knows of
+    theirs too.
+    """
 
     def __init__(self) -> None:
-        self.prompts = 1
+        self.requests = 0
+        self.prompts = 0
+
+    def take(self, requests: int, prompts: int) -> None:
+        """Negative numbers give it back."""
+        self.requests += requests
+        self.prompts += prompts
+
+    def all_requests(self) -> int:
+        return self.requests
+
+    def all_prompts(self) -> int:
+        return self.prompts
+
+
+class Ticket:
+    """`with` it a request has a place in the server: one prompt's room, until `grow` says how many it brings."""
+
+    def __init__(self, lifecycle: "Lifecycle") -> None:
+        self._lifecycle = lifecycle
+        self._prompts = 0
+
+    def __enter__(self) -> "Ticket":
+        self._lifecycle.take_room(1, 1)
+        self._prompts = 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._lifecycle.take_room(-1, -self._prompts)
+
+    def grow(self, prompts: int) -> None:
+        self._lifecycle.take_room(0, prompts - self._prompts)
+        self._prompts = prompts
+
+
+class Live:
+    """`with` it a running request can be ended by `Lifecycle.interrupt_all`."""
+
+    def __init__(self, registered: dict[Interruptible, None], request: Interruptible) -> None:
+        self._registered = registered
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._registered[self._request] = None
+
+    def __exit__(self, *exc: object) -> None:
+        del self._registered[self._request]
 
 
 class Lifecycle:
-    """Admission and winding down. `prompts` counts those of all requests in the server, running or not."""
+    """Admission and winding down. `max_prompts` bounds the prompts of all requests in the server, running or not.
 
-    def __init__(self, max_prompts: int, clock: Clock) -> None:
+    `share`: the part of the server's requests that come here, for estimates of how fast it serves.
+    """
+
+    def __init__(self, max_prompts: int, clock: Clock, room: Room | None = None, share: float = 1.0) -> None:
         self.phase = Phase.LOADING
-        self.prompts = 0
-        self.requests = 0
+        self.room = room or Room()
         self._max_prompts = max_prompts
+        self._share = share
         self._rate = DrainRate(clock)
         self._live: dict[Interruptible, None] = {}
         self._stopped: ApiError | None = None
@@ -81,47 +131,41 @@ class Lifecycle:
             return unavailable("loading", "The model is still loading", LOADING_RETRY_S)
         if self.phase is Phase.DRAINING:
             return unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
-        if self.prompts >= self._max_prompts:
-            wait_s = self.retry_after_s(self.prompts - self._max_prompts + 1)
-            return unavailable("queue_full", f"{self.prompts} prompts are in the server, its limit", wait_s)
+        prompts = self.room.all_prompts()
+        if prompts >= self._max_prompts:
+            wait_s = self.retry_after_s(prompts - self._max_prompts + 1)
+            return unavailable("queue_full", f"{prompts} prompts are in the server, its limit", wait_s)
         return None
 
     def retry_after_s(self, prompts: int) -> float:
         """Estimated seconds until that many more prompts have finished."""
-        return self._rate.seconds_for(prompts)
+        return self._rate.seconds_for(math.ceil(prompts * self._share))
 
-    @contextmanager
-    def ticket(self) -> Iterator[Ticket]:
-        """Holds room for a request. `refusal()` has been asked before."""
-        ticket = Ticket()
-        self.requests += 1
-        self.prompts += 1
-        try:
-            yield ticket
-        finally:
-            self.requests -= 1
-            self.prompts -= ticket.prompts
+    def ticket(self) -> Ticket:
+        """Room for a request. `refusal()` has been asked before."""
+        return Ticket(self)
+
+    def take_room(self, requests: int, prompts: int) -> None:
+        """Negative numbers give it back."""
+        self.room.take(requests, prompts)
+        if requests < 0:
             self._changed.set()
 
-    def grow(self, ticket: Ticket, prompts: int) -> None:
-        self.prompts += prompts - ticket.prompts
-        ticket.prompts = prompts
+    @property
+    def requests(self) -> int:
+        """Those that came here."""
+        return self.room.requests
 
     def finished(self, prompts: int) -> None:
         """Prompts that ran to their end, for the drain rate."""
         for _ in range(min(prompts, RATE_WINDOW)):
             self._rate.note()
 
-    @contextmanager
-    def live(self, request: Interruptible) -> Iterator[None]:
+    def live(self, request: Interruptible) -> Live:
         """Makes `request` known to `interrupt_all`. Raises the cause if everything was stopped already."""
         if self._stopped is not None:
             raise self._stopped
-        self._live[request] = None
-        try:
-            yield
-        finally:
-            del self._live[request]
+        return Live(self._live, request)
 
     def interrupt_all(self, cause: ApiError) -> int:
         """Ends every running request with `cause`; returns how many there were."""

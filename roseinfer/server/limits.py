@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.server.errors import bad_request, body_too_large, body_too_slow
+from roseinfer.server.wire import EXTENSION, Wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,14 @@ async def read_json(scope: Scope, receive: Receive, limits: Limits) -> dict[str,
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > limits.max_body_bytes:
         raise body_too_large(limits.max_body_bytes)
+    wire: Wire = scope["extensions"][EXTENSION]
+    if wire.arrived:  # as most bodies are by now: nothing to wait for
+        return _parse_object(await _read_body(receive, limits.max_body_bytes))
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            data = await _read_body(receive, limits.max_body_bytes)
+            return _parse_object(await _read_body(receive, limits.max_body_bytes))
     except TimeoutError:
         raise body_too_slow(limits.body_timeout_s) from None
-    return _parse_object(data)
 
 
 def _check_content_type(value: bytes) -> None:

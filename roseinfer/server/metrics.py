@@ -1,19 +1,20 @@
-"""Prometheus metrics in a registry of our own: vLLM's names where it has them, `roseinfer:` for the rest.
+"""The metrics: vLLM's names where it has them, `roseinfer:` for the rest.
 
-Gauges and engine counters are read from `Engine.stats()` when scraped. Buckets keep every bound of vLLM's and add some,
-so that dashboards and mixed fleets still aggregate.
+Gauges and engine counters are read from the engine's newest snapshot when scraped. Buckets keep every bound of vLLM's
+and add some, so that dashboards and mixed fleets still aggregate.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
 
 from roseinfer.core.outputs import FinishReason, SchedulerStats
-from roseinfer.engine.api import Engine
+from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
 from roseinfer.server.account import PromptRun, Sample
+from roseinfer.server.tallies import Counter, Histogram, Numbers, Tallies, total
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -49,17 +50,12 @@ def length_buckets(longest: int) -> list[int]:
 class HttpMetrics:
     """Answers by route, method and class of status. Exists before the engine does."""
 
-    def __init__(self, registry: CollectorRegistry, routes: Iterable[str]) -> None:
+    def __init__(self, tallies: Tallies, routes: Iterable[str]) -> None:
         labels = ("handler", "method", "status")
         self._routes = frozenset(routes)
-        self._requests = Counter("http_requests", "HTTP answers", labels, registry=registry)
-        self._duration = Histogram(
-            "http_request_duration_seconds",
-            "From the request's head to the end of the answer",
-            labels,
-            buckets=HTTP_S,
-            registry=registry,
-        )
+        self._requests = tallies.counters("http_requests", "HTTP answers", labels)
+        help = "From the request's head to the end of the answer"
+        self._duration = tallies.histograms("http_request_duration_seconds", help, HTTP_S, labels)
 
     def observe(self, path: str, method: str, status: int, seconds: float) -> None:
         """`status` 0: the client left before there was an answer, filed under 4xx."""
@@ -77,50 +73,31 @@ class HttpMetrics:
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
 
-class EngineCollector(Collector):
-    """What the engine's own snapshot says at the moment of the scrape."""
+class StepMetrics:
+    """Every step of the engine. Kept by whoever owns the engine, since nobody else is told of each."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
-        self._engine = engine
-        self._values = (model_name, ENGINE_INDEX)
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        values = (model_name, ENGINE_INDEX)
+        tokens, seconds = "Tokens computed in a step", "Duration of an engine step"
+        steps = tallies.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
+        times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
+        self._tokens, self._time = steps.labels(*values), times.labels(*values)
 
-    def collect(self) -> Iterable[Metric]:
-        stats, health = self._engine.stats(), self._engine.health()
-        used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-        yield self._gauge("vllm:num_requests_running", "Sequences that hold a seat", stats.running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait for a seat", stats.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", used)
-        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries)
-        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits)
-        yield self._counter("vllm:num_preemptions", "Sequences sent back to wait", stats.preemptions)
-        yield self._counter("vllm:generation_tokens", "Tokens generated", stats.generation_tokens)
-        yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
-        age_s = health.heartbeat_age_s
-        yield self._gauge("roseinfer:engine_heartbeat_age_seconds", "Since the engine's last turn", age_s)
-
-    def _gauge(self, name: str, help: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, help, labels=LABELS)
-        family.add_metric(self._values, value)
-        return family
-
-    def _counter(self, name: str, help: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, help, labels=LABELS)
-        family.add_metric(self._values, value)
-        return family
+    def step(self, record: StepRecord) -> None:
+        self._tokens.observe(record.tokens)
+        self._time.observe(record.duration_s)
 
 
 class EngineMetrics:
-    """Everything that requests leave behind, and the engine's own numbers. One per engine."""
+    """Everything that requests leave behind. One per engine."""
 
-    def __init__(self, registry: CollectorRegistry, engine: Engine, model_name: str) -> None:
-        self._registry = registry
+    def __init__(self, tallies: Tallies, info: EngineInfo, model_name: str) -> None:
+        self._tallies = tallies
         self._values = (model_name, ENGINE_INDEX)
         self._model_name = model_name
         self._latencies()
-        self._sizes(length_buckets(engine.info.max_model_len))
+        self._sizes(length_buckets(info.max_model_len))
         self._counters()
-        self._fixed(engine)
-        registry.register(EngineCollector(engine, model_name))
 
     def prompt_done(self, tokens: int, cached_tokens: int) -> None:
         """A prompt has been processed: `tokens` of it, `cached_tokens` of them found in the cache."""
@@ -133,12 +110,7 @@ class EngineMetrics:
 
     def inter_token(self, seconds: float, tokens: int) -> None:
         """`seconds` per token; several `tokens` that came together share their time."""
-        for _ in range(tokens):
-            self._itl.observe(seconds)
-
-    def step(self, stats: SchedulerStats) -> None:
-        self._step_tokens.observe(stats.step_tokens)
-        self._step_time.observe(stats.step_duration_s)
+        self._itl.observe(seconds, tokens)
 
     def refused(self, reason: str) -> None:
         self._rejections.labels(self._model_name, reason).inc()
@@ -186,7 +158,6 @@ class EngineMetrics:
         self._inference = seconds("vllm:request_inference_time_seconds", "First scheduling to end", REQUEST_S)
         self._prefill = seconds("vllm:request_prefill_time_seconds", "First scheduling to first token", REQUEST_S)
         self._decode = seconds("vllm:request_decode_time_seconds", "First token to end", REQUEST_S)
-        self._step_time = seconds("roseinfer:step_time_seconds", "Duration of an engine step", STEP_S)
 
     def _sizes(self, lengths: Sequence[float]) -> None:
         sizes = self._histogram
@@ -197,33 +168,110 @@ class EngineMetrics:
         self._max_tokens = sizes("vllm:request_params_max_tokens", "max_tokens as run", lengths)
         self._n = sizes("vllm:request_params_n", "Samples per prompt", CHOICES)
         self._preemptions = sizes("vllm:request_num_preemptions", "Preemptions of a sample", PREEMPTIONS)
-        self._step_tokens = sizes("vllm:iteration_tokens_total", "Tokens computed in a step", STEP_TOKENS)
 
     def _counters(self) -> None:
-        self._success = self._counter("vllm:request_success", "Ended samples", (*LABELS, "finished_reason"))
-        self._prompts = self._plain_counter("vllm:prompt_tokens", "Tokens of prompts processed, cached ones included")
-        self._cached = self._plain_counter("vllm:prompt_tokens_cached", "Prompt tokens not computed anew")
-        self._rejections = self._counter("vllm:admission_rejections", "Requests turned away", ("model_name", "reason"))
-        self._aborted = self._counter("roseinfer:requests_aborted", "Requests cut short", (*LABELS, "reason"))
-
-    def _fixed(self, engine: Engine) -> None:
-        info = engine.info
-        cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
-        config = Gauge("vllm:cache_config_info", "Size of the KV cache", (*LABELS, *cache), registry=self._registry)
-        config.labels(*self._values, *cache.values()).set(1)
-        phases = Gauge("roseinfer:startup_phase_seconds", "Time to start", (*LABELS, "phase"), registry=self._registry)
-        for phase, seconds in info.startup_s.items():
-            phases.labels(*self._values, phase).set(seconds)
+        self._success = self._tallies.counters("vllm:request_success", "Ended samples", (*LABELS, "finished_reason"))
+        self._prompts = self._counter("vllm:prompt_tokens", "Tokens of prompts processed, cached ones included")
+        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens not computed anew")
+        turned_away = ("model_name", "reason")
+        self._rejections = self._tallies.counters("vllm:admission_rejections", "Requests turned away", turned_away)
+        self._aborted = self._tallies.counters("roseinfer:requests_aborted", "Requests cut short", (*LABELS, "reason"))
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, help, LABELS, buckets=buckets, registry=self._registry).labels(*self._values)
+        return self._tallies.histograms(name, help, buckets, LABELS).labels(*self._values)
 
-    def _plain_counter(self, name: str, help: str) -> Counter:
-        return self._counter(name, help, LABELS).labels(*self._values)
-
-    def _counter(self, name: str, help: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(name, help, labels, registry=self._registry)
+    def _counter(self, name: str, help: str) -> Counter:
+        return self._tallies.counters(name, help, LABELS).labels(*self._values)
 
 
-def scrape(registry: CollectorRegistry) -> bytes:
-    return generate_latest(registry)
+class Snapshot(msgspec.Struct):
+    """What one process knows at a moment. `stats` is None before the engine is up or if the process has none."""
+
+    numbers: Numbers
+    stats: SchedulerStats | None = None
+    heartbeat_age_s: float = 0.0
+
+
+class Observed(Protocol):
+    """As much of an engine as is shown."""
+
+    def health(self) -> EngineHealth: ...
+
+    def stats(self) -> SchedulerStats: ...
+
+
+def snapshot(tallies: Tallies, engine: Observed | None) -> Snapshot:
+    if engine is None:
+        return Snapshot(tallies.numbers())
+    return Snapshot(tallies.numbers(), engine.stats(), engine.health().heartbeat_age_s)
+
+
+def combined(parts: Sequence[Snapshot]) -> Snapshot:
+    """Numbers add up; of several views of the engine the newest one counts."""
+    numbers = total(part.numbers for part in parts)
+    views = [part for part in parts if part.stats is not None]
+    if not views:
+        return Snapshot(numbers)
+    newest = max((part.stats for part in views if part.stats is not None), key=lambda stats: stats.step)
+    return Snapshot(numbers, newest, min(part.heartbeat_age_s for part in views))
+
+
+class Exposition:
+    """The text of `/metrics`."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        self._tallies = tallies
+        self._values = (model_name, ENGINE_INDEX)
+
+    def text(self, shown: Snapshot, info: EngineInfo | None) -> bytes:
+        """`info` is None before the engine is up."""
+        return generate_latest(_Collected(self._families(shown, info)))
+
+    def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
+        yield from self._tallies.metrics(shown.numbers)
+        if info is not None and shown.stats is not None:
+            yield from self._engine(shown.stats, shown.heartbeat_age_s)
+            yield from self._fixed(info)
+
+    def _engine(self, stats: SchedulerStats, heartbeat_age_s: float) -> Iterator[Metric]:
+        used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        yield self._gauge("vllm:num_requests_running", "Sequences that hold a seat", stats.running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait for a seat", stats.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", used)
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits)
+        yield self._counter("vllm:num_preemptions", "Sequences sent back to wait", stats.preemptions)
+        yield self._counter("vllm:generation_tokens", "Tokens generated", stats.generation_tokens)
+        yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
+        help = "Since the engine's last turn"
+        yield self._gauge("roseinfer:engine_heartbeat_age_seconds", help, heartbeat_age_s)
+
+    def _fixed(self, info: EngineInfo) -> Iterator[Metric]:
+        cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+        config = GaugeMetricFamily("vllm:cache_config_info", "Size of the KV cache", labels=(*LABELS, *cache))
+        config.add_metric((*self._values, *cache.values()), 1)
+        yield config
+        phases = GaugeMetricFamily("roseinfer:startup_phase_seconds", "Time to start", labels=(*LABELS, "phase"))
+        for phase, seconds in info.startup_s.items():
+            phases.add_metric((*self._values, phase), seconds)
+        yield phases
+
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, help, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, help: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, help, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+
+class _Collected:
+    """As much of a registry as is needed to write metrics down."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics

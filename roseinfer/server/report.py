@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 
 from starlette.requests import ClientDisconnect
 
@@ -52,29 +53,23 @@ def _classify(cause: BaseException | None) -> tuple[str, str]:
 
 def _line(job: Job, account: Account, now_s: float, reason: str, why: str) -> str:
     usage = account.usage()
-    ends = sorted({str(s.finish_reason or reason) for run in account.runs for s in run.samples}) or [reason]
-    parts = [
-        f"request={job.request_id}",
-        f"api={job.kind.whole_object}",
-        f"choices={job.num_choices}",
-        f"finish={','.join(ends)}",
-        f"prompt_tokens={usage.prompt_tokens}",
-        f"cached_tokens={usage.cached_tokens}",
-        f"output_tokens={usage.completion_tokens}",
-        f"e2e_ms={(now_s - job.arrival_s) * 1000:.1f}",
-    ]
-    first_s = min((run.first_s for run in account.runs if run.first_s is not None), default=None)
-    if first_s is not None:
-        parts.append(f"ttft_ms={(first_s - job.arrival_s) * 1000:.1f}")
-    queued_s = _queue_time_s(account)
-    if queued_s is not None:
-        parts.append(f"queue_ms={queued_s * 1000:.1f}")
-    if why:
-        parts.append(f"why={why!r}")
-    return " ".join(parts)
-
-
-def _queue_time_s(account: Account) -> float | None:
-    """The longest wait of a sample, on the engine's clock."""
-    ended = [s.times for run in account.runs for s in run.samples if s.times is not None and s.times.scheduled_s]
-    return max((times.scheduled_s - times.arrival_s for times in ended), default=None)
+    ends: set[str] = set()
+    first_s, queued_s = math.inf, -math.inf
+    for run in account.runs:
+        if run.first_s is not None:
+            first_s = min(first_s, run.first_s)
+        for sample in run.samples:
+            ends.add(str(sample.finish_reason or reason))
+            if sample.times is not None and sample.times.scheduled_s:  # the longest wait, on the engine's clock
+                queued_s = max(queued_s, sample.times.scheduled_s - sample.times.arrival_s)
+    line = (
+        f"request={job.request_id} api={job.kind.whole_object} choices={job.num_choices} "
+        f"finish={','.join(sorted(ends)) or reason} prompt_tokens={usage.prompt_tokens} "
+        f"cached_tokens={usage.cached_tokens} output_tokens={usage.completion_tokens} "
+        f"e2e_ms={(now_s - job.arrival_s) * 1000:.1f}"
+    )
+    if first_s < math.inf:
+        line += f" ttft_ms={(first_s - job.arrival_s) * 1000:.1f}"
+    if queued_s > -math.inf:
+        line += f" queue_ms={queued_s * 1000:.1f}"
+    return f"{line} why={why!r}" if why else line

@@ -2,22 +2,25 @@
 
 import itertools
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-
-from prometheus_client import CollectorRegistry
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.server.errors import ApiError, model_not_found, unavailable
-from roseinfer.server.lifecycle import Lifecycle
+from roseinfer.server.lifecycle import Lifecycle, Room
 from roseinfer.server.limits import Limits
-from roseinfer.server.metrics import EngineMetrics
+from roseinfer.server.metrics import EngineMetrics, Exposition, Snapshot, StepMetrics, snapshot
 from roseinfer.server.offload import Offload
 from roseinfer.server.prompts import PromptEncoder
+from roseinfer.server.tallies import Tallies
 from roseinfer.text.tokenizer import Tokenizer
 
 STALLED_RETRY_S = 10.0
+
+# From what this process has counted to what all of the server has.
+Gather = Callable[[Snapshot], Awaitable[Snapshot]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,32 @@ class Backend:
 
 
 class Service:
-    """One per server. Use from the event loop's thread only."""
+    """One per process that answers requests. Use from the event loop's thread only.
 
-    def __init__(self, config: ServerConfig, model_name: str, clock: Clock | None = None) -> None:
+    Who serves beside others gives a `room` that they share, the `share` of the requests that it gets, and a `gather`
+    that adds what the others have counted.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        model_name: str,
+        clock: Clock | None = None,
+        *,
+        room: Room | None = None,
+        share: float = 1.0,
+        gather: Gather | None = None,
+    ) -> None:
         self.config = config
         self.model_name = model_name
         self.served_names = config.served_model_name or (model_name,)
         self.created = int(time.time())
         self.clock = clock or MonotonicClock()
         self.limits = Limits.of(config)
-        self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock)
-        self.registry = CollectorRegistry()
+        self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock, room, share)
+        self.tallies = Tallies()
+        self._exposition = Exposition(self.tallies, self.served_names[0])
+        self._gather = gather
         self.offload = Offload()
         self._backend: Backend | None = None
 
@@ -54,8 +72,8 @@ class Service:
         """From now on requests are taken. Raises `ConfigError` if the chat template does not compile."""
         info = engine.info
         prompts = PromptEncoder(tokenizer, self.offload, info.max_model_len, info.vocab_size)
-        metrics = EngineMetrics(self.registry, engine, self.served_names[0])
-        engine.on_step(metrics.step)
+        metrics = EngineMetrics(self.tallies, info, self.served_names[0])
+        engine.on_step(StepMetrics(self.tallies, self.served_names[0]).step)
         self._backend = Backend(engine, info, prompts, metrics)
         self.lifecycle.ready()
 
@@ -98,6 +116,17 @@ class Service:
         if name not in self.served_names:
             raise model_not_found(name)
         return name
+
+    async def metrics_text(self) -> bytes:
+        """What `/metrics` says. Raises what `gather` raises."""
+        shown = self.snapshot()
+        if self._gather is not None:
+            shown = await self._gather(shown)
+        return self._exposition.text(shown, None if self._backend is None else self._backend.info)
+
+    def snapshot(self) -> Snapshot:
+        """What this process has counted."""
+        return snapshot(self.tallies, None if self._backend is None else self._backend.engine)
 
     def close(self) -> None:
         self.offload.close()

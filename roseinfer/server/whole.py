@@ -1,28 +1,38 @@
 """The body of an answer that is not streamed."""
 
+import asyncio
 from typing import Any
 
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.account import Usage
-from roseinfer.server.choice import Choice, Choices
+from roseinfer.server.choice import Choice, Choices, Piece
 from roseinfer.server.job import Job, Kind
 from roseinfer.server.logprobs import TokenNames, prompt_logprobs
 from roseinfer.text.tokenizer import Tokenizer
 
 
 class WholeAnswer:
-    """Collects chunks; `body` when all choices have finished."""
+    """A `Receiver` that collects; `body` when `complete` has returned."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self._job = job
         self._choices = Choices(job, tokenizer)
         self._names = TokenNames(tokenizer, as_ids=False)
-        self._ends: dict[int, SequenceChunk] = {}
+        self._ended = asyncio.Event()
+        self._error: Exception | None = None
 
-    def feed(self, prompt: int, chunk: SequenceChunk) -> None:
-        choice = self._choices.add(prompt, chunk)
-        if chunk.finish_reason is not None:
-            self._ends[choice.index] = chunk
+    def put(self, prompt: int, chunk: SequenceChunk) -> None:
+        self._choices.add(prompt, chunk)
+
+    def end(self, error: Exception | None) -> None:
+        self._error = error
+        self._ended.set()
+
+    async def complete(self) -> None:
+        """Raises the error that the generation ends with."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
 
     def body(self, usage: Usage) -> dict[str, Any]:
         job = self._job
@@ -32,7 +42,7 @@ class WholeAnswer:
             "object": job.kind.whole_object,
             "created": job.created,
             "model": job.model,
-            "choices": [render(choice) | self._end(choice) for choice in self._choices.all],
+            "choices": [render(choice, choice.take()) for choice in self._choices.all],
             "usage": usage.as_dict(),
         }
         if job.kind is Kind.CHAT:
@@ -41,22 +51,21 @@ class WholeAnswer:
             body["warnings"] = list(job.warnings)
         return body
 
-    def _completion(self, choice: Choice) -> dict[str, Any]:
-        text = "".join(choice.text)
-        if self._job.echo:
-            text = choice.prompt.text + text
-        logprobs = choice.logprobs(with_prompt=self._job.echo)
-        return {"index": choice.index, "text": text, "logprobs": logprobs} | self._about_prompt(choice)
+    def _completion(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        text = choice.prompt.text + piece.text if self._job.echo else piece.text
+        logprobs = choice.logprobs(piece, with_prompt=self._job.echo)
+        about = self._about_prompt(choice)
+        return {"index": choice.index, "text": text, "logprobs": logprobs} | about | self._how_it_ended(piece)
 
-    def _chat(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join(choice.text)}
-        return {"index": choice.index, "message": message, "logprobs": choice.logprobs()}
+    def _chat(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text}
+        said = {"index": choice.index, "message": message, "logprobs": choice.logprobs(piece)}
+        return said | self._how_it_ended(piece)
 
-    def _end(self, choice: Choice) -> dict[str, Any]:
-        chunk = self._ends[choice.index]
-        end: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
+    def _how_it_ended(self, piece: Piece) -> dict[str, Any]:
+        end: dict[str, Any] = {"finish_reason": piece.finish, "stop_reason": piece.stop_reason}
         if self._job.return_token_ids:
-            end["token_ids"] = choice.token_ids
+            end["token_ids"] = piece.token_ids
         return end
 
     def _about_prompt(self, choice: Choice) -> dict[str, Any]:

@@ -1,17 +1,32 @@
 """The options of `roseinfer simulate`."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from roseinfer.core.config import check_positive, option
 from roseinfer.core.errors import ConfigError
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_file import read_cost
+from roseinfer.sim.machine import Machine
+
+SETUPS = ("scorpio-8b",)
+WORKLOADS = ("poisson", "gamma", "bursts", "trace")
+LENGTHS = ("predictor", "oracle", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
-    """Random requests; lengths are uniform between the bounds."""
+    """Random requests; without a setup, lengths are uniform between the bounds and nothing is promised."""
 
-    num_requests: int = option(256, "requests")
-    request_rate: float = option(0.0, "arrivals per second (Poisson); 0 = all at once")
+    setup: str | None = option(None, "machine, lengths and objectives of a published experiment", choices=SETUPS)
+    num_requests: int = option(256, "requests of a run; a trace: at most", aliases=("requests",))
+    workload: str = option("poisson", "how requests arrive", choices=WORKLOADS)
+    request_rate: float = option(0.0, "arrivals per second; 0 = all at once")
+    cv: float = option(4.0, "gamma: coefficient of variation of the gaps between arrivals")
+    trace: str | None = option(None, "Azure CSV, Mooncake JSONL, or a recorded run", metavar="FILE")
+    trace_seconds: float | None = option(None, "of the trace; default: all of it")
+    trace_speed: float = option(1.0, "play the trace so many times as fast")
+    trace_lengths: bool = option(False, "lengths of the trace too; off: its times, with the setup's lengths")
     input_len_min: int = option(16, "shortest prompt in tokens")
     input_len: int = option(512, "longest prompt in tokens")
     output_len_min: int = option(16, "shortest output in tokens")
@@ -20,29 +35,100 @@ class WorkloadConfig:
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_requests", "input_len_min", "output_len_min")
-        if self.request_rate < 0:
+        check_positive(self, "num_requests", "input_len_min", "output_len_min", "cv", "trace_seconds", "trace_speed")
+        if not (isfinite(self.request_rate) and self.request_rate >= 0):
             raise ConfigError(f"request_rate must not be negative, got {self.request_rate}")
         if self.input_len < self.input_len_min or self.output_len < self.output_len_min:
             raise ConfigError("input_len and output_len must not be below their minima")
+        if (self.workload == "trace") != (self.trace is not None):
+            raise ConfigError("workload trace and trace go together")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepConfig:
+    """Several policies at several loads, each with several seeds."""
+
+    policies: str | None = option(
+        None,
+        "compare fifo, pack, sarathi, qoserve, scorpio, scorpio-tuned, slack; a policy with -oracle or -none behind it "
+        "knows true lengths, or none",
+        metavar="NAMES",
+    )
+    rates: str | None = option(None, "arrivals per second to compare at: a,b,...", metavar="RATES")
+    seeds: int = option(1, "runs of each policy at each rate")
+    lengths: str = option("predictor", "what policies know of output lengths", choices=LENGTHS)
+    slowdown: float = option(1.0, "the machine is so many times slower than policies are told")
+    false_rejects: bool = option(False, "replay each run with true lengths, and count what was refused without need")
+    capacity: bool = option(False, "find the highest rate at which the target is met")
+    target: float = option(0.99, "capacity: share of the requests that must meet their objectives")
+    jobs: int | None = option(None, "runs at once; default: one per core")
+    plot: str | None = option(None, "draw goodput and adherence against load", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "seeds", "slowdown", "jobs")
+        if not 0 < self.target < 1:
+            raise ConfigError(f"target must be between 0 and 1, got {self.target}")
+
+    @property
+    def rate_list(self) -> list[float]:
+        try:
+            rates = [float(text) for text in (self.rates or "").split(",") if text.strip()]
+        except ValueError as error:
+            raise ConfigError(f"rates: {error}") from error
+        if any(not (isfinite(rate) and rate > 0) for rate in rates):
+            raise ConfigError(f"rates must be positive, got {self.rates}")
+        return rates
+
+    @property
+    def policy_list(self) -> list[str]:
+        return [name.strip() for name in (self.policies or "").split(",") if name.strip()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostConfig:
-    """What a step costs: step_ms + token_us for each token computed + context_ns for each token attended to."""
+    """What a step costs: a constant, and so much per prompt token, per decoding request and per token attended to."""
 
+    cost: str | None = option(
+        None, "the next five from a file that `roseinfer calibrate` wrote; beats a setup's", metavar="FILE"
+    )
     step_ms: float = option(5.0, "milliseconds of any step: reading the weights, launching")
-    token_us: float = option(20.0, "microseconds per token computed")
-    context_ns: float = option(20.0, "nanoseconds per token of K/V that a computed token attends to")
+    token_us: float = option(20.0, "microseconds per prompt token computed")
+    row_us: float | None = option(None, "microseconds per request that decodes; default: token_us")
+    context_ns: float = option(20.0, "nanoseconds per token of K/V that a decoding request attends to")
+    pair_ns: float | None = option(None, "nanoseconds per token that a prompt token attends to; default: context_ns")
+    noise: float = option(0.0, "a step takes 1 + |N(0, noise)| times what it costs")
     max_model_len: int = option(4096, "context in tokens")
     num_kv_blocks: int = option(8192, "KV blocks")
     block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
     def __post_init__(self) -> None:
-        for name in ("step_ms", "token_us", "context_ns"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "noise"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} must not be negative, got {value}")
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0: time would stand still")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size")
+
+    @property
+    def params(self) -> CostParams:
+        """Raises `ConfigError` if they come from a file that holds none."""
+        if self.cost is not None:
+            return read_cost(self.cost)
+        row_us = self.token_us if self.row_us is None else self.row_us
+        pair_ns = self.context_ns if self.pair_ns is None else self.pair_ns
+        return CostParams(
+            self.step_ms * 1e-3, self.token_us * 1e-6, pair_ns * 1e-9, row_us * 1e-6, self.context_ns * 1e-9
+        )
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(
+            cost=self.params,
+            noise=self.noise,
+            max_model_len=self.max_model_len,
+            num_kv_blocks=self.num_kv_blocks,
+            block_size=self.block_size,
+            prefix_caching=self.enable_prefix_caching,
+        )

@@ -1,37 +1,40 @@
 """Requests arrive, the engine core steps, the clock jumps: what each request would have seen."""
 
-import random
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.outputs import RequestOutput
+from roseinfer.core.events import Event
+from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.messages import Add
+from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.policies import make_policy
+from roseinfer.sched.cost import CostModel
+from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.config import CostConfig, WorkloadConfig
-from roseinfer.sim.runner import PricedRunner
-
-VOCAB = 32_000
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    at_s: float
-    prompt_ids: list[int]
-    output_len: int
+from roseinfer.sim.machine import END, Machine, PricedRunner
+from roseinfer.sim.workload import VOCAB, Arrival
 
 
 @dataclass(slots=True)
 class Lifetime:
-    """When a request arrived and when each of its tokens was there, in simulated seconds."""
+    """When a request arrived and when each of its tokens was there, in simulated seconds; how it ended."""
 
     arrival_s: float
+    slo: Slo | None = None
+    output_len: int = 0
+    tenant: str = ""
     token_s: list[float] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+    @property
+    def served(self) -> bool:
+        return self.reason in COMPLETE
 
     @property
     def ttft_s(self) -> float:
@@ -47,58 +50,97 @@ class Lifetime:
     def latency_s(self) -> float:
         return self.token_s[-1] - self.arrival_s
 
+    @property
+    def good(self) -> bool:
+        """It finished, and kept what was promised."""
+        if not self.served:
+            return False
+        return self.slo is None or self.slo.met(self.ttft_s, self.tpot_s or 0.0, self.latency_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """`elapsed_s` simulated seconds, in `busy_s` of which a step ran."""
+    """`elapsed_s` simulated seconds, in `busy_s` of which a step ran. `policy_s`: real seconds of the policy's own."""
 
     lifetimes: list[Lifetime]
     elapsed_s: float
     busy_s: float
     steps: int
     preemptions: int
+    policy_s: float = field(default=0.0, compare=False)
 
 
-def make_arrivals(workload: WorkloadConfig) -> list[Arrival]:
-    """Sorted by time."""
-    rng = random.Random(workload.seed)
-    at_s, arrivals = 0.0, []
-    for _ in range(workload.num_requests):
-        if workload.request_rate:
-            at_s += rng.expovariate(workload.request_rate)
-        length = rng.randint(workload.input_len_min, workload.input_len)
-        prompt = [rng.randrange(2, VOCAB) for _ in range(length)]
-        arrivals.append(Arrival(at_s, prompt, rng.randint(workload.output_len_min, workload.output_len)))
-    return arrivals
+class TimedPolicy:
+    """A policy, and how long it thinks: `begin` and `observe`, where all of the work of those with objectives is."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.seconds = 0.0
+
+    def begin(self, view: View) -> Decision:
+        start = perf_counter()
+        decision = self._policy.begin(view)
+        self.seconds += perf_counter() - start
+        return decision
+
+    def observe(self, event: Event) -> None:
+        start = perf_counter()
+        self._policy.observe(event)
+        self.seconds += perf_counter() - start
 
 
-def simulate(arrivals: list[Arrival], scheduler: SchedulerConfig, cost: CostConfig) -> Simulation:
-    """Raises `RequestTooLongError` if a request could never run."""
+def simulate(
+    arrivals: Sequence[Arrival],
+    scheduler: SchedulerConfig,
+    machine: Machine,
+    *,
+    estimates: Estimates | None = None,
+    seed: int = 0,
+) -> Simulation:
+    """Raises `RequestTooLongError` if a request could never run. `arrivals` are sorted by time."""
     clock = ManualClock()
-    runner = PricedRunner(cost, clock)
-    kv = KvManager(cost.num_kv_blocks, cost.block_size, prefix_caching=cost.enable_prefix_caching)
+    runner = PricedRunner(machine, clock, seed)
+    kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
+    policy = TimedPolicy(make_policy(scheduler, estimates or Estimates(cost=CostModel(machine.belief))))
     core = EngineCore(
-        Scheduler(scheduler, kv, make_policy(scheduler), cost.max_model_len),
+        Scheduler(scheduler, kv, policy, machine.max_model_len),
         runner,
         clock,
         depth=2 if scheduler.overlap else 1,
+        eos_ids=(END,),
         vocab_size=VOCAB,
     )
-    pending = deque(enumerate(arrivals))
-    lifetimes = [Lifetime(arrival.at_s) for arrival in arrivals]
-    while pending or core.busy:
-        if not core.busy and pending[0][1].at_s > clock.now():
-            clock.advance(pending[0][1].at_s - clock.now())
-        while pending and pending[0][1].at_s <= clock.now():
-            number, arrival = pending.popleft()
-            params = SamplingParams(max_tokens=arrival.output_len, ignore_eos=True)
-            core.add(Add(str(number), arrival.prompt_ids, params, arrival_s=arrival.at_s))
-        _note(core.step(), lifetimes, clock.now())
+    lives = {
+        sequence_id(str(number), 0): Lifetime(arrival.at_s, arrival.slo, arrival.output_len, arrival.tenant)
+        for number, arrival in enumerate(arrivals)
+    }
+    number, count = 0, len(arrivals)
+    while number < count or core.busy:
+        if not core.busy and arrivals[number].at_s > clock.now():
+            clock.advance(arrivals[number].at_s - clock.now())
+        while number < count and arrivals[number].at_s <= clock.now():
+            _add(core, runner, arrivals[number], str(number), machine.max_model_len)
+            number += 1
+        _note(core.step(), lives, clock.now())
     stats = core.stats()
-    return Simulation(lifetimes, clock.now(), runner.busy_s, stats.step, stats.preemptions)
+    return Simulation(
+        list(lives.values()), clock.now(), runner.busy_s, stats.step, stats.preemptions, policy_s=policy.seconds
+    )
 
 
-def _note(outputs: list[RequestOutput], lifetimes: list[Lifetime], now_s: float) -> None:
-    for output in outputs:
-        number = int(output.request_id.partition(":")[0])
-        lifetimes[number].token_s += [now_s] * len(output.token_ids)
+def _add(core: EngineCore, runner: PricedRunner, arrival: Arrival, name: str, context: int) -> None:
+    """`max_tokens` must not give away how long the output will be."""
+    prompt_len = len(arrival.prompt_ids)
+    params = SamplingParams(max_tokens=max(context - prompt_len, arrival.output_len))
+    add = Add(name, list(arrival.prompt_ids), params, arrival_s=arrival.at_s)
+    add.slo, add.tenant, add.predicted_len = arrival.slo, arrival.tenant, arrival.predicted_len
+    core.add(add)
+    runner.expect(sequence_id(name, 0), prompt_len, arrival.output_len)
+
+
+def _note(outputs: list[RequestOutput], lives: dict[str, Lifetime], now_s: float) -> None:
+    for name, token_ids, _, _, _, end in outputs:
+        if token_ids:
+            lives[name].token_s.append(now_s)
+        if end is not None:
+            lives[name].reason = end.reason

@@ -50,6 +50,21 @@ def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
     assert llm.core.scheduler.num_live == 0
 
 
+def test_steps_bring_the_chunks_of_all_prompts(llm: LLM) -> None:
+    prompts = ["import os\n", "def main("]
+    whole = [completion.samples[0].token_ids for completion in llm.generate(prompts, GREEDY)]
+    seen: list[list[int]] = [[], []]
+    for chunks in llm.stream_steps(prompts, GREEDY):
+        assert len(chunks) <= len(prompts)
+        for number, chunk in chunks:
+            seen[number] += chunk.token_ids
+    assert seen == whole
+    steps = llm.stream_steps(prompts, GREEDY)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    assert not llm.core.busy
+
+
 def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt

@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
-import zmq
 
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
@@ -20,8 +18,6 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import LLM, make_engine_config
-from roseinfer.engine.messages import Add
-from roseinfer.engine.process import SocketInbox
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.engine.transport import ProcessTransport
 from roseinfer.hub import resolve_model
@@ -137,7 +133,9 @@ def test_closing_under_load_leaves_no_process_thread_or_socket(tmp_path: Path) -
                 private, pid = transport._private, transport.pid
             assert not private.exists()
             assert pid is not None and not alive(pid)
-        assert threading.active_count() <= threads
+        async with asyncio.timeout(20):  # asyncio waits for processes in threads, which end a moment after these
+            while threading.active_count() > threads:
+                await asyncio.sleep(0.01)
         assert len(os.listdir("/proc/self/fd")) <= files + 2, "asyncio may keep a pipe of its own"
 
     if not Path("/proc/self/fd").exists():
@@ -167,22 +165,3 @@ def test_a_request_that_the_engine_ends_by_eos_reports_stop() -> None:
             assert "<|" not in "".join(chunk.text for chunk in chunks)
 
     asyncio.run(main())
-
-
-def test_a_request_that_cannot_be_read_is_refused_and_the_engine_goes_on() -> None:
-    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
-        pull.bind("inproc://inbox")
-        push.connect("inproc://inbox")
-        inbox = SocketInbox(pull)
-        good = Add("good", [5, 6], SamplingParams())
-        for message in (
-            Add("bad", [5, True], SamplingParams()),
-            good,
-            Add("worse", [5], SamplingParams(), priority=0.5),
-        ):
-            push.send(msgspec.msgpack.encode(message))
-        received = []
-        while len(received) < 3:
-            received += inbox.receive(5.0)
-    assert received[1] == good
-    assert [(m.request_id, "Expected `int`" in m.message) for m in received[::2]] == [("bad", True), ("worse", True)]

@@ -37,6 +37,7 @@ def view_of(waiting: list[Request], *, seats: int = 64, context: int = CONTEXT, 
         running=queue_of([1] * running),
         waiting=waiting,
         uncached=lambda request: len(request.tokens),
+        can_start=lambda request: request.status is Status.WAITING,
     )
 
 

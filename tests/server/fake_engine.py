@@ -1,13 +1,13 @@
 """An engine for the server's tests: no model, replies by script, and a record of what was asked of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk
+from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk, Sink, StepRecord
 from roseinfer.text.tokenizer import Tokenizer
 
 INFO = EngineInfo(
@@ -44,7 +44,7 @@ class FakeEngine:
         self.tokenizer = tokenizer
         self.snapshot = SchedulerStats()
         self.closed = False
-        self._listeners: list[Callable[[SchedulerStats], None]] = []
+        self._listeners: list[Callable[[StepRecord], None]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -59,13 +59,13 @@ class FakeEngine:
         self.heartbeat_age_s = 0.1
         self._released = asyncio.Event()
 
-    def generate(self, request: GenerateRequest) -> "FakeStream":
+    def submit(self, request: GenerateRequest, sink: Sink) -> "FakeSubmission":
         if self.refuse is not None:
             raise self.refuse
         assert request.request_id not in self.live, "two live requests with one id"
         self.requests.append(request)
         self.live.append(request.request_id)
-        return FakeStream(self, request, self.script(request))
+        return FakeSubmission(self, request, self.script(request), sink)
 
     def release(self) -> None:
         self._released.set()
@@ -79,13 +79,12 @@ class FakeEngine:
     def stats(self) -> SchedulerStats:
         return self.snapshot
 
-    def on_step(self, listener: Callable[[SchedulerStats], None]) -> None:
+    def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._listeners.append(listener)
 
-    def step(self, stats: SchedulerStats) -> None:
-        self.snapshot = stats
+    def step(self, record: StepRecord) -> None:
         for listener in self._listeners:
-            listener(stats)
+            listener(record)
 
     async def close(self) -> None:
         self.closed = True
@@ -114,40 +113,36 @@ class FakeEngine:
         return list(chunks)
 
 
-class FakeStream:
-    def __init__(self, engine: FakeEngine, request: GenerateRequest, steps: list[Step]) -> None:
+class FakeSubmission:
+    """Plays a script into a sink, a step in each turn of the event loop."""
+
+    def __init__(self, engine: FakeEngine, request: GenerateRequest, steps: list[Step], sink: Sink) -> None:
         self._engine = engine
         self._id = request.request_id
-        self._steps = steps
-        self._cancelled = asyncio.Event()
+        self._sink = sink
+        self._task = asyncio.create_task(self._play(steps))
 
-    async def __aiter__(self) -> AsyncIterator[SequenceChunk]:
-        for step in self._steps:
+    async def _play(self, steps: list[Step]) -> None:
+        for step in steps:
             if isinstance(step, Wait):
-                await self._hold()
+                await self._engine.wait()
             elif isinstance(step, Exception):
                 self._end()
-                raise step
+                self._sink.fail(step)  # type: ignore[arg-type]
+                return
             else:
                 await asyncio.sleep(0)
-                yield step
+                if step is steps[-1]:
+                    self._end()
+                self._sink.put(step)
         self._end()
-
-    async def _hold(self) -> None:
-        waits = [asyncio.ensure_future(self._engine.wait()), asyncio.ensure_future(self._cancelled.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if self._cancelled.is_set():
-            raise EngineClosedError("cancelled")
 
     def cancel(self) -> None:
         if self._id in self._engine.live:
             self._engine.cancelled.append(self._id)
             self._end()
-            self._cancelled.set()
+            self._task.cancel()
+            self._sink.fail(EngineClosedError("cancelled"))
 
     def _end(self) -> None:
         if self._id in self._engine.live:

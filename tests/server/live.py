@@ -13,9 +13,9 @@ import uvicorn
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.server.app import create_app
+from roseinfer.server.hosting import listen
 from roseinfer.server.limits import Limits
 from roseinfer.server.protocol import limited_protocol
-from roseinfer.server.run import listen
 from roseinfer.server.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, FakeEngine
@@ -44,7 +44,7 @@ class LiveServer:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.engine = FakeEngine(self.tokenizer, self.info)
+        self.engine = await self._start_engine()
         app = create_app(self.engine, self.tokenizer, self.config, "fake")
         self.service = app.state.service
         self.service.limits = self.limits
@@ -62,6 +62,10 @@ class LiveServer:
         )
         self._loop.call_later(0.01, self._notice_start)
         await self._server.serve([self._listener])
+        await self.engine.close()
+
+    async def _start_engine(self) -> Any:
+        return FakeEngine(self.tokenizer, self.info)
 
     def _notice_start(self) -> None:
         if self._server.started:

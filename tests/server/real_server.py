@@ -14,7 +14,7 @@ import httpx
 import openai
 
 PATIENCE_S = 60.0
-OPTIONS = ("--port", "0", "--threads", "1", "--num-kv-blocks", "80", "--max-num-seqs", "16")
+OPTIONS = ("--port", "0", "--api-workers", "1", "--threads", "1", "--num-kv-blocks", "80", "--max-num-seqs", "16")
 IDLE = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0, "vllm:kv_cache_usage_perc": 0.0}
 
 
@@ -22,7 +22,7 @@ class RealServer:
     """Use as a context manager: up on entry, and gone on exit, whatever a test did to it. Leads its own group."""
 
     def __init__(self, *options: str) -> None:
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in _end
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
         self._temporary = tempfile.TemporaryDirectory()  # a short path: names of sockets may not be long
         command = [sys.executable, "-m", "roseinfer.cli", "serve", *OPTIONS, *options]
         environment = {**os.environ, "TMPDIR": self._temporary.name}
@@ -42,7 +42,7 @@ class RealServer:
         try:
             self._await_start()
         except BaseException:
-            self._end()
+            self.close()
             raise
         return self
 
@@ -51,22 +51,35 @@ class RealServer:
         greeting = self.process.stdout.readline() + self.process.stdout.readline()
         assert " is served on http://127.0.0.1:" in greeting, self.log()
         self.url = greeting.split(" is served on ")[1].split(";")[0]
-        (self.engine,) = children(self.process.pid)
+        (self.engine,) = self._children_running("roseinfer.engine.process")
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+
+    def workers(self) -> list[int]:
+        """The processes that answer requests, if there are several."""
+        return self._children_running("roseinfer.server.fleet.worker")
+
+    def _children_running(self, module: str) -> list[int]:
+        return [child for child in children(self.process.pid) if f"-m {module}" in command_line(child)]
+
+    def fresh(self, path: str) -> httpx.Response:
+        """The answer on a connection of its own: of several workers, now this one answers, now that."""
+        return httpx.get(self.url + path, timeout=PATIENCE_S)
 
     def __exit__(self, *exc: object) -> None:
         self.http.close()
-        self._end()
+        self.close()
 
-    def _end(self) -> None:
+    def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
+        started = children(self.process.pid) if self.process.poll() is None else [self.engine]
         try:
             self.process.communicate(timeout=PATIENCE_S)
         finally:
-            for pid in (self.process.pid, self.engine):
+            for pid in started:
                 if pid and alive(pid):
                     os.kill(pid, signal.SIGKILL)
+            self.process.kill()
             self.process.wait()
             self._log.close()
             self._temporary.cleanup()
@@ -139,6 +152,13 @@ def _read(path: Path) -> str:
 
 def children(pid: int) -> list[int]:
     return [child for child, seen in process_table().items() if seen.parent == pid]
+
+
+def command_line(pid: int) -> str:
+    if Path("/proc/self/cmdline").exists():
+        return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
+    listed = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True)
+    return listed.stdout
 
 
 def alive(pid: int) -> bool:

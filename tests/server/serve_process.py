@@ -9,7 +9,8 @@ from typing import Any
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError
-from roseinfer.server.run import new_event_loop, serve
+from roseinfer.server.hosting import new_event_loop
+from roseinfer.server.run import serve
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, Wait
 from tests.text.tokenizers import byte_level

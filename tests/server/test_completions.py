@@ -5,6 +5,8 @@ import pytest
 from openai import OpenAI
 
 from roseinfer.core.errors import EngineDeadError, RequestFailedError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.documents import Completion
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer
@@ -227,7 +229,7 @@ def test_a_bug_is_a_500_without_details(server: LiveServer) -> None:
     assert "secret" not in answer.text and answer.headers["x-request-id"]
 
 
-def test_missing_finish_reason_is_an_error(server: LiveServer) -> None:
-    server.engine.script = lambda request: server.engine.default_script(request)[:-1]
+def test_an_end_that_no_request_asks_for_is_an_error(server: LiveServer) -> None:
+    server.engine.script = lambda request: [SequenceChunk(0, finish_reason=FinishReason.ABORT)]
     answer = server.post("/v1/completions", {"prompt": "x"})
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "request_failed"

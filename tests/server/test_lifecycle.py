@@ -1,15 +1,13 @@
-"""Admission, the drain rate, and the supervisor, without a server."""
+"""Admission, the drain rate, and the guard, without a server."""
 
 import asyncio
 
 import pytest
-from starlette.requests import ClientDisconnect
-from starlette.types import Message
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.server.errors import ApiError, unavailable
+from roseinfer.server.guard import Guard
 from roseinfer.server.lifecycle import MAX_RETRY_S, DrainRate, Lifecycle
-from roseinfer.server.supervisor import Supervisor
 
 
 def test_drain_rate() -> None:
@@ -45,22 +43,22 @@ def test_room_is_counted_in_prompts() -> None:
     lifecycle = Lifecycle(4, ManualClock())
     lifecycle.ready()
     with lifecycle.ticket() as ticket:
-        lifecycle.grow(ticket, 3)
+        ticket.grow(3)
         assert code(lifecycle) is None
         with lifecycle.ticket():
-            assert (lifecycle.requests, lifecycle.prompts) == (2, 4)
+            assert (lifecycle.requests, lifecycle.room.prompts) == (2, 4)
             assert code(lifecycle) == "queue_full"
         assert code(lifecycle) is None
     with pytest.raises(ZeroDivisionError), lifecycle.ticket():
         raise ZeroDivisionError
-    assert (lifecycle.requests, lifecycle.prompts) == (0, 0)
+    assert (lifecycle.requests, lifecycle.room.prompts) == (0, 0)
 
 
 def test_nothing_starts_after_the_stop() -> None:
     lifecycle = Lifecycle(4, ManualClock())
     cause = unavailable("draining", "bye", 1.0)
     assert lifecycle.stop(cause) == 0
-    with pytest.raises(ApiError, match="bye"), lifecycle.live(Supervisor()):
+    with pytest.raises(ApiError, match="bye"), lifecycle.live(Guard()):
         raise AssertionError("must not be reached")
 
 
@@ -68,60 +66,58 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-async def silence() -> Message:
-    await never()
-    raise AssertionError
+def test_guarded_work_ends_by_itself() -> None:
+    async def main() -> None:
+        with pytest.raises(ZeroDivisionError), Guard():
+            raise ZeroDivisionError
+        with Guard():
+            await asyncio.sleep(0)
 
-
-async def gone() -> Message:
-    return {"type": "http.disconnect"}
-
-
-def test_supervisor_ends_with_the_work() -> None:
-    async def work() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(Supervisor().run(work(), silence))
-
-
-def test_supervisor_notices_the_client_leaving() -> None:
-    with pytest.raises(ClientDisconnect):
-        asyncio.run(Supervisor().run(never(), gone))
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_supervisor_is_interrupted(early: bool) -> None:
-    async def main() -> None:
-        supervisor = Supervisor()
+def test_guarded_work_is_interrupted_by_the_first_cause(early: bool) -> None:
+    async def main() -> str:
+        guard = Guard()
         if early:
-            supervisor.interrupt(ValueError("first"))
+            guard.interrupt(ValueError("first"))
         else:
-            asyncio.get_running_loop().call_soon(supervisor.interrupt, ValueError("first"))
-            asyncio.get_running_loop().call_soon(supervisor.interrupt, KeyError("second"))
-        await supervisor.run(never(), silence)
+            asyncio.get_running_loop().call_soon(guard.interrupt, ValueError("first"))
+            asyncio.get_running_loop().call_soon(guard.interrupt, KeyError("second"))
+        with pytest.raises(ValueError, match="first"), guard:
+            await never()
+        await asyncio.sleep(0)  # the task itself goes on
+        return "went on"
 
-    with pytest.raises(ValueError, match="first"):
-        asyncio.run(main())
+    assert asyncio.run(main()) == "went on"
 
 
-def test_cancelling_the_supervisor_cancels_the_work() -> None:
-    async def main() -> list[str]:
-        ends = []
+def test_an_interruption_that_comes_too_late_changes_nothing() -> None:
+    async def main() -> str:
+        guard = Guard()
+        with guard:
+            await asyncio.sleep(0)
+        guard.interrupt(ValueError("late"))
+        await asyncio.sleep(0)
+        return "went on"
+
+    assert asyncio.run(main()) == "went on"
+
+
+def test_who_cancels_the_guarded_task_is_obeyed() -> None:
+    async def main() -> None:
+        guard = Guard()
 
         async def work() -> None:
-            try:
+            with guard:
                 await never()
-            except asyncio.CancelledError:
-                ends.append("cancelled")
-                raise
 
-        task = asyncio.create_task(Supervisor().run(work(), silence))
+        task = asyncio.create_task(work())
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        guard.interrupt(ValueError("not alone"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return ends
 
-    assert asyncio.run(main()) == ["cancelled"]
+    asyncio.run(main())

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from roseinfer.core.config import ServerConfig
-from roseinfer.server.run import listen
+from roseinfer.server.hosting import listen
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post, read_all, read_error
 

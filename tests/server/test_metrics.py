@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.outputs import SchedulerStats
+from roseinfer.engine.api import StepRecord
 from roseinfer.server.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
 from tests.server.live import LiveServer
 
@@ -62,7 +63,7 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
 
 def test_steps(server: LiveServer) -> None:
     before = server.metric("vllm:iteration_tokens_total_count")
-    server.call(lambda: server.engine.step(SchedulerStats(step=1, step_tokens=100, step_duration_s=0.5)))
+    server.call(lambda: server.engine.step(StepRecord(tokens=100, duration_s=0.5)))
     assert server.metric("vllm:iteration_tokens_total_count") == before + 1
     assert server.metric("vllm:iteration_tokens_total_sum") >= 100
     assert server.metric("roseinfer:step_time_seconds_sum") >= 0.5

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,14 @@ from openai import AsyncOpenAI, OpenAI
 
 from roseinfer.core.errors import EngineDeadError, RequestFailedError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.server.stream import EventStream
-from tests.server.fake_engine import Wait
+from roseinfer.server.account import Usage
+from roseinfer.server.events import EventEncoder
+from roseinfer.server.job import Job, Kind, Prompt, StreamChoices
+from roseinfer.server.stream import EventStream, StreamAnswer
+from roseinfer.text.tokenizer import Tokenizer
+from tests.server.fake_engine import Wait, fake_logprobs
 from tests.server.live import LiveServer, events, http_post, read_all
 
 Serve = Callable[..., LiveServer]
@@ -109,7 +115,7 @@ def test_other_samples_wait_for_the_prompts_logprobs(server: LiveServer) -> None
     chunks = stream(server, prompt="hello", n=2, echo=True, logprobs=0, max_tokens=2)
     for index in (0, 1):
         mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
-        assert mine[0]["logprobs"]["token_logprobs"] == [None, -1.5, -1.5]
+        assert mine[0]["logprobs"]["token_logprobs"][:3] == [None, -1.5, -1.5]
         assert "".join(c["text"] for c in mine) == "hellohello world"
 
 
@@ -190,7 +196,8 @@ def test_failure_before_the_first_token_is_a_status(
 
 
 def test_no_done_without_a_finish_reason(server: LiveServer) -> None:
-    server.engine.script = lambda request: server.engine.default_script(request)[:2]
+    cut = SequenceChunk(0, finish_reason=FinishReason.ABORT)
+    server.engine.script = lambda request: [*server.engine.default_script(request)[:2], cut]
     with server.connect() as connection:
         connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True}))
         raw = read_all(connection)
@@ -250,18 +257,154 @@ def test_a_plain_answer_waits_in_silence(serve: Serve) -> None:
         assert b" 200 OK" in connection.recv(65536)
 
 
-def test_no_comment_on_a_busy_stream() -> None:
-    sent: list[bytes] = []
+def test_streams_asked_for_in_one_breath_come_one_after_the_other(server: LiveServer) -> None:
+    requests = [http_post("/v1/completions", {"prompt": "x", "max_tokens": n, "stream": True}) for n in (2, 3)]
+    with server.connect() as connection:
+        connection.sendall(b"".join(requests))
+        raw = b""
+        while raw.count(b"[DONE]") < 2:
+            raw += connection.recv(65536)
+    first, second = raw.split(b"HTTP/1.1 200 OK")[1:]
+    assert [part.count(b'"finish_reason":null') for part in (first, second)] == [2, 3]
 
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 0}])
+def test_a_client_that_does_not_read_gets_all_of_it_later(server: LiveServer, fields: dict[str, Any]) -> None:
+    words = [f"{i:05} " * 1500 for i in range(1500)]
+    entry = [fake_logprobs(7, 0, 0)] if fields else None
+
+    def script(request: Any) -> list[Any]:
+        chunks = [SequenceChunk(0, word, [7], entry, num_output_tokens=i + 1) for i, word in enumerate(words)]
+        return [*chunks, SequenceChunk(0, num_output_tokens=len(words), finish_reason=FinishReason.LENGTH)]
+
+    server.engine.script = script
+    with server.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True} | fields, "connection: close"))
+        server.until(lambda: len(server.engine.requests) == 1 and not server.engine.live)
+        assert server.call(lambda: server.service.lifecycle.requests) == 1, "what it has not read waits for it"
+        raw = read_all(connection)
+    told = events(unchunked(raw))
+    assert told[-1] == "[DONE]" and len(told) < len(words), "tokens have gathered"
+    assert "".join(event["choices"][0]["text"] for event in told[:-1]) == "".join(words)
+
+
+def unchunked(raw: bytes) -> str:
+    _, _, rest = raw.partition(b"\r\n\r\n")
+    parts = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        parts.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    return b"".join(parts).decode()
+
+
+def test_a_bug_in_one_stream_ends_that_stream_alone(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = EventEncoder.plain
+
+    def broken(self: EventEncoder, prompt: int, chunk: SequenceChunk) -> bytes | None:
+        if self._job.request_id == "bad":
+            raise ZeroDivisionError("planted")
+        return plain(self, prompt, chunk)
+
+    monkeypatch.setattr(EventEncoder, "plain", broken)
+    with server.connect() as bad:
+        bad.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True}, "x-request-id: bad"))
+        raw = read_all(bad)
+    assert b'"code":"internal_error"' in raw and b"[DONE]" not in raw and b"planted" not in raw
+    assert stream(server)[-1]["choices"][0]["finish_reason"] == "length"
+    assert "planted" in caplog.text
+
+
+class Connection:
+    """What a stream writes to: `slow` once it should wait. Stands in for the wire and for ASGI's `send`."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.paused = False
+        self._room = asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        assert not self.paused
+        self.sent.append(data)
+
+    async def send(self, message: Any) -> None:
+        if self.paused:
+            await self._room.wait()
+        if data := message.get("body", b""):
+            self.sent.append(data)
+
+    def go_on(self) -> None:
+        self.paused = False
+        self._room.set()
+
+
+def streamed(connection: Connection, tokenizer: Tokenizer, **options: Any) -> StreamAnswer:
+    prompt = Prompt(ids=[1], params=SamplingParams())
+    fields: dict[str, Any] = {"request_id": "r", "model": "m", "created": 1, "arrival_s": 0.0, "prompts": (prompt,)}
+    job = Job(kind=Kind.COMPLETION, stream=StreamChoices(), **fields, **options)
+    encoder = EventEncoder(job, tokenizer, lambda: Usage(1, 1, 0))
+    wire: Any = connection
+    return StreamAnswer(encoder, EventStream(connection.send, wire), 1000.0, None)
+
+
+def token(text: str, finish: FinishReason | None = None) -> SequenceChunk:
+    return SequenceChunk(0, text, [7], finish_reason=finish)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def texts(data: list[bytes]) -> list[str]:
+    return [event["choices"][0]["text"] for event in events(b"".join(data).decode())]
+
+
+def test_tokens_are_written_as_they_come_and_gather_while_the_client_is_slow(tokenizer: Tokenizer) -> None:
     async def main() -> None:
-        stream = EventStream(send)
-        await stream.write(b"token")
-        await stream.keep_alive()
-        assert sent == [b"", b"token"]
-        await stream.keep_alive()
-        assert sent == [b"", b"token", b": keep-alive\n\n"]
+        connection = Connection()
+        answer = streamed(connection, tokenizer)
+        running = asyncio.create_task(answer.run())
+        answer.put(0, token("a"))
+        assert connection.sent == [], "the head goes out with the first token, by the task"
+        await settle()
+        answer.put(0, token("b"))
+        answer.put(0, token("c"))
+        assert texts(connection.sent) == ["a", "b", "c"], "without the task"
+        connection.paused = True
+        for text in "def":
+            answer.put(0, token(text))
+            await settle()
+        connection.go_on()
+        await settle()
+        answer.put(0, token("g"))
+        answer.put(0, token("h", FinishReason.LENGTH))
+        answer.end(None)
+        last = await running
+        assert texts(connection.sent) == ["a", "b", "c", "d", "ef", "g"]
+        assert texts([last]) == ["h", ""]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("options", [{}, {"return_token_ids": True}])
+def test_no_comment_on_a_busy_stream(tokenizer: Tokenizer, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        connection = Connection()
+        answer = streamed(connection, tokenizer, **options)
+        running = asyncio.create_task(answer.run())
+        answer.put(0, token("a"))
+        await settle()
+        answer.put(0, token("b"))
+        answer._on_timer()
+        await settle()
+        assert texts(connection.sent) == ["a", "b"]
+        answer._on_timer()
+        await settle()
+        assert connection.sent[-1] == b": keep-alive\n\n"
+        running.cancel()
 
     asyncio.run(main())

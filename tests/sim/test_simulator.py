@@ -9,11 +9,13 @@ from roseinfer import cli
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError, RequestTooLongError
 from roseinfer.core.plan import Row
+from roseinfer.sched.cost import Work, work_of
+from roseinfer.sim.arrivals import make_arrivals
 from roseinfer.sim.config import CostConfig, WorkloadConfig
-from roseinfer.sim.runner import step_seconds
-from roseinfer.sim.simulator import Arrival, make_arrivals, simulate
+from roseinfer.sim.simulator import simulate
+from roseinfer.sim.workload import Arrival
 
-COST = CostConfig(step_ms=10.0, token_us=1000.0, context_ns=0.0, num_kv_blocks=512)
+COST = CostConfig(step_ms=10.0, token_us=1000.0, context_ns=0.0, num_kv_blocks=512).machine
 
 
 def row(start: int, count: int) -> Row:
@@ -21,9 +23,10 @@ def row(start: int, count: int) -> Row:
 
 
 def test_the_price_of_a_step() -> None:
-    cost = CostConfig(step_ms=5.0, token_us=20.0, context_ns=1000.0)
-    assert step_seconds(cost, [row(0, 1)]) == pytest.approx(0.005 + 20e-6 + 1e-6)
-    assert step_seconds(cost, [row(10, 3), row(0, 1)]) == pytest.approx(0.005 + 4 * 20e-6 + (11 + 12 + 13 + 1) * 1e-6)
+    cost = CostConfig(step_ms=5.0, token_us=20.0, row_us=10.0, context_ns=1000.0, pair_ns=500.0).machine.cost
+    assert work_of([row(10, 3), row(0, 1), row(7, 1)]) == Work(3, 11 + 12 + 13, 2, 1 + 8)
+    assert cost.seconds(Work()) == pytest.approx(0.005)
+    assert cost.seconds(Work(3, 36.0, 2, 9)) == pytest.approx(0.005 + 60e-6 + 18e-6 + 20e-6 + 9e-6)
 
 
 def test_one_request_takes_what_its_steps_cost() -> None:
@@ -53,7 +56,8 @@ def test_packing_helps_short_prompts_behind_long_ones() -> None:
 
 def test_the_same_seed_gives_the_same_run_and_overlap_changes_no_count() -> None:
     workload = WorkloadConfig(num_requests=30, request_rate=50.0, input_len=64, output_len=20)
-    runs = [simulate(make_arrivals(workload), SchedulerConfig(overlap=o), CostConfig()) for o in (False, False, True)]
+    machine = CostConfig().machine
+    runs = [simulate(make_arrivals(workload), SchedulerConfig(overlap=o), machine) for o in (False, False, True)]
     assert runs[0] == runs[1]
     counts = [[len(life.token_s) for life in run.lifetimes] for run in runs]
     assert counts[0] == counts[2] == [arrival.output_len for arrival in make_arrivals(workload)]
@@ -61,7 +65,7 @@ def test_the_same_seed_gives_the_same_run_and_overlap_changes_no_count() -> None
 
 def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(RequestTooLongError):
-        simulate([Arrival(0.0, [5] * 100, 1)], SchedulerConfig(), CostConfig(max_model_len=64))
+        simulate([Arrival(0.0, [5] * 100, 1)], SchedulerConfig(), CostConfig(max_model_len=64).machine)
     with pytest.raises(ConfigError, match="request_rate"):
         WorkloadConfig(request_rate=-1.0)
     with pytest.raises(ConfigError, match="token_us"):

@@ -6,21 +6,24 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from roseinfer.server.documents import ChatCompletion, inference_docs
-from roseinfer.server.inference import Call, InferenceResponse
+from roseinfer.server.inference import Call
 from roseinfer.server.job import Job, Kind
 from roseinfer.server.planning import Draft, given
 from roseinfer.server.prompts import Encoded, plain_messages
 from roseinfer.server.sampling import chat_logprobs, chat_max_tokens
 from roseinfer.server.schemas import ChatRequest, parse
-from roseinfer.server.service import Service
+
+PATH = "/v1/chat/completions"
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI) -> None:
+    """For the OpenAPI document and for other methods than POST: requests have a lane of their own, see `app.py`."""
+
     async def create_chat_completion() -> Response:
-        return InferenceResponse(service, plan)
+        raise AssertionError("answered in its lane")
 
     docs = inference_docs(ChatRequest, ChatCompletion)
-    app.add_api_route("/v1/chat/completions", create_chat_completion, methods=["POST"], tags=["inference"], **docs)
+    app.add_api_route(PATH, create_chat_completion, methods=["POST"], tags=["inference"], **docs)
 
 
 async def plan(call: Call, body: dict[str, Any]) -> Job:

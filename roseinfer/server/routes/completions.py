@@ -6,21 +6,24 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from roseinfer.server.documents import Completion, inference_docs
-from roseinfer.server.inference import Call, InferenceResponse
+from roseinfer.server.inference import Call
 from roseinfer.server.job import Job, Kind
 from roseinfer.server.planning import Draft, given
 from roseinfer.server.prompts import split_prompts
 from roseinfer.server.sampling import completion_logprobs, completion_max_tokens
 from roseinfer.server.schemas import CompletionRequest, parse
-from roseinfer.server.service import Service
+
+PATH = "/v1/completions"
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI) -> None:
+    """For the OpenAPI document and for other methods than POST: requests have a lane of their own, see `app.py`."""
+
     async def create_completion() -> Response:
-        return InferenceResponse(service, plan)
+        raise AssertionError("answered in its lane")
 
     docs = inference_docs(CompletionRequest, Completion)
-    app.add_api_route("/v1/completions", create_completion, methods=["POST"], tags=["inference"], **docs)
+    app.add_api_route(PATH, create_completion, methods=["POST"], tags=["inference"], **docs)
 
 
 async def plan(call: Call, body: dict[str, Any]) -> Job:

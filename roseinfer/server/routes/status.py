@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from roseinfer.server.documents import Health, Load, Version, docs
-from roseinfer.server.metrics import CONTENT_TYPE, scrape
+from roseinfer.server.metrics import CONTENT_TYPE
 from roseinfer.server.responses import JsonResponse
 from roseinfer.server.service import Service
 
@@ -28,10 +28,10 @@ def add(app: FastAPI, service: Service) -> None:
         return JsonResponse({"version": app.version})
 
     async def load() -> Response:
-        return JsonResponse({"server_load": service.lifecycle.requests})
+        return JsonResponse({"server_load": service.lifecycle.room.all_requests()})
 
     async def metrics() -> Response:
-        return Response(scrape(service.registry), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
 
     health_docs = docs(Health, 503)
     app.add_api_route("/health", health, tags=["status"], **health_docs)
@@ -41,5 +41,7 @@ def add(app: FastAPI, service: Service) -> None:
     app.add_api_route("/version", version, tags=["status"], **docs(Version, 401))
     app.add_api_route("/load", load, tags=["status"], **docs(Load, 401))
     text: dict[str, Any] = {"description": "Prometheus text format 0.0.4", "content": {"text/plain": {}}}
-    app.add_api_route("/metrics", metrics, tags=["status"], responses={200: text}, response_class=Response)
+    metrics_docs = docs(Health, 503)
+    metrics_docs["responses"][200] = text
+    app.add_api_route("/metrics", metrics, tags=["status"], response_class=Response, **metrics_docs)
     app.add_api_route("/metrics", metrics, methods=["HEAD"], include_in_schema=False)

@@ -1,0 +1,166 @@
+"""The rows of the GPU table: workloads, what vLLM 0.24.0 did on them, and what roseinfer set out to do."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from roseinfer.bench.config import OpenLoopConfig
+
+# Figure -> how it is written. Of "tok/s" more is better, of milliseconds less.
+FIGURES = {
+    "output_tok_s": "output tok/s",
+    "ttft_p50_ms": "TTFT p50 ms",
+    "ttft_p99_ms": "TTFT p99 ms",
+    "tpot_p50_ms": "TPOT p50 ms",
+    "tpot_p99_ms": "TPOT p99 ms",
+    "itl_p99_ms": "ITL p99 ms",
+}
+PEER = "vLLM 0.24.0 (torch 2.11.0+cu130, FlashAttention 3) on one NVIDIA H200, 2026-11-20, one run of each row"
+MEMORY_SHARE = "0.85"
+
+
+@dataclass(frozen=True)
+class Model:
+    """`hub_id`: whose packaged shape stands for it."""
+
+    name: str
+    hub_id: str
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """`arguments` as the client takes them. `peer` and `target`: figure -> value; a target is to be reached or beaten.
+
+    Where `paced`, arrivals set the output rate, which then says nothing of the server.
+    """
+
+    model: str
+    name: str
+    arguments: str
+    peer: Mapping[str, float]
+    target: Mapping[str, float]
+    paced: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.model} {self.name}"
+
+    def load(self, seed_shift: int = 0) -> OpenLoopConfig:
+        """The workload as our own client draws it; `seed_shift` is added to its seed."""
+        types = {f.name: f.type for f in fields(OpenLoopConfig)}
+        words, values = iter(shlex.split(self.arguments)), dict[str, Any]()
+        for word in words:
+            name = word.removeprefix("--").replace("-", "_")
+            kind = types[name]
+            values[name] = True if kind is bool else next(words)
+            if kind in (int, float):
+                values[name] = kind(values[name])  # type: ignore[operator]
+        values["seed"] = values.get("seed", 0) + seed_shift
+        return OpenLoopConfig(**values)
+
+    def flags(self, seed_shift: int = 0) -> list[str]:
+        """The arguments for a client's command line."""
+        words = shlex.split(self.arguments)
+        if "--seed" in words:
+            at = words.index("--seed")
+            del words[at : at + 2]
+        return [*words, "--seed", str(self.load(seed_shift).seed)]
+
+
+def _figures(rate: float, ttft: tuple[float, float], tpot: tuple[float, float], itl: float) -> dict[str, float]:
+    return dict(zip(FIGURES, (rate, *ttft, *tpot, itl), strict=True))
+
+
+SEQ1 = "--num 6 --procs 1 --workload uniform --rate 0.5 --in-len 128 --out-len 256"
+NANO = "--num 256 --in-min 100 --in-len 1024 --out-min 100 --out-len 1024 --procs 8"
+RAG = "--num 512 --in-len 1024 --out-len 128 --procs 8"
+POISSON = "--num 400 --workload poisson --rate 20 --in-len 512 --out-len 128 --procs 8"
+
+MODELS = {
+    "gpt2": Model("gpt2", "gpt2", 1024),
+    "qwen3-0.6b": Model("qwen3-0.6b", "Qwen/Qwen3-0.6B", 4096),
+    "qwen3-8b": Model("qwen3-8b", "Qwen/Qwen3-8B", 4096),
+}
+
+ROWS = (
+    Row(
+        "gpt2",
+        "seq1",
+        "--num 8 --procs 1 --workload uniform --rate 1.2 --in-len 128 --out-len 128",
+        _figures(170, (11.3, 14.3), (1.46, 1.63), 2.50),
+        {"tpot_p50_ms": 0.70},
+        paced=True,
+    ),
+    Row(
+        "gpt2",
+        "hol",
+        "--num 128 --cycle 512,1,1,1 --out-len 32",
+        _figures(12_322, (129, 157), (6.21, 6.89), 27.8),
+        {"output_tok_s": 22_000, "ttft_p50_ms": 75},
+    ),
+    Row(
+        "gpt2",
+        "burst65",
+        "--num 512 --cycle 65 --out-len 2 --procs 8",
+        _figures(1_357, (308, 741), (5.47, 35.6), 35.6),
+        {"ttft_p50_ms": 120, "ttft_p99_ms": 290},
+    ),
+    Row(
+        "gpt2",
+        "same65",
+        "--num 512 --cycle 65 --out-len 2 --procs 8 --same-prompt --seed 1",
+        _figures(1_314, (380, 764), (0.00, 46.8), 47.1),
+        {"ttft_p50_ms": 120, "ttft_p99_ms": 290},
+    ),
+    Row(
+        "qwen3-0.6b",
+        "seq1",
+        SEQ1,
+        _figures(147, (12.6, 14.2), (1.62, 1.65), 2.59),
+        {"tpot_p50_ms": 0.85, "ttft_p50_ms": 7},
+        paced=True,
+    ),
+    Row("qwen3-0.6b", "nano", NANO, _figures(22_966, (512, 713), (8.14, 11.3), 26.9), {"output_tok_s": 27_500}),
+    Row("qwen3-0.6b", "rag", RAG, _figures(14_329, (1_238, 2_337), (24.8, 27.3), 68.1), {"output_tok_s": 16_000}),
+    Row(
+        "qwen3-0.6b",
+        "poisson",
+        POISSON,
+        _figures(2_326, (23.3, 62.9), (2.25, 4.54), 20.4),
+        {"tpot_p50_ms": 1.3, "ttft_p99_ms": 35},
+        paced=True,
+    ),
+    Row("qwen3-8b", "seq1", SEQ1, _figures(136, (16.8, 20.7), (5.13, 5.13), 5.75), {"tpot_p50_ms": 4.4}, paced=True),
+    Row(
+        "qwen3-8b",
+        "nano",
+        NANO,
+        _figures(9_578, (2_108, 3_618), (15.3, 35.3), 185),
+        {"output_tok_s": 10_200, "itl_p99_ms": 60},
+    ),
+    Row("qwen3-8b", "rag", RAG, _figures(3_881, (6_765, 13_501), (76.7, 118), 417), {"output_tok_s": 4_050}),
+    Row(
+        "qwen3-8b",
+        "poisson",
+        POISSON,
+        _figures(2_275, (52.4, 119), (8.09, 13.9), 40.2),
+        {"ttft_p99_ms": 80, "itl_p99_ms": 20},
+        paced=True,
+    ),
+)
+
+
+def gain(figure: str, ours: float | None, other: float | None) -> float | None:
+    """How many times better `ours` is than `other`; None where one of them is missing or 0."""
+    if not ours or not other:
+        return None
+    return ours / other if figure == "output_tok_s" else other / ours
+
+
+def reached(figure: str, ours: float | None, target: float) -> bool:
+    """Equal counts."""
+    if ours is None:
+        return False
+    return ours >= target if figure == "output_tok_s" else ours <= target

@@ -1,0 +1,94 @@
+"""A server under test: started, timed until it is healthy, and gone at the end, whatever it does."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+POLL_S = 0.05
+STOP_PATIENCE_S = 20.0
+TAIL_LINES = 30
+PHASE = re.compile(r'roseinfer:startup_phase_seconds\{.*?phase="([^"]+)".*?\} (\S+)')
+BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
+
+
+class ServerError(Exception):
+    """The server did not come up; the text says why."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """`roseinfer serve` with these arguments, in a process group of its own. Its output is added to `log`."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        command = [sys.executable, "-m", "roseinfer.cli", "serve", *arguments, "--port", str(port)]
+        self.started_s = time.perf_counter()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def healthy(self) -> bool:
+        return self.alive and self.get("/health") is not None
+
+    def await_health(self, patience_s: float) -> float:
+        """Seconds from the start of the process to the first /health 200. Raises `ServerError`."""
+        while not self.healthy:
+            waited_s = time.perf_counter() - self.started_s
+            if not self.alive:
+                raise ServerError(f"the server ended with code {self._process.poll()} after {waited_s:.0f} s")
+            if waited_s > patience_s:
+                raise ServerError(f"the server was not healthy after {waited_s:.0f} s")
+            time.sleep(POLL_S)
+        return time.perf_counter() - self.started_s
+
+    def get(self, path: str) -> str | None:
+        """The body of a 200, None for anything else."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+                return str(response.read().decode())
+        except (OSError, urllib.error.URLError):
+            return None
+
+    def facts(self) -> dict[str, object]:
+        """What its metrics say of the start: seconds per phase, and the number of KV blocks."""
+        text = self.get("/metrics") or ""
+        phases = {phase: float(seconds) for phase, seconds in PHASE.findall(text)}
+        blocks = BLOCKS.search(text)
+        return {"startup_phases_s": phases, "kv_blocks": int(blocks[1]) if blocks else None}
+
+    def tail(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+
+    def stop(self) -> None:
+        """SIGTERM and wait; what is left of the group after that is killed."""
+        if self.alive:
+            self._process.terminate()
+        try:
+            self._process.wait(STOP_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)

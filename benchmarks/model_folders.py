@@ -1,0 +1,71 @@
+"""Model folders without weights, for runs with `--load-format dummy`: config.json and a tokenizer.
+
+    python benchmarks/model_folders.py gpt2 qwen3-8b --out DIR
+
+Speed does not depend on what weights and tokens say, but it does on every token id being some text: a tokenizer that
+knew fewer ids than the model would leave the server nothing to send. So this one, byte-level as GPT-2's and Qwen's own,
+has a made-up word for every id of the model.
+"""
+
+import argparse
+import itertools
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu_rows import MODELS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from roseinfer.core.config import ModelConfig
+from roseinfer.hub import model_folder
+
+END = "<|endoftext|>"
+SPACE = "Ġ"  # how byte-level vocabularies write it
+
+
+def words() -> Iterator[str]:
+    """Every other one begins with a space."""
+    for length in itertools.count(3):
+        for letters in itertools.product(string.ascii_lowercase, repeat=length):
+            word = "".join(letters)
+            yield word
+            yield SPACE + word
+
+
+def make_tokenizer(vocab_size: int) -> Tokenizer:
+    """Ids 0 to vocab_size - 1: the end token, the 256 bytes, words."""
+    tokens = itertools.chain([END], sorted(pre_tokenizers.ByteLevel.alphabet()), words())
+    vocab = {token: id for id, token in enumerate(itertools.islice(tokens, vocab_size))}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def write_folder(name: str, out: Path) -> Path:
+    """out/name, with the packaged config of the table's model `name`, in bfloat16."""
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    packaged = model_folder(ModelConfig(model=MODELS[name].hub_id, load_format="dummy"))
+    config: dict[str, Any] = json.loads((packaged / "config.json").read_text())
+    config["torch_dtype"] = "bfloat16"
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    make_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named) + "\n")
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=list(MODELS))
+    parser.add_argument("--out", type=Path, default=Path("models"))
+    args = parser.parse_args()
+    for name in args.names:
+        print(write_folder(name, args.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What a policy with objectives costs a step: `begin` and `observe` together, on simulated time.
+
+    python benchmarks/policy_step.py [--policy slack] [--running 256] [--waiting 1000] [--steps 1000]
+
+The machine is such that about --running requests keep it full; --waiting more wait all the time, and each one that ends
+is replaced. Requests have 20 ms a token, outputs around 400 tokens, and predictions that err.
+"""
+
+import argparse
+import gc
+import random
+import statistics
+from time import perf_counter
+
+from roseinfer.bench.report import header, percentile
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.events import Event
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.scheduler import Scheduler
+from roseinfer.sim.machine import END, Machine, PricedRunner
+
+TPOT_S, STEP_S = 0.020, 0.005
+
+
+class PerStep:
+    """Adds up what the policy takes between two calls of `lap`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._seconds = 0.0
+
+    def begin(self, view: View) -> Decision:
+        start = perf_counter()
+        decision = self._policy.begin(view)
+        self._seconds += perf_counter() - start
+        return decision
+
+    def observe(self, event: Event) -> None:
+        start = perf_counter()
+        self._policy.observe(event)
+        self._seconds += perf_counter() - start
+
+    def lap(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="slack")
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--overlap", action="store_true")
+    args = parser.parse_args()
+    print(header("policy step", vars(args)))
+
+    rng = random.Random(args.seed)
+    row_s = 0.9 * (TPOT_S - STEP_S) / args.running
+    machine = Machine(CostParams(STEP_S, 1e-7, 0.0, row_s, 0.0), noise=0.03)
+    config = SchedulerConfig(
+        scheduling_policy=args.policy, max_num_seqs=2 * args.running, max_num_batched_tokens=8192, scorpio_mixed=True
+    )
+    policy = PerStep(make_policy(config, Estimates(cost=CostModel(machine.cost))))
+    kv = KvManager(4 * args.running * 64, 16, prefix_caching=False)
+    clock = ManualClock()
+    runner = PricedRunner(machine, clock)
+    depth = 2 if args.overlap else 1
+    core = EngineCore(Scheduler(config, kv, policy, 8192), runner, clock, eos_ids=(END,), vocab_size=1000, depth=depth)
+
+    added = 0
+
+    def add() -> None:
+        nonlocal added
+        output = max(2, round(rng.lognormvariate(5.8, 0.5)))
+        new = Add(str(added), [1] * rng.randrange(50, 150), SamplingParams(max_tokens=4000), arrival_s=clock.now())
+        new.slo, new.predicted_len = Slo(1e6 + added, TPOT_S), max(8, output + round(rng.gauss(0, 100)))
+        core.add(new)
+        runner.expect(sequence_id(str(added), 0), len(new.prompt_ids), output)
+        added += 1
+
+    def turn() -> None:
+        stats = core.stats()
+        for _ in range(args.running + args.waiting - stats.running - stats.waiting):
+            add()
+        core.step()
+
+    for _ in range(300):
+        turn()
+    gc.collect()
+    gc.freeze()
+    policy.lap()
+    laps, running, waiting = [], [], []
+    for _ in range(args.steps):
+        turn()
+        laps.append(policy.lap())
+        running.append(core.stats().running)
+        waiting.append(core.stats().waiting)
+    print(f"  {statistics.mean(running):.0f} running, {statistics.mean(waiting):.0f} waiting")
+    mean, median = statistics.mean(laps) * 1e3, statistics.median(laps) * 1e3
+    print(f"  policy  {median:6.3f} ms median  {mean:6.3f} ms mean  {percentile(laps, 99) * 1e3:6.3f} ms p99")
+
+
+if __name__ == "__main__":
+    main()

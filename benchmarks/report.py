@@ -1,0 +1,244 @@
+"""From the GPU table's JSON to its page in the docs, with plots.
+
+    python benchmarks/report.py benchmarks/results/gpu-h200.json [--out docs]
+
+Writes OUT/gpu.md, OUT/img/gpu-peer.png and OUT/img/gpu-card.png. What is known of a row that misses its target is read
+from a file of the JSON's name that ends in .notes.toml, if there is one:
+
+    ["qwen3-8b nano"]
+    bound = "cuBLAS reads the weights at 2.29 TB/s at batch 256"
+    profile = '''
+    GEMM 61%, attention 30%, ...
+    '''
+"""
+
+import argparse
+import json
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_result import unsound
+from gpu_rows import FIGURES, MODELS
+
+Results = Sequence[Mapping[str, Any]]
+Notes = Mapping[str, Mapping[str, str]]
+
+PLOTS = {
+    "gpu-peer.png": ("gain_over_peer", "times better than vLLM 0.24.0 (1 = equal)", 1.0),
+    "gpu-card.png": ("share_of_card", "share of what the card allows (1 = its limit)", 1.0),
+}
+INTRO = """\
+Written by `benchmarks/report.py` from `{json}`; `benchmarks/gpu_table.py` measured it.
+
+Three models with dummy weights in bfloat16, each behind `roseinfer serve`, greedy, every prompt new; the client is
+`{client}`, in processes of its own on the same machine. The peer's figures, with the same client arguments on another
+machine of the kind, are those of {peer}. Compare by ratio, and mind that single runs of either vary by some percent.
+"""
+LIMITS = """\
+The limit is a simulated engine without host or network that runs each row's own requests: all running requests decode
+in every step, prompts are taken in order of arrival, and a step takes as long as reading its weights or doing its
+matrix products (whichever is longer) and then its attention (likewise). "Card" is with the card's measured limits,
+4.27 TB/s and 711 TFLOP/s in bf16; "kernels" with what libraries reach on such shapes (`benchmarks/bounds.py`). On the
+small models the host is the limit long before the card.
+"""
+
+
+def page(result: Mapping[str, Any], notes: Notes, source: str) -> str:
+    rows = result["rows"]
+    parts = [
+        f"# roseinfer on one {result['hardware'].get('gpu', 'GPU')}",
+        INTRO.format(json=source, client=" ".join(result["client"]), peer=result["peer"]),
+        markdown(_setup(result)),
+        "## Against the targets\nx vLLM: how many times better; of card: share of what the card allows (below).",
+        markdown(_targets(rows)),
+        *(f"![{caption}](img/{name})" for name, (_, caption, _) in PLOTS.items()),
+        "## Every figure\nEach cell is roseinfer's figure, then vLLM's.",
+        markdown(_figures(rows)),
+        "Where arrivals set the output rate (in brackets) it says nothing of the server.",
+        "## Start\nSeconds from the start of the process to the first 200 from `/health`.",
+        markdown(_starts(result["servers"])),
+        "## What the card allows",
+        LIMITS,
+        markdown(_bounds(rows)),
+        *_misses(rows, notes),
+        "## Commands",
+        _commands(result),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table; the first column to the left, the others to the right."""
+    if not rows:
+        return "(nothing was measured)"
+    names = list(rows[0])
+    lines = [f"| {' | '.join(names)} |", "| --- |" + " ---: |" * (len(names) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(_cell(row[name]) for name in names)} |" for row in rows)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def number(value: float) -> str:
+    """Three digits, more for large numbers."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return f"{row['model']} {row['row']}"
+
+
+def _setup(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    repeat = "one run of each row" if result["repeat"] == 1 else f"medians of {result['repeat']} runs of each row"
+    lines = {
+        "hardware": ", ".join(f"{name} {value}" for name, value in result["hardware"].items()),
+        "versions": ", ".join(f"{name} {value}" for name, value in result["versions"].items()),
+        "roseinfer commit": result["commit"],
+        "measured": f"{result['date']}, seed {result['seed']}, {repeat}",
+    }
+    return [{"what": name, "is": text} for name, text in lines.items()]
+
+
+def _targets(rows: Results) -> list[dict[str, Any]]:
+    return [
+        {
+            "row": _key(row),
+            "figure": FIGURES[name],
+            "roseinfer": row["figures"].get(name),
+            "target": target,
+            "reached": "yes" if row["reached"][name] else "no",
+            "vLLM": row["peer"][name],
+            "x vLLM": row["gain_over_peer"].get(name),
+            "card allows": row["bound"]["card"][name],
+            "of card": row["share_of_card"].get(name),
+        }
+        for row in rows
+        for name, target in row["target"].items()
+    ]
+
+
+def _figures(rows: Results) -> list[dict[str, Any]]:
+    shown = []
+    for row in rows:
+        cells = {}
+        for name, title in FIGURES.items():
+            ours = row["figures"].get(name)
+            text = f"{_cell(ours)} / {number(row['peer'][name])}"
+            cells[title] = f"({text})" if row["paced"] and name == "output_tok_s" else text
+        shown.append({"row": _key(row), **cells, "wrong": unsound(row) or "nothing"})
+    return shown
+
+
+def _starts(servers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": name,
+            "first start": " and ".join(map(number, server["start_s"])) or None,
+            "again, kernels compiled": server.get("restart_s"),
+            "KV blocks": server.get("kv_blocks"),
+        }
+        for name, server in servers.items()
+    ]
+
+
+def _bounds(rows: Results) -> list[dict[str, Any]]:
+    return [
+        {"row": _key(row), "limit": limit, **{title: row["bound"][limit][name] for name, title in FIGURES.items()}}
+        for row in rows
+        for limit in row["bound"]
+    ]
+
+
+def _misses(rows: Results, notes: Notes) -> Iterator[str]:
+    """A section for each row with a target that is not reached."""
+    missed = [row for row in rows if not all(row["reached"].values()) or unsound(row)]
+    if not missed:
+        yield "## Rows not reached\nNone."
+        return
+    yield "## Rows not reached"
+    for row in missed:
+        yield f"### {_key(row)}\n{_shortfall(row)}"
+        known = notes.get(_key(row), {})
+        yield f"Bound: {known['bound'].strip()}" if "bound" in known else "The bound has not been named yet."
+        yield f"```\n{known['profile'].strip()}\n```" if "profile" in known else "No profile has been recorded yet."
+
+
+def _shortfall(row: Mapping[str, Any]) -> str:
+    wrong = unsound(row)
+    lines = [] if wrong is None else [f"- The run was not sound: {wrong}."]
+    for name, target in row["target"].items():
+        ours = row["figures"].get(name)
+        if ours is not None and not row["reached"][name]:
+            card, kernels = (number(row["bound"][limit][name]) for limit in ("card", "kernels"))
+            lines.append(
+                f"- {FIGURES[name]}: {number(ours)}, target {number(target)}; the card allows {card}, "
+                f"with today's kernels {kernels}."
+            )
+    return "\n".join(lines)
+
+
+def _commands(result: Mapping[str, Any]) -> str:
+    lines = [f"# the whole table\n{result['command']}"]
+    for name, server in result["servers"].items():
+        lines.append(f"\n# {name}: a folder with the config of {MODELS[name].hub_id}\n{shlex.join(server['command'])}")
+        client = " ".join(result["client"])
+        for row in result["rows"]:
+            if row["model"] == name:
+                lines.append(f"{client} --model {name} {row['arguments']}  # {row['row']}")
+    return "```\n" + "\n".join(lines) + "\n```"
+
+
+def bars(rows: Results, kind: str) -> dict[str, float]:
+    """Label -> value: the figures that have targets, and every output rate that arrivals do not set."""
+    found = {}
+    for row in rows:
+        for name, title in FIGURES.items():
+            value = row[kind].get(name)
+            if value is not None and (name in row["target"] or (name == "output_tok_s" and not row["paced"])):
+                found[f"{_key(row)}: {title.removesuffix(' ms')}"] = float(value)
+    return found
+
+
+def draw(path: Path, rows: Results, kind: str, caption: str, line: float) -> None:
+    """Horizontal bars on a logarithmic axis. Needs matplotlib (the `bench` extra)."""
+    from matplotlib.figure import Figure
+
+    values = bars(rows, kind)
+    figure = Figure(figsize=(9, 1.2 + 0.3 * len(values)), layout="constrained")
+    axes = figure.subplots()
+    drawn = axes.barh(list(values), list(values.values()), color="tab:red")
+    axes.bar_label(drawn, labels=[f"{value:.2f}" for value in values.values()], padding=3)
+    axes.axvline(line, color="black", linewidth=1)
+    axes.set(xlabel=caption, xscale="log")
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=110)
+
+
+def write(source: Path, out: Path) -> None:
+    result = json.loads(source.read_text())
+    notes_file = source.with_suffix(".notes.toml")
+    notes = tomllib.loads(notes_file.read_text()) if notes_file.exists() else {}
+    (out / "img").mkdir(parents=True, exist_ok=True)
+    named = source.name if source.is_absolute() else str(source)
+    (out / "gpu.md").write_text(page(result, notes, named))
+    for name, (kind, caption, line) in PLOTS.items():
+        draw(out / "img" / name, result["rows"], kind, caption, line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    args = parser.parse_args()
+    write(args.json, args.out)
+
+
+if __name__ == "__main__":
+    main()

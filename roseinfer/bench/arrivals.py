@@ -1,0 +1,64 @@
+"""What an open-loop load sends, and when: drawn from its options alone."""
+
+import random
+from dataclasses import dataclass
+
+from roseinfer.bench.config import OpenLoopConfig, parse_numbers
+
+# Ids below are special tokens of most vocabularies.
+FIRST_ID = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request to come: `at_s` seconds after the load begins."""
+
+    number: int
+    at_s: float
+    prompt_ids: list[int]
+    output_len: int
+
+
+def draw(config: OpenLoopConfig) -> list[Planned]:
+    """The load's requests in order of arrival; the same options draw the same requests."""
+    rng = random.Random(_key(config))
+    cycle = parse_numbers("cycle", config.cycle) if config.cycle else None
+    planned: list[Planned] = []
+    at_s = 0.0
+    for number in range(config.num):
+        if cycle:
+            input_len = cycle[number % len(cycle)]
+        else:
+            input_len = rng.randint(config.in_min, config.in_len) if config.in_min else config.in_len
+        output_len = rng.randint(config.out_min, config.out_len) if config.out_min else config.out_len
+        at_s += _gap_s(config, rng)
+        prompt_ids = _prompt(config, rng, input_len)
+        if config.same_prompt and planned:
+            prompt_ids = planned[0].prompt_ids
+        planned.append(Planned(number, at_s, prompt_ids, output_len))
+    return planned
+
+
+def _key(config: OpenLoopConfig) -> str:
+    """Whatever changes the work changes its prompts too. A burst has no rate: any fixed number stands for it."""
+    rate = 10 if config.workload == "burst" else float(config.rate)
+    lengths = (config.in_len, config.in_min, config.out_len, config.out_min, config.cycle)
+    return repr((config.seed, config.workload, config.num, rate, *lengths))
+
+
+def _gap_s(config: OpenLoopConfig, rng: random.Random) -> float:
+    """From one arrival to the next; the first request of all but a burst comes after a gap too."""
+    match config.workload:
+        case "poisson":
+            return rng.expovariate(config.rate)
+        case "gamma":
+            return rng.gammavariate(config.burstiness, 1 / (config.rate * config.burstiness))
+        case "uniform":
+            return 1 / config.rate
+    return 0.0
+
+
+def _prompt(config: OpenLoopConfig, rng: random.Random, length: int) -> list[int]:
+    """At least one id is the request's own."""
+    shared = [7 + (i * 31) % 999 for i in range(config.shared_prefix)]
+    return shared + [rng.randrange(FIRST_ID, config.vocab) for _ in range(max(1, length - len(shared)))]

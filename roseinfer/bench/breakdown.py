@@ -1,0 +1,235 @@
+"""Where the time of a decoding step goes: host by phase, device by kind of kernel, and how near the device's limits.
+
+A batch of equal requests decodes in an engine of this process. Host phases and the step's duration are measured over
+some steps without a profiler; then torch's profiler watches some more for the kernels, whose durations it hardly
+changes, while it slows the host down.
+"""
+
+import gc
+import json
+import math
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from roseinfer.bench.cost import Chunk, ModelCost, Work
+from roseinfer.bench.kernel_kinds import by_kind
+from roseinfer.bench.limits import Limits
+from roseinfer.bench.load import make_prompts
+from roseinfer.core.errors import RoseinferError
+from roseinfer.core.plan import StepPlan
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.llm import LLM
+
+WARM_UP_STEPS = 16
+SPARE_STEPS = 16
+# What a trace calls the work of a GPU.
+DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+class UnsteadyError(RoseinferError):
+    """The batch did not decode as a whole for as long as was needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`batch_size` prompts of `input_len` tokens; `steps` are measured twice, without and with the profiler."""
+
+    batch_size: int
+    input_len: int
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel (on a CPU: an operator, without those it calls): seconds and calls of one step."""
+
+    name: str
+    seconds: float
+    calls: float
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Seconds per step. `host` by phase, `device` by kind, `kernels` the longest first; `work` of one step."""
+
+    load: Load
+    context: float
+    step_s: float
+    host: dict[str, float]
+    device: dict[str, float]
+    kernels: list[Kernel]
+    work: Work
+    limits: Limits
+
+    @property
+    def device_s(self) -> float:
+        return sum(self.device.values())
+
+    @property
+    def bandwidth_share(self) -> float:
+        """Of the device's bandwidth that weights and K/V take over the whole step."""
+        return self.work.bytes / self.step_s / self.limits.bytes_s
+
+    @property
+    def matrix_share(self) -> float:
+        return self.work.flops / self.step_s / self.limits.flops_s
+
+
+class HostClock:
+    """A `StepObserver` that adds up the host's seconds in each phase, without those of the phases within it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Between steps only."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.plans: list[StepPlan] = []
+        self._inner = [0.0]
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        self._inner.append(0.0)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - began
+            self.seconds[phase] += elapsed - self._inner.pop()
+            self._inner[-1] += elapsed
+
+    def step_begins(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+
+    def step_ends(self, plan: StepPlan) -> None:
+        """Counted when it began."""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def measure(llm: LLM, clock: HostClock, load: Load, cost: ModelCost, limits: Limits) -> Breakdown:
+    """`llm` was made with `clock` as its observer. Raises `UnsteadyError` if the batch does not fit into a step."""
+    steps = _decoding(llm, load)
+    try:
+        _advance(steps, WARM_UP_STEPS)
+        gc.collect()
+        gc.freeze()
+        clock.reset()
+        began = time.perf_counter()
+        _advance(steps, load.steps)
+        step_s = (time.perf_counter() - began) / load.steps
+        host = _host_phases(clock, step_s, load.steps)
+        chunks = [_chunks(plan, load) for plan in clock.plans[-load.steps :]]
+        kernels = _profiled(steps, load.steps, on_cuda=llm.info.device.startswith("cuda"))
+    finally:
+        gc.unfreeze()
+        steps.close()
+    work = _mean([cost.work(step) for step in chunks])
+    context = sum(chunk.start + 1 for step in chunks for chunk in step) / (len(chunks) * load.batch_size)
+    device = by_kind((kernel.name, kernel.seconds) for kernel in kernels)
+    return Breakdown(load, context, step_s, host, device, kernels, work, limits)
+
+
+def _decoding(llm: LLM, load: Load) -> Any:
+    """A generator of steps, at the point where every request of the batch has begun to decode."""
+    scheduler = llm.core.scheduler.config
+    prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
+    wanted = WARM_UP_STEPS + 2 * load.steps + 2 * prefills + SPARE_STEPS
+    params = SamplingParams(max_tokens=wanted, temperature=0.0, ignore_eos=True)
+    prompts = make_prompts(load.batch_size, load.input_len, llm.info.vocab_size, load.seed)
+    steps = llm.stream_steps(prompts, params)
+    begun: set[int] = set()
+    for chunks in steps:
+        begun.update(number for number, _ in chunks)
+        if len(begun) == load.batch_size:
+            break
+    return steps
+
+
+def _advance(steps: Any, count: int) -> None:
+    for _ in range(count):
+        if next(steps, None) is None:
+            raise UnsteadyError("the requests ended before enough steps were measured")
+
+
+def _chunks(plan: StepPlan, load: Load) -> list[Chunk]:
+    if len(plan.rows) != load.batch_size or any(row.count != 1 for row in plan.rows):
+        raise UnsteadyError(
+            f"a batch of {load.batch_size} does not decode in one step: raise max_num_seqs, max_num_batched_tokens, "
+            "max_batch_size or the KV cache, or measure a smaller one"
+        )
+    return [Chunk(row.start, row.count, row.logits) for row in plan.rows]
+
+
+def _host_phases(clock: HostClock, step_s: float, steps: int) -> dict[str, float]:
+    """Seconds per step; `text and rest` is what is left of the step: detokenising, the loop itself."""
+    spent = {phase: seconds / steps for phase, seconds in clock.seconds.items()}
+    named = {
+        "plan": spent.get("plan", 0.0),
+        "prepare inputs": spent.get("prepare", 0.0),
+        "forward": spent.get("forward", 0.0) + spent.get("submit", 0.0),
+        "sample": spent.get("sample", 0.0),
+        "wait for the device": spent.get("collect", 0.0),
+        "commit": spent.get("commit", 0.0),
+    }
+    return {**named, "text and rest": step_s - sum(named.values())}
+
+
+def _profiled(steps: Any, count: int, *, on_cuda: bool) -> list[Kernel]:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities) as profiler:
+        _advance(steps, count)
+        if on_cuda:
+            torch.cuda.synchronize()
+    found = _trace_kernels(profiler) if on_cuda else _operators(profiler)
+    kernels = [Kernel(name, seconds / count, calls / count) for name, (seconds, calls) in found.items()]
+    return sorted(kernels, key=lambda kernel: -kernel.seconds)
+
+
+def _trace_kernels(profiler: profile) -> dict[str, tuple[float, int]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return device_events(json.loads(path.read_text())["traceEvents"])
+
+
+def device_events(events: Sequence[dict[str, Any]]) -> dict[str, tuple[float, int]]:
+    """Name -> (seconds, calls) of a GPU's work in the events of a trace, whose durations are in microseconds."""
+    found: defaultdict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for event in events:
+        if event.get("cat") in DEVICE_EVENTS:
+            seconds, calls = found[event["name"]]
+            found[event["name"]] = (seconds + event["dur"] * 1e-6, calls + 1)
+    return dict(found)
+
+
+def _operators(profiler: profile) -> dict[str, tuple[float, int]]:
+    """The same of a CPU's operators, each without those that it calls."""
+    return {
+        average.key: (average.self_cpu_time_total * 1e-6, average.count)
+        for average in profiler.key_averages()
+        if average.self_cpu_time_total > 0
+    }
+
+
+def _mean(works: Sequence[Work]) -> Work:
+    total = sum(works, Work())
+    n = len(works)
+    return Work(
+        total.tokens // n,
+        total.weight_bytes / n,
+        total.kv_bytes / n,
+        total.linear_flops / n,
+        total.attention_flops / n,
+    )

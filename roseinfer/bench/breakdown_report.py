@@ -1,0 +1,62 @@
+"""How a breakdown is printed and kept."""
+
+from dataclasses import asdict
+from typing import Any
+
+from roseinfer.bench.breakdown import Breakdown
+from roseinfer.bench.report import table
+
+KERNELS_SHOWN = 12
+NAME_WIDTH = 90
+
+
+def as_text(found: Breakdown) -> str:
+    step_ms = 1e3 * found.step_s
+    rate = found.load.batch_size / found.step_s
+    lines = [
+        f"batch {found.load.batch_size}, context {found.context:.0f}: {step_ms:.3f} ms a step, {rate:.0f} tok/s",
+        _reached(found),
+        _rates(found),
+        "",
+        _parts("host", found.host, found.step_s),
+        "",
+        _parts("kernels by kind", {**found.device, "sum": found.device_s}, found.step_s),
+        "",
+        table(
+            [
+                {"us": 1e6 * kernel.seconds, "calls": kernel.calls, "longest": kernel.name[:NAME_WIDTH]}
+                for kernel in found.kernels[:KERNELS_SHOWN]
+            ]
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def as_json(found: Breakdown) -> dict[str, Any]:
+    shares = {"bandwidth_share": found.bandwidth_share, "matrix_share": found.matrix_share}
+    return {**asdict(found), "device_s": found.device_s, **shares}
+
+
+def _reached(found: Breakdown) -> str:
+    work, limits = found.work, found.limits
+    weights, kv = 1e-9 * work.weight_bytes, 1e-9 * work.kv_bytes
+    return (
+        f"weights {weights:.3f} GB + K/V {kv:.3f} GB a step: {work.bytes / found.step_s / 1e9:.0f} GB/s, "
+        f"{found.bandwidth_share:.0%} of {limits.bytes_s / 1e9:.0f}; "
+        f"{work.flops / found.step_s / 1e12:.3g} TFLOP/s, {found.matrix_share:.0%} of {limits.flops_s / 1e12:.3g}"
+    )
+
+
+def _rates(found: Breakdown) -> str:
+    """How fast the two kinds of kernel that read most do so, while they run."""
+    rates = []
+    for kind, what, size in (("GEMM", "weights", found.work.weight_bytes), ("attention", "K/V", found.work.kv_bytes)):
+        if found.device[kind]:
+            rates.append(f"{kind} reads {what} at {size / found.device[kind] / 1e9:.0f} GB/s")
+    return "; ".join(rates)
+
+
+def _parts(title: str, parts: dict[str, float], whole: float) -> str:
+    return table(
+        [{title: name, "us": 1e6 * seconds, "% of step": 100 * seconds / whole} for name, seconds in parts.items()]
+    )

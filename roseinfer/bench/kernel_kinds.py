@@ -1,0 +1,39 @@
+"""What a kernel of a GPU, or an operator of torch on a CPU, does in a model: told from its name."""
+
+import re
+from collections.abc import Iterable
+
+OTHER = "other"
+# The first kind whose pattern is found in the lower-case name. Order matters: flash attention is built on cutlass, and
+# the copy of an index is no index.
+_PATTERNS = (
+    ("attention", r"attention|flash|fmha|mha_|decode_kernel|prefill|paged|merge_state|_plan_kernel|list_pages"),
+    ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),
+    (
+        "GEMM",
+        r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|split_k|skinny|linear|addmm|matmul|aten::mm$|bmm|dot|onednn|mkldnn",
+    ),
+    ("norm and activation", r"norm|silu|gelu|swiglu|gated_kernel|pointwise_kernel|activation|rsqrt|sigmoid|tanh"),
+    (
+        "sampling",
+        r"sampl|argmax|arg_max|reduce_kernel.*max|chunk_best|settle|mass_kernel|pick_kernel|narrow|collect_kernel"
+        r"|finish_kernel|draw|softmax|logsumexp|topk|sort|scan|cumsum|philox|random|isfinite|amax|aten::max$",
+    ),
+    ("inputs", r"expand|embedding|gather|index_?select|indexselect|take|arange|repeat_interleave|aten::index$"),
+    ("copies", r"memcpy|memset|copy|fill|cat\b|catarray|aten::to$|zero_"),
+)
+KINDS = (*(kind for kind, _ in _PATTERNS), OTHER)
+
+
+def kind_of(name: str) -> str:
+    """One of `KINDS`."""
+    lowered = name.lower()
+    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, lowered)), OTHER)
+
+
+def by_kind(times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Kind -> sum of the times of its names; every kind is there."""
+    sums = dict.fromkeys(KINDS, 0.0)
+    for name, seconds in times:
+        sums[kind_of(name)] += seconds
+    return sums

@@ -1,0 +1,61 @@
+"""What a device can do at most, measured quickly: bytes moved and matrix arithmetic per second."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+REPEATS = 7
+COPY_BYTES = {"cuda": 2**31, "cpu": 2**26}
+MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
+MATRIX_DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`bytes_s`: read and written by a copy. `flops_s`: of a product of large square matrices, in bf16 on a GPU."""
+
+    bytes_s: float
+    flops_s: float
+
+
+@torch.inference_mode()
+def measure_limits(device: torch.device, bytes_s: float | None = None, flops_s: float | None = None) -> Limits:
+    """Medians of a few runs; what is given is not measured. Leaves no memory of the GPU in use."""
+    limits = Limits(bytes_s or _copy_rate(device), flops_s or _product_rate(device))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return limits
+
+
+def _copy_rate(device: torch.device) -> float:
+    size = COPY_BYTES[device.type]
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _seconds(lambda: target.copy_(source), device)
+
+
+def _product_rate(device: torch.device) -> float:
+    """On random numbers: a GPU multiplies zeros faster."""
+    size = MATRIX_SIZE[device.type]
+    left, right = (torch.randn(size, size, device=device).to(MATRIX_DTYPE[device.type]) for _ in range(2))
+    return 2 * size**3 / _seconds(lambda: left @ right, device)
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Median of single runs after two that do not count."""
+    times = []
+    for _ in range(REPEATS + 2):
+        _synchronize(device)
+        began = time.perf_counter()
+        work()
+        _synchronize(device)
+        times.append(time.perf_counter() - began)
+    return median(times[2:])
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

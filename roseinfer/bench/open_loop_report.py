@@ -1,0 +1,74 @@
+"""The figures of an open-loop load, as clients of the server would give them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from roseinfer.bench.open_loop import Outcome
+from roseinfer.bench.report import percentile
+
+PERCENTILES = (50, 90, 95, 99)
+REJECTED = (429, 503)
+ERRORS_SHOWN = 5
+ERROR_CHARACTERS = 160
+LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "Latency"}
+
+
+def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts, rates and percentiles in milliseconds; a percentile of nothing is None.
+
+    Rates are over the time from the first request sent to the last one ended, and count the requests that ended
+    properly, as the percentiles do. `short`: of these, how many gave another number of tokens than was asked for.
+    """
+    good = [outcome for outcome in outcomes if outcome.ok]
+    rejected = sum(outcome.status in REJECTED for outcome in outcomes)
+    wall_s = max(o.end_s for o in outcomes) - min(o.start_s for o in outcomes) if outcomes else 0.0
+    summary: dict[str, Any] = {
+        "requests": len(outcomes),
+        "ok": len(good),
+        "rejected": rejected,
+        "failed": len(outcomes) - len(good) - rejected,
+        "short": sum(outcome.output_tokens != outcome.wanted_tokens for outcome in good),
+        "wall_s": wall_s,
+        "out_tok_s": _rate(sum(outcome.output_tokens for outcome in good), wall_s),
+        "in_tok_s": _rate(sum(outcome.prompt_tokens for outcome in good), wall_s),
+        "req_s": _rate(len(good), wall_s),
+    }
+    for key, seconds in samples(good).items():
+        summary[key] = {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
+    errors = Counter(outcome.error[:ERROR_CHARACTERS] for outcome in outcomes if outcome.error is not None)
+    summary["errors"] = dict(errors.most_common(ERRORS_SHOWN))
+    return summary
+
+
+def samples(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Seconds by key of `LATENCIES`: one value per request that gave a token, for ITL one per gap between chunks."""
+    answered = [outcome for outcome in outcomes if outcome.chunk_s]
+    return {
+        "ttft_ms": [outcome.ttft_s for outcome in answered],
+        "tpot_ms": [outcome.tpot_s for outcome in answered],
+        "itl_ms": [gap for outcome in answered for gap in outcome.itl_s],
+        "e2e_ms": [outcome.latency_s for outcome in answered],
+    }
+
+
+def as_text(summary: dict[str, Any]) -> str:
+    counts = ", ".join(f"{summary[key]} {key}" for key in ("ok", "rejected", "failed", "short"))
+    lines = [
+        f"Requests:   {summary['requests']} ({counts}) in {summary['wall_s']:.2f} s",
+        f"Throughput: {summary['out_tok_s']:.1f} output tok/s, {summary['in_tok_s']:.1f} input tok/s, "
+        f"{summary['req_s']:.2f} requests/s",
+    ]
+    for key, name in LATENCIES.items():
+        shown = " ".join(f"{p} {_number(value)}" for p, value in summary[key].items())
+        lines.append(f"{name + ' ms:':<11} {shown}")
+    lines += [f"{count} times: {error}" for error, count in summary["errors"].items()]
+    return "\n".join(lines)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,56 @@
+"""The options of `roseinfer calibrate`."""
+
+from dataclasses import dataclass
+
+from roseinfer.core.config import check_positive, option
+from roseinfer.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Decoding requests, their context in tokens, prompt tokens beside them; `repeats` steps of each kind."""
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    prompts: tuple[int, ...]
+    repeats: int = 3
+
+
+# What takes seconds with the embedded model on two cores, and less than a minute with 8B parameters on a large GPU.
+CPU_GRID = Grid(rows=(1, 2, 4, 8, 16), contexts=(32, 128, 512), prompts=(16, 64, 256), repeats=3)
+GPU_GRID = Grid(rows=(1, 8, 32, 128, 256), contexts=(64, 512, 2048), prompts=(32, 128, 512, 2048), repeats=3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateConfig:
+    """Which steps are measured. What exceeds the engine's seats, context or cache is left out."""
+
+    decode_rows: str | None = option(None, "requests that decode at once: a,b,...", metavar="N,N,...")
+    context_lens: str | None = option(None, "tokens that each of them has, to begin with: a,b,...", metavar="N,N,...")
+    prompt_lens: str | None = option(None, "prompt tokens computed beside them: a,b,...", metavar="N,N,...")
+    repeats: int = option(3, "steps of each kind")
+    recorded: str | None = option(None, "fit to the steps of a recorded run instead of a sweep", metavar="FILE")
+    json: str | None = option(None, "write the cost model to this file", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "repeats")
+        self.grid(CPU_GRID)
+
+    def grid(self, default: Grid) -> Grid:
+        """What was given, the rest from `default`. Raises `ConfigError`."""
+        return Grid(
+            rows=_numbers("decode_rows", self.decode_rows) or default.rows,
+            contexts=_numbers("context_lens", self.context_lens) or default.contexts,
+            prompts=_numbers("prompt_lens", self.prompt_lens) or default.prompts,
+            repeats=self.repeats,
+        )
+
+
+def _numbers(name: str, text: str | None) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in (text or "").split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if any(number < 1 for number in found):
+        raise ConfigError(f"{name} must be positive, got {text}")
+    return found

@@ -1,0 +1,65 @@
+"""`roseinfer calibrate`: the samples, from an engine of this process or from a recorded run, and the fit to them."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from roseinfer.calibration.config import CPU_GRID, GPU_GRID, CalibrateConfig
+from roseinfer.calibration.recorded import recorded_samples
+from roseinfer.calibration.sweep import Bounds, Sweep
+from roseinfer.core.config import EngineConfig
+from roseinfer.engine.llm import LLM
+from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.fit import Fit, Sample, fit_cost
+
+FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "block_size", "max_num_seqs")
+# Field of CostParams -> its unit as shown, how many of them a second has, what it is paid for.
+CONSTANTS = {
+    "step_s": ("ms", 1e3, "any step"),
+    "token_s": ("us", 1e6, "per prompt token"),
+    "pair_s": ("ns", 1e9, "per token that a prompt token attends to"),
+    "row_s": ("us", 1e6, "per request that decodes"),
+    "context_s": ("ns", 1e9, "per token that such a request attends to"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The fit, and facts of the engine that was measured (none for a recorded run)."""
+
+    fit: Fit
+    machine: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        figures = {name: value for name, value in asdict(self.fit).items() if name != "params"}
+        return {**cost_as_json(self.fit.params), "fit": figures, "machine": self.machine}
+
+    def as_text(self) -> str:
+        fit = self.fit
+        lines = [f"{fit.samples} steps, {fit.outliers} of them outliers"]
+        for name, (unit, factor, meaning) in CONSTANTS.items():
+            lines.append(f"  {name.ljust(9)}  {factor * getattr(fit.params, name):10.4g} {unit}  {meaning}")
+        worst = f"worst error {fit.worst:+.1%}, {fit.worst_of_all:+.1%} with the outliers"
+        return "\n".join([*lines, f"  R2 {fit.r2:.4f}, MAPE {fit.mape:.1%}, {worst}"])
+
+
+def calibrate(config: CalibrateConfig, engine: EngineConfig, tell: Callable[[str], None]) -> Calibration:
+    """Raises `ConfigError`, `CalibrationError`, and what `LLM` raises."""
+    if config.recorded:
+        return Calibration(fit_cost(recorded_samples(config.recorded)), {})
+    samples, machine = measure(config, engine, tell)
+    return Calibration(fit_cost(samples), machine)
+
+
+def measure(
+    config: CalibrateConfig, engine: EngineConfig, tell: Callable[[str], None]
+) -> tuple[list[Sample], dict[str, Any]]:
+    """Run the sweep; `tell` hears how far it is. Whoever fits starts: `fifo` decides, whatever `engine` says."""
+    scheduler = replace(engine.scheduler, scheduling_policy="fifo")
+    options = {**asdict(engine.model), **asdict(engine.cache), **asdict(scheduler), **asdict(engine.profile)}
+    with LLM(**options) as llm:
+        info = llm.info
+        bounds = Bounds(info.max_model_len, info.num_blocks * info.block_size, info.max_num_seqs, info.vocab_size)
+        grid = config.grid(CPU_GRID if info.device == "cpu" else GPU_GRID)
+        samples = Sweep(llm.core, bounds, grid, engine.model.seed, tell).run()
+    return samples, {name: getattr(info, name) for name in FACTS}

@@ -1,0 +1,149 @@
+"""Steps of every kind through an engine core, and how long each took.
+
+A cell of the grid is a number of decoding requests with a context length. While they decode, prompts pass by: new
+ones, and ones whose beginning is in the prefix cache, so that few tokens attend to many. What a step computed is read
+off its plan, so a step that turns out otherwise than intended (a prompt cut in two) is as good a sample as any.
+"""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from roseinfer.calibration.config import Grid
+from roseinfer.core.errors import RoseinferError
+from roseinfer.core.events import Event, StepDone
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.sched.cost import work_of
+from roseinfer.sched.fit import Sample
+from roseinfer.sched.policy import Decision, Policy, View
+
+FIRST_ID = 10  # of the random prompts: special tokens tend to have the ids below
+KV_SHARE = 0.9  # of the cache that a cell may fill, so that nobody is preempted
+
+
+class CalibrationError(RoseinferError):
+    """The engine did not run the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of the engine: context and cache in tokens, seats, vocabulary."""
+
+    max_model_len: int
+    kv_tokens: int
+    max_num_seqs: int
+    vocab_size: int
+
+
+class Watch:
+    """A policy that another one decides for; keeps what steps cost while `on`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.on = False
+        self.samples: list[Sample] = []
+
+    def begin(self, view: View) -> Decision:
+        return self._policy.begin(view)
+
+    def observe(self, event: Event) -> None:
+        if self.on and isinstance(event, StepDone):
+            self.samples.append(Sample(work_of(event.plan.rows), event.duration_s))
+        self._policy.observe(event)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """`core` must be idle. Its policy should start whoever fits, as `fifo` does. `tell` hears how far it is."""
+
+    core: EngineCore
+    bounds: Bounds
+    grid: Grid
+    seed: int = 0
+    tell: Callable[[str], None] = lambda line: None
+    _names: "itertools.count[int]" = field(default_factory=itertools.count)
+    _rng: random.Random = field(init=False)
+
+    def run(self) -> list[Sample]:
+        """All cells that fit, after one that only warms up. Raises `CalibrationError` if none does."""
+        self._rng = random.Random(self.seed)
+        cells = [(rows, context) for context in self.grid.contexts for rows in (0, *self.grid.rows)]
+        fitting = [cell for cell in cells if self._fits(*cell)]
+        if not fitting:
+            raise CalibrationError("no step of the grid fits the engine's seats, context and KV cache")
+        scheduler = self.core.scheduler
+        policy = scheduler.policy
+        scheduler.policy = watch = Watch(policy)
+        try:
+            self._cell(watch, *fitting[min(1, len(fitting) - 1)])
+            watch.samples.clear()
+            for number, (rows, context) in enumerate(fitting):
+                self._cell(watch, rows, context)
+                self.tell(f"{number + 1} of {len(fitting)}: {rows} decoding, context {context}")
+        finally:
+            scheduler.policy = policy
+        return watch.samples
+
+    def _fits(self, rows: int, context: int) -> bool:
+        grid = self.grid
+        grown = context + grid.repeats * (1 + 4 * len(grid.prompts)) + 2
+        wanted = rows * grown + context + min(grid.prompts)
+        return (
+            rows < self.bounds.max_num_seqs
+            and max(grown, context + min(grid.prompts)) <= self.bounds.max_model_len
+            and wanted <= KV_SHARE * self.bounds.kv_tokens
+        )
+
+    def _cell(self, watch: Watch, rows: int, context: int) -> None:
+        prompts = [self._prompt(context) for _ in range(max(1, rows))]
+        decoding = [self._add(ids, self._most(context)) for ids in prompts[:rows]]
+        self._await_first_tokens(set(decoding))
+        if not rows:
+            self._pass_by(prompts[0])  # into the prefix cache
+        watch.on = True
+        for _ in range(self.grid.repeats if rows else 0):
+            self.core.step()
+        for length in self.grid.prompts:
+            for beginning in ([], prompts[0]):
+                if self._has_room(rows, context, len(beginning) + length):
+                    for _ in range(self.grid.repeats):
+                        self._pass_by(beginning + self._prompt(length))
+        watch.on = False
+        self.core.abort(decoding)
+        while self.core.busy:
+            self.core.step()
+
+    def _has_room(self, rows: int, context: int, length: int) -> bool:
+        held = rows * (context + self.grid.repeats * (1 + 4 * len(self.grid.prompts)))
+        return length < self.bounds.max_model_len and held + length <= KV_SHARE * self.bounds.kv_tokens
+
+    def _most(self, context: int) -> int:
+        """They are aborted, so they may have all that is left of the context."""
+        return min(self.bounds.max_model_len, self.bounds.kv_tokens) - context
+
+    def _pass_by(self, prompt_ids: list[int]) -> None:
+        """One prompt, until its first and only token is there."""
+        self._await_first_tokens({self._add(prompt_ids, 1)})
+
+    def _prompt(self, length: int) -> list[int]:
+        vocab_size = self.bounds.vocab_size
+        first = FIRST_ID if vocab_size > FIRST_ID else 0
+        return [self._rng.randrange(first, vocab_size) for _ in range(length)]
+
+    def _add(self, prompt_ids: list[int], max_tokens: int) -> str:
+        name = f"calibrate-{next(self._names)}"
+        self.core.add(Add(name, prompt_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)))
+        return sequence_id(name, 0)
+
+    def _await_first_tokens(self, names: set[str]) -> None:
+        while names:
+            if not self.core.busy:
+                raise CalibrationError("requests of the sweep ended without a token")
+            for output in self.core.step():
+                if output.end is not None and output.end.error:
+                    raise CalibrationError(f"a step of the sweep failed: {output.end.error}")
+                if output.token_ids:
+                    names.discard(output.request_id)

@@ -1,0 +1,50 @@
+"""roseinfer calibrate: what steps cost on this machine, for the simulator and for a scheduler's first guess."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from roseinfer.calibration.config import CalibrateConfig
+from roseinfer.commands.groups import CACHE, MODEL, PROFILE, engine_config
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.options import Group, OptionParser, OptionSet
+
+NAME = "calibrate"
+HELP = "measure what steps cost, and fit the cost model that schedulers and the simulator use"
+# Here the sweep chooses the steps, no policy.
+CHOSEN = frozenset(
+    {
+        *("scheduling_policy", "prefill_admission_policy", "prefill_admission_lookahead", "prefill_force_fifo_every"),
+        *("prefill_max_skips", "max_batch_size", "max_inflight_requests", "max_active_requests", "cost_model"),
+        *("sarathi_token_budget", "scorpio_eps", "scorpio_mixed", "scorpio_stagger", "length_estimator"),
+    }
+)
+OPTIONS = OptionSet(
+    Group(CalibrateConfig, "sweep"), MODEL, CACHE, Group(SchedulerConfig, "scheduler", skip=CHOSEN), PROFILE
+)
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    given = OPTIONS.read(args)
+    config, engine = OPTIONS.build(CalibrateConfig, given), engine_config(OPTIONS, given)
+
+    from roseinfer.bench.report import header, write_json
+    from roseinfer.calibration.run import calibrate
+
+    print(header("roseinfer calibrate", given), flush=True)
+    found = calibrate(config, engine, lambda line: print(f"  {line}", flush=True))
+    print(found.as_text())
+    if config.json:
+        write_json(config.json, found.as_json(), given)
+        print(f"roseinfer simulate --cost {config.json}{_simulate_flags(found.machine)}")
+    return 0
+
+
+def _simulate_flags(machine: Mapping[str, Any]) -> str:
+    """A cost model says nothing of the context and the cache."""
+    flags = {"max_model_len": "--max-model-len", "num_blocks": "--num-kv-blocks", "block_size": "--block-size"}
+    return "".join(f" {flag} {machine[name]}" for name, flag in flags.items() if name in machine)

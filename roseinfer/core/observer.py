@@ -1,0 +1,29 @@
+"""Looking on while steps run. Nothing of it exists unless someone looks."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from roseinfer.core.plan import StepPlan
+
+# What the host does for a step, in order; `prepare` is a part of `submit` or of `forward`, `forward` one of `submit`.
+PHASES = ("plan", "submit", "prepare", "forward", "sample", "collect", "commit")
+
+
+class StepObserver(Protocol):
+    """Is told of every step, in the thread that runs it."""
+
+    def span(self, phase: str) -> AbstractContextManager[object]:
+        """Holds while the host is in a phase of `PHASES`. Spans nest."""
+        ...
+
+    def step_begins(self, plan: StepPlan) -> None:
+        """The plan is about to be submitted. With two steps in flight the one before it has not ended yet."""
+        ...
+
+    def step_ends(self, plan: StepPlan) -> None:
+        """The plan's result has been collected."""
+        ...
+
+    def close(self) -> None:
+        """There will be no more steps."""
+        ...

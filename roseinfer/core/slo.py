@@ -1,0 +1,48 @@
+"""Latency objectives of a request, and what is said of one that is turned away."""
+
+from dataclasses import dataclass, fields
+from math import inf, isfinite
+from typing import NamedTuple
+
+from roseinfer.core.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request was promised, in seconds; None = nothing.
+
+    `ttft_s`: from arrival to the first token. `tpot_s`: (last token - first token) / (tokens - 1), so tokens ahead of
+    schedule may pay for later ones. `e2e_s`: from arrival to the last token. `class_name` groups requests in reports.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    class_name: str = ""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float | int) and not (isfinite(value) and value > 0):
+                raise InvalidRequestError(f"{f.name} must be positive and finite, got {value}", f"slo.{f.name}")
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was promised: best effort."""
+        return self.ttft_s is None and self.tpot_s is None and self.e2e_s is None
+
+    def met(self, ttft_s: float, tpot_s: float, e2e_s: float) -> bool:
+        """Whether a request that finished kept all that was promised. `tpot_s` is 0 for a single token."""
+        kept = ttft_s <= (self.ttft_s or inf) and tpot_s <= (self.tpot_s or inf)
+        return kept and e2e_s <= (self.e2e_s or inf)
+
+
+class Rejection(NamedTuple):
+    """Why a request was turned away before its first token.
+
+    `predicted_ttft_s`: what it would have seen. `hopeless`: an idle machine would have missed the objective as well.
+    """
+
+    reason: str
+    predicted_ttft_s: float
+    hopeless: bool = False

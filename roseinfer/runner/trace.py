@@ -1,0 +1,94 @@
+"""Traces of steps for a viewer: what ran when, on the host and on the device."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from roseinfer.core.config import ProfileConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.plan import StepPlan
+
+log = logging.getLogger(__name__)
+
+
+class TraceObserver:
+    """Marks every step's phases with NVTX ranges (on CUDA), and records some steps with torch's profiler.
+
+    Steps that compute something are counted from 0. A trace begins with each step of `config.profile_start`, ends once
+    `config.profile_steps` steps have been collected, and is written as DIR/trace-step-N.json, in Chrome's format. The
+    engine stands still while it is written.
+    Raises `ConfigError` if the folder cannot be made.
+    """
+
+    def __init__(self, config: ProfileConfig, *, cuda: bool) -> None:
+        assert config.profile is not None, "nobody asked for traces"
+        self._folder = Path(config.profile)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"profile: cannot make {self._folder}: {error.strerror}") from error
+        self._steps = config.profile_steps
+        self._starts = list(config.starts)
+        self._cuda = cuda
+        self._begun = self._ended = 0
+        self._first = 0
+        self._profiler: profile | None = None
+        with self._make_profiler():
+            pass  # the first one takes seconds to set up
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        if self._cuda:
+            torch.cuda.nvtx.range_push(phase)
+        try:
+            if self._profiler is None:
+                yield
+            else:
+                with record_function(phase):
+                    yield
+        finally:
+            if self._cuda:
+                torch.cuda.nvtx.range_pop()
+
+    def step_begins(self, plan: StepPlan) -> None:
+        if not plan.rows:
+            return
+        if self._starts and self._begun == self._starts[0] and self._profiler is None:
+            self._start()
+        self._begun += 1
+
+    def step_ends(self, plan: StepPlan) -> None:
+        if not plan.rows:
+            return
+        self._ended += 1
+        if self._profiler is not None and self._ended == self._first + self._steps:
+            self._write()
+
+    def close(self) -> None:
+        """Writes what there is of an unfinished trace."""
+        if self._profiler is not None:
+            self._write()
+        elif self._starts:
+            log.warning("no trace begins at step %d: the engine ends after %d", self._starts[0], self._begun)
+
+    def _start(self) -> None:
+        self._first = self._starts.pop(0)
+        self._profiler = self._make_profiler()
+        self._profiler.start()
+
+    def _make_profiler(self) -> profile:
+        return profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])])
+
+    def _write(self) -> None:
+        assert self._profiler is not None
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._profiler.stop()
+        path = self._folder / f"trace-step-{self._first}.json"
+        self._profiler.export_chrome_trace(str(path))
+        self._profiler = None
+        log.info("a trace of %d steps is in %s", self._ended - self._first, path)

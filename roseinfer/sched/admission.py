@@ -1,0 +1,148 @@
+"""Who of the waiting starts under the slack policy, who waits, and who is turned away."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from roseinfer.core.request import Request
+from roseinfer.core.slo import Rejection
+from roseinfer.sched.backlog import Entry, first_of
+from roseinfer.sched.kv_peak import peak_tokens
+from roseinfer.sched.ledger import Track
+from roseinfer.sched.policy import Verdict, View, rejectable
+
+if TYPE_CHECKING:
+    from roseinfer.sched.policies.slack import SlackPolicy
+
+LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
+
+
+class Admission:
+    """One step's. `admitted`: with the prompt tokens of each; they start as far as the step has tokens for them."""
+
+    def __init__(self, policy: "SlackPolicy", view: View, now_s: float) -> None:
+        self.admitted: list[tuple[Track, int]] = []
+        self.rejections: dict[str, tuple[Request, Rejection]] = {}
+        self._policy = policy
+        self._tuning = policy.tuning
+        self._params = policy.cost.params
+        self._view = view
+        self._now_s = now_s
+        self._keep = 1 - policy.margin.value
+
+    def run(self, slacks: Sequence[float], context: Sequence[int]) -> None:
+        """In order while demand fits; then what is too expensive, if there is room to spare.
+
+        `slacks`, `context`: seconds and tokens of the requests in the batch.
+        """
+        policy, view = self._policy, self._view
+        for track in policy.hopeless(view, self._now_s):
+            self._reject(track, "ttft", policy.prefill_s(len(track.tokens)))
+        if not policy.ledger.waiting:
+            return
+        self._context = context
+        self._seats = min(view.free_seats, policy.seats - len(view.running))
+        self._blocks = view.free_blocks
+        self._smallest_s = min([track.tpot_s for track in policy.ledger.filling.values()], default=inf)
+        if len(policy.batch):
+            self._smallest_s = min(self._smallest_s, policy.batch.smallest_s)
+        if policy.price.update(self._now_s, self._keep - self._overhead(self._smallest_s)):
+            policy.backlog.sort_by_price(policy.price.limit_s)
+        policy.refresh_demand(self._now_s, slacks, context, self._smallest_s)
+        self._demand, self._growth = policy.demand, policy.growth
+        self._rate = self._prefill_rate()
+        self._walk(policy.backlog.affordable, 1.0)
+        self._walk(policy.backlog.parked, self._tuning.roomy)
+
+    def _reject(self, track: Track, reason: str, wait_s: float) -> None:
+        hopeless = reason == "tpot" or self._policy.prefill_s(len(track.tokens)) > track.ttft_s
+        predicted_s = self._now_s - track.request.arrival_s + wait_s
+        self.rejections[track.request.request_id] = (track.request, Rejection(reason, predicted_s, hopeless))
+
+    def _overhead(self, smallest_s: float) -> float:
+        """Share of the time that steps cost whatever they hold, if the smallest objective sets their pace."""
+        return min(0.9, self._params.step_s / smallest_s)
+
+    def _prefill_rate(self) -> float:
+        """Prompt tokens a second that the running requests leave room for."""
+        batch, p = self._policy.batch, self._params
+        if not len(batch):
+            return 1 / (p.token_s + p.step_s / self._view.token_budget)
+        busy = sum([(p.row_s + p.context_s * n) / t.tpot_s for t, n in zip(batch.tracks, self._context, strict=True)])
+        return max(self._keep - self._overhead(batch.smallest_s) - busy, LEAST_PREFILL_SHARE) / p.token_s
+
+    def _walk(self, entries: list[Entry], limit: float) -> None:
+        """Admit from the head until one does not fit; those that cannot be in time any more are turned away."""
+        for track in first_of(entries, lambda track: self._view.can_start(track.request), self._tuning.looked_at):
+            if self._seats <= 0:
+                return
+            if track.request.request_id in self.rejections:
+                continue
+            if self._policy.unattainable(track) and rejectable(track.request):
+                self._reject(track, "tpot", len(track.tokens) / self._rate)
+                continue
+            prompt = self._prompt_in_time(track)
+            if prompt is None:
+                continue
+            verdict = self._verdict(track, prompt, limit)
+            if verdict is Verdict.STOP:
+                return
+            if verdict is Verdict.ADMIT:
+                self._seats -= 1
+                self._blocks -= -(-len(track.tokens) // self._view.block_size)
+                self.admitted.append((track, prompt))
+
+    def _prompt_in_time(self, track: Track) -> int | None:
+        """The prompt tokens to compute; None if that takes too long now, and the request is turned away."""
+        left_s = track.due_s - self._now_s - self._params.step_s
+        if left_s >= len(track.tokens) / self._rate:
+            return len(track.tokens)
+        prompt = self._view.uncached(track.request)
+        if left_s < prompt / self._rate and rejectable(track.request):
+            self._reject(track, "ttft", prompt / self._rate + self._params.step_s)
+            return None
+        return prompt
+
+    def _verdict(self, track: Track, prompt: int, limit: float) -> Verdict:
+        """Whether all that run, and this one, can keep their token deadlines, as far as one can see.
+
+        One that is neither urgent nor cheap must leave a reserve for those that are, and may be overtaken by them.
+        """
+        if not self._has_blocks(track):
+            return Verdict.STOP
+        demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
+        if track.tpot_s < inf and self._smallest_s < inf and not track.request.preemptions:
+            share = self._keep - self._overhead(smallest_s)
+            if demand.peak + track.weight > limit * share:
+                return Verdict.STOP
+            reserve = self._reserve(track, smallest_s)
+            if demand.peak + track.weight > (limit - reserve) * share:
+                return Verdict.SKIP
+            demand = self._policy.demand_with(demand, track, prompt, self._now_s)
+            if demand.peak > (limit - reserve) * share:
+                return Verdict.SKIP if demand.peak <= limit * share else Verdict.STOP
+        else:
+            demand = self._policy.demand_with(demand, track, prompt, self._now_s)
+        self._demand, self._smallest_s = demand, smallest_s
+        self._growth += track.length
+        return Verdict.ADMIT
+
+    def _has_blocks(self, track: Track) -> bool:
+        """Whether its prompt fits the KV cache now, and all that run and this one at their expected peak."""
+        size, context = self._view.block_size, len(track.tokens)
+        if -(-context // size) > self._blocks:
+            return False
+        if not self._view.running or self._growth + context + track.length <= self._blocks * size:
+            return True
+        policy = self._policy
+        rows = list(zip(self._context, policy.left(self._context), strict=True))
+        starting = [*policy.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), track]
+        rows += [(len(other.tokens), other.length) for other in starting]
+        rows += [(len(other.tokens), 0.0) for other in policy.leftover.values()]
+        held = sum([request.planned for request in self._view.running])
+        return peak_tokens(rows) <= self._view.free_blocks * size + held
+
+    def _reserve(self, track: Track, smallest_s: float) -> float:
+        tuning, mean_s = self._tuning, self._policy.price.mean_s
+        left = min(1.0, max(0.0, track.due_s - self._now_s - smallest_s) / (tuning.patience * smallest_s))
+        return tuning.reserve * left * min(2.0, track.work_s / mean_s)

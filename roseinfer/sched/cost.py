@@ -1,0 +1,135 @@
+"""What a step costs: a linear model of its work, fitted to measured steps while the engine runs.
+
+    seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K)
+
+Np: prompt tokens computed. X: for those, the positions they attend to, summed. Nd: rows that decode. K: context tokens
+that these attend to. Recursive least squares learn the shape; `rho` follows the present speed within some 50 steps.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from roseinfer.core.plan import Row
+
+# What one unit of each feature is scaled by, so that those of a busy step are about 1.
+_SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0)
+_DRIFT = 1e-6  # of the noise, per step: how fast the machine's shape may change
+_CLIP_MADS = 3.0
+_RHO_GAIN = 0.02
+_NOISE = 0.03  # of a measured step, relative
+_LEAST_SURE = 1.0  # of the noise: what steps do not show does not become a guess
+_LEAST_STEP_S, _LEAST_TOKEN_S = 1e-6, 1e-8  # policies divide by what a prompt token costs
+
+
+class Work(NamedTuple):
+    """The features of one step: Np, X, Nd, K."""
+
+    prompt_tokens: int = 0
+    prompt_pairs: float = 0.0
+    decode_rows: int = 0
+    decode_context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CostParams:
+    """Seconds: of any step, per prompt token, per pair of prompt tokens, per decode row, per context token."""
+
+    step_s: float = 5e-3
+    token_s: float = 20e-6
+    pair_s: float = 0.0
+    row_s: float = 20e-6
+    context_s: float = 20e-9
+
+    def seconds(self, work: Work) -> float:
+        return (
+            self.step_s
+            + self.token_s * work.prompt_tokens
+            + self.pair_s * work.prompt_pairs
+            + self.row_s * work.decode_rows
+            + self.context_s * work.decode_context
+        )
+
+    def slower(self, factor: float) -> "CostParams":
+        """Those of a machine that takes `factor` times as long."""
+        return CostParams(*(factor * value for value in self.values()))
+
+    def values(self) -> tuple[float, float, float, float, float]:
+        return self.step_s, self.token_s, self.pair_s, self.row_s, self.context_s
+
+
+def work_of(rows: Sequence[Row]) -> Work:
+    """Position p attends to p + 1 tokens. A row of one token counts as decoding, which is what it costs."""
+    chunks = [row for row in rows if row[3] != 1]
+    context = sum([row[2] for row in rows]) + len(rows) - len(chunks)
+    tokens, pairs = 0, 0.0
+    for row in chunks:
+        _, _, start, count, *_ = row
+        tokens += count
+        pairs += count * start + count * (count + 1) / 2
+        context -= start
+    return Work(tokens, pairs, len(rows) - len(chunks), context)
+
+
+class CostModel:
+    """`params` is the present estimate, `rho` included. `observe` learns from each measured step (`steps` of them).
+
+    `trust` says how sure the first estimate is: its standard deviation relative to a step.
+    """
+
+    def __init__(self, params: CostParams | None = None, *, trust: float = 0.02, fit: bool = True) -> None:
+        start = params or CostParams()
+        self.rho = 1.0
+        self.params = start
+        self.errors: deque[float] = deque(maxlen=256)  # relative, signed, before each update
+        self._fit = fit
+        self._weights = [value * scale for value, scale in zip(start.values(), _SCALES, strict=True)]
+        spread = (trust * sum(self._weights)) ** 2
+        self._cov = [[spread if i == j else 0.0 for j in range(5)] for i in range(5)]
+        self._noise = (_NOISE * sum(self._weights)) ** 2
+        self._residuals: deque[float] = deque(maxlen=64)
+        self._clip = float("inf")
+        self.steps = 0
+
+    def seconds(self, work: Work) -> float:
+        return self.params.seconds(work)
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """Learn from a step that took `seconds`. Not for steps with compilation, capture or garbage collection."""
+        if seconds <= 0:
+            return
+        self.steps += 1
+        predicted = self.params.seconds(work)
+        ratio = seconds / predicted
+        self.errors.append(ratio - 1)
+        self.rho *= 1 + _RHO_GAIN * (min(max(ratio, 0.2), 5.0) - 1)
+        if self._fit:
+            self._update(work, seconds)
+        scaled = [self.rho * w / scale for w, scale in zip(self._weights, _SCALES, strict=True)]
+        self.params = CostParams(max(scaled[0], _LEAST_STEP_S), max(scaled[1], _LEAST_TOKEN_S), *scaled[2:])
+
+    def _update(self, work: Work, seconds: float) -> None:
+        """One step of recursive least squares; the residual is clipped to 3 median deviations.
+
+        Forgetting is a little uncertainty added per step, not a factor: on a machine that does the same for hours a
+        factor would grow rounding errors, and doubt about all that these steps do not show, without bound.
+        """
+        x = [1.0, *[value / scale for value, scale in zip(work, _SCALES[1:], strict=True)]]
+        weights, cov = self._weights, self._cov
+        residual = seconds - sum([w * f for w, f in zip(weights, x, strict=True)])
+        self._residuals.append(abs(residual))
+        if self.steps % 16 == 0:
+            self._clip = _CLIP_MADS * 1.4826 * median(self._residuals)
+        residual = max(-self._clip, min(self._clip, residual))
+        mx = [sum([c * f for c, f in zip(line, x, strict=True)]) for line in cov]
+        denominator = self._noise + sum([f * m for f, m in zip(x, mx, strict=True)])
+        gain = [m / denominator for m in mx]
+        self._weights = [max(0.0, w + g * residual) for w, g in zip(weights, gain, strict=True)]
+        drift, ceiling = _DRIFT * self._noise, _LEAST_SURE * self._noise
+        for i, line in enumerate(cov):
+            for j in range(i, 5):
+                line[j] = cov[j][i] = line[j] - gain[i] * mx[j]
+            if line[i] < ceiling:
+                line[i] += drift

@@ -1,0 +1,90 @@
+"""QoServe-like: prompt chunks as long as the most urgent decoding request allows, and late prompts go last.
+
+Order: arrival + TTFT objective + c * prompt tokens left, c = 8 ms under load and 1 ms without. Prompts that can no
+longer be in time queue behind all others. Nobody is turned away, and every running request decodes in each step.
+After QoServe/Niyama (ASPLOS 2026); token deadlines count from the real first token, brought forward by 5%.
+"""
+
+from math import inf
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.events import Event, StepDone
+from roseinfer.sched.cost import CostModel, Work, work_of
+from roseinfer.sched.ledger import Ledger, Track
+from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.policy import Decision, View
+
+MARGIN = 0.05
+LONGEST_CHUNK = 2500
+LOADED_S = 0.25  # seconds of queued prefill
+WEIGHT_LOADED_S, WEIGHT_LIGHT_S = 8e-3, 1e-3  # per prompt token
+AGEING_S = 10.0  # in place of a TTFT objective
+
+
+class QoServePolicy:
+    def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
+        self._cost = cost
+        self._ledger = Ledger()
+        self._seats = config.max_active_requests or config.max_num_seqs
+
+    def observe(self, event: Event) -> None:
+        self._ledger.observe(event)
+        if isinstance(event, StepDone):
+            self._cost.observe(work_of(event.plan.rows), event.duration_s)
+
+    def begin(self, view: View) -> Decision:
+        for track in self._ledger.promote():
+            track.anchor_s = inf
+        decoding = list(self._ledger.decoding.values())
+        tokens = self._room(view, decoding)
+        chunks, starts, free_blocks = {}, [], view.free_blocks
+        seats = min(view.free_seats, self._seats - len(view.running))
+        for track, left in self._order(view):
+            if tokens <= 0:
+                break
+            request = track.request
+            if request.request_id in self._ledger.waiting:
+                blocks = -(-len(track.tokens) // view.block_size)
+                if seats <= 0 or blocks > free_blocks:
+                    continue
+                seats -= 1
+                free_blocks -= blocks
+                starts.append(request)
+            chunks[request.request_id] = min(left, tokens)
+            tokens -= chunks[request.request_id]
+        filling = [track.request for track in self._ledger.filling.values()]
+        rows = [*(track.request for track in decoding), *filling]
+        return PlannedDecision(rows, chunks, starts)
+
+    def _room(self, view: View, decoding: list[Track]) -> int:
+        """Prompt tokens that fit before the first decoding request is late."""
+        limit = min(LONGEST_CHUNK, view.token_budget - len(decoding))
+        slack = inf
+        for track in decoding:
+            if track.anchor_s == inf and track.request.first_token_s:
+                track.set_pace(MARGIN, track.request.first_token_s)
+            slack = min(slack, track.anchor_s + track.pace_s * len(track.tokens) - view.now_s)
+        if slack == inf:
+            return limit
+        params = self._cost.params
+        context = sum(len(track.tokens) for track in decoding)
+        spare = slack - params.seconds(Work(0, 0.0, len(decoding), context))
+        return int(max(0.0, min(limit, spare / params.token_s)))
+
+    def _order(self, view: View) -> list[tuple[Track, int]]:
+        """Prompts that run or could start, the most urgent first, with the tokens left of each."""
+        params = self._cost.params
+        found = [(track, track.request.remaining) for track in self._ledger.filling.values()]
+        for track in self._ledger.waiting.values():
+            if view.can_start(track.request):
+                found.append((track, view.uncached(track.request)))
+        queued_s = params.token_s * sum(left for _, left in found)
+        weight = WEIGHT_LOADED_S if queued_s > LOADED_S else WEIGHT_LIGHT_S
+
+        def key(item: tuple[Track, int]) -> tuple[bool, float]:
+            track, left = item
+            due = track.due_s if track.due_s < inf else track.request.arrival_s + AGEING_S
+            late = view.now_s + params.step_s + params.token_s * left > due
+            return late, due + weight * left
+
+        return sorted(found, key=key)

@@ -1,0 +1,34 @@
+"""Who has had how much of the machine lately, so that one tenant's load is not another's misfortune."""
+
+from math import exp
+
+HALF_LIFE_S = 30.0
+TOLERANCE = 1.25  # of an equal share
+
+
+class TenantShares:
+    """Work that was started on each tenant's account, forgotten with a half-life of 30 s."""
+
+    def __init__(self) -> None:
+        self._work: dict[str, float] = {}
+        self._decay = 0.693 / HALF_LIFE_S
+        self._last_s = 0.0
+
+    def charge(self, tenant: str, work_s: float, now_s: float) -> None:
+        self._forget(now_s)
+        self._work[tenant] = self._work.get(tenant, 0.0) + work_s
+
+    def excess(self, tenant: str) -> float:
+        """How far a tenant is above an equal share: 0 up to 1.25 times that, 1 at twice it."""
+        if len(self._work) < 2:
+            return 0.0
+        equal = sum(self._work.values()) / len(self._work)
+        ratio = self._work.get(tenant, 0.0) / equal if equal else 0.0
+        return ratio - 1 if ratio > TOLERANCE else 0.0
+
+    def _forget(self, now_s: float) -> None:
+        if now_s - self._last_s < 1.0:
+            return
+        keep = exp(-self._decay * (now_s - self._last_s))
+        self._last_s = now_s
+        self._work = {tenant: keep * work for tenant, work in self._work.items() if keep * work > 1e-3}

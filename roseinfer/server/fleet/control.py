@@ -1,0 +1,147 @@
+"""What the manager and a worker say to each other, and how: messages on one socket, connections on another."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from roseinfer.core.config import ServerConfig
+from roseinfer.engine.frames import FrameReader, frame
+from roseinfer.server.metrics import Snapshot
+
+
+class WorkerBoot(msgspec.Struct):
+    """What a worker is told on its standard input. The last three are descriptors that it inherits.
+
+    `index`: its place among `workers`; `number`: its own among all workers there ever were. `engine`: path of the
+    engine's socket.
+    """
+
+    config: ServerConfig
+    model_name: str
+    tokenizer: str
+    engine: str
+    max_inflight: int | None
+    index: int
+    number: int
+    workers: int
+    control: int
+    connections: int
+    board: int
+
+
+class Serving(msgspec.Struct, tag="serving"):
+    """From now on connections can be handed over."""
+
+
+class Up(msgspec.Struct, tag="up"):
+    """The engine is there: requests are taken."""
+
+
+class Broken(msgspec.Struct, tag="broken"):
+    """The worker cannot do its work. `error`: name of a class in `core.errors`, or empty for an unexpected failure."""
+
+    error: str
+    message: str
+
+
+class Drain(msgspec.Struct, tag="drain"):
+    """Take no more requests."""
+
+
+class Idle(msgspec.Struct, tag="idle"):
+    """After a `Drain`: no request is left."""
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """End what is left, and then yourself."""
+
+
+class Scrape(msgspec.Struct, tag="scrape"):
+    """A worker wants what all know together; `own` is what it knows itself."""
+
+    number: int
+    own: Snapshot
+
+
+class Scraped(msgspec.Struct, tag="scraped"):
+    number: int
+    all: Snapshot
+
+
+class Collect(msgspec.Struct, tag="collect"):
+    """What do you know?"""
+
+    number: int
+
+
+class Collected(msgspec.Struct, tag="collected"):
+    number: int
+    own: Snapshot
+
+
+FromWorker = Serving | Up | Broken | Idle | Scrape | Collected
+FromManager = Drain | Stop | Scraped | Collect
+Said = TypeVar("Said")
+Heard = TypeVar("Heard")
+
+
+class Talk(asyncio.Protocol, Generic[Said, Heard]):
+    """One end of the control socket. `lost` is called when the other side is gone."""
+
+    def __init__(self, heard: Any, on_message: Callable[[Heard], None], on_lost: Callable[[], None]) -> None:
+        self._decode = msgspec.msgpack.Decoder(heard).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._frames = FrameReader()
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        for received in self._frames.feed(data):
+            self._on_message(self._decode(received))
+
+    def say(self, message: Said) -> None:
+        """What goes to somebody who has just ended is lost."""
+        if self._transport is not None:
+            self._transport.write(frame(self._encode(message)))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def hand_over(end: socket.socket, connection: socket.socket) -> bool:
+    """Give a connection away; False if the other side has too many waiting already or is gone."""
+    try:
+        socket.send_fds(end, [b"c"], [connection.fileno()])
+    except OSError:
+        return False
+    return True
+
+
+def handed_over(end: socket.socket) -> list[socket.socket]:
+    """The connections that have been given to us."""
+    taken: list[socket.socket] = []
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        while True:
+            # A byte each: descriptors that come with bytes read together could be lost.
+            data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+            taken += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+            if not data:
+                break
+    return taken

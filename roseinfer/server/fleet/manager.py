@@ -1,0 +1,157 @@
+"""Running the server in several processes: the manager owns the address, the engine and the workers."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.config import EngineConfig, ServerConfig
+from roseinfer.engine.start import OwnedEngine
+from roseinfer.server.fleet.board import Board, Cell, board_file
+from roseinfer.server.fleet.control import Collected, Drain, FromWorker, Scrape, WorkerBoot
+from roseinfer.server.fleet.crew import Crew, Member
+from roseinfer.server.fleet.doorman import Doorman
+from roseinfer.server.fleet.scrapes import Scrapes
+from roseinfer.server.hosting import Signals, configure_logging, first_of, greeting, listen, say
+from roseinfer.server.metrics import Snapshot, StepMetrics, snapshot
+from roseinfer.server.tallies import Tallies
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What there is to serve, and how. `tokenizer`: the folder it is read from."""
+
+    engine: EngineConfig
+    tokenizer: Path
+    server: ServerConfig
+    workers: int
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.model.model
+
+
+async def serve_fleet(served: Served, announce: Callable[[str], None] = say) -> None:
+    """Like `run.serve`, with `served.workers` processes that answer requests.
+
+    Raises what `run.serve` raises, and `WorkersDiedError` if they cannot be kept alive.
+    """
+    configure_logging(served.server)
+    await Fleet(served, announce).run()
+
+
+class Fleet:
+    """Made in its event loop; `run` is all of its life."""
+
+    def __init__(self, served: Served, announce: Callable[[str], None]) -> None:
+        self._served = served
+        self._announce = announce
+        self._listener = listen(served.server)
+        self._engine = OwnedEngine(served.engine)
+        self._board_file = board_file(str(self._engine.address.with_name("board")), served.workers)
+        self._board = Board(self._board_file, served.workers)
+        self._doorman = Doorman(self._listener, self._board)
+        self._tallies = Tallies()
+        self._scrapes = Scrapes(self._own_snapshot)
+        self._crew = Crew(served.workers, self._boot, self._board_file, self, self._replacing, MonotonicClock())
+        self._signals = Signals()
+        self._ending = False
+
+    async def run(self) -> None:
+        self._signals.install()
+        name = (self._served.server.served_model_name or (self._served.model_name,))[0]
+        self._engine.on_step(StepMetrics(self._tallies, name).step)
+        failure = self._crew.failure
+        try:
+            if await self._brought_up():
+                self._announce(greeting(self._served.server, self._served.model_name, self._listener))
+                await first_of(self._signals.first.wait(), asyncio.shield(failure))
+                await self._drain()
+        finally:
+            await self._end()
+            if failure.done():
+                failure.result()
+
+    async def _brought_up(self) -> bool:
+        """False if a signal or the failure of a worker came first. Raises what keeps the engine from starting."""
+        starting = asyncio.create_task(self._start())
+        await first_of(asyncio.shield(starting), self._signals.first.wait(), asyncio.shield(self._crew.failure))
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return False
+        starting.result()
+        return True
+
+    async def _start(self) -> None:
+        await self._engine.launch()
+        # The workers load their tokenizers while the engine loads the model.
+        assembling = asyncio.create_task(self._crew.assemble())
+        try:
+            await self._engine.connect()
+            await assembling
+        finally:
+            assembling.cancel()
+
+    async def _drain(self) -> None:
+        """Like a single process's: new requests are refused, running ones may finish for `shutdown_timeout` seconds."""
+        self._ending = True
+        self._crew.say(Drain())
+        requests, wait_s = self._board.total(Cell.REQUESTS), self._served.server.shutdown_timeout
+        if requests:
+            log.info("shutting down: %d requests may finish within %g s", requests, wait_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await first_of(self._crew.idle(), self._signals.second.wait())
+
+    async def _end(self) -> None:
+        self._ending = True
+        self._doorman.close()
+        await self._crew.dismiss()
+        await self._engine.close()
+        os.close(self._board_file)
+
+    # --- workers ------------------------------------------------------------------------------------------------
+    def _boot(self, index: int, number: int, control: int, connections: int) -> WorkerBoot:
+        served = self._served
+        return WorkerBoot(
+            config=served.server,
+            model_name=served.model_name,
+            tokenizer=str(served.tokenizer),
+            engine=str(self._engine.address),
+            max_inflight=served.engine.scheduler.max_inflight_requests,
+            index=index,
+            number=number,
+            workers=served.workers,
+            control=control,
+            connections=connections,
+            board=self._board_file,
+        )
+
+    def _replacing(self) -> bool:
+        """Without an engine a new worker would have nothing to do; those that are left say that it is dead."""
+        return not self._ending and self._engine.health().alive
+
+    def serving(self, member: Member) -> None:
+        self._doorman.admit(member)
+
+    def said(self, member: Member, message: FromWorker) -> None:
+        if isinstance(message, Scrape):
+            others = [other for other in self._crew.members.values() if other is not member and other.up]
+            self._scrapes.ask(member, message, others)
+        elif isinstance(message, Collected):
+            self._scrapes.told(member, message)
+
+    def gone(self, member: Member) -> None:
+        self._doorman.dismiss(member)
+        self._scrapes.gone(member)
+        self._board.clear(member.index)
+
+    def _own_snapshot(self) -> Snapshot:
+        return snapshot(self._tallies, self._engine)

@@ -1,0 +1,159 @@
+"""What a process needs to serve HTTP, whether it is alone or one of several: socket, uvicorn, signals, logging."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+
+from roseinfer.core.config import ServerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.server.app import build_app
+from roseinfer.server.protocol import limited_protocol
+from roseinfer.server.service import Service
+
+log = logging.getLogger("roseinfer.server")
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+BACKLOG = 2048
+# After the requests were told to end: how long their last words may take.
+LAST_WORDS_S = 2
+KEEP_ALIVE_S = 75
+# Objects made since the last young collection, less those freed since: a few hundred running requests.
+YOUNG_OBJECTS = 50_000
+MAX_AUTO_WORKERS = 4
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would cut the drain short."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Signals:
+    """SIGINT and SIGTERM: the first sets `first`, the next one `second`."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it exists."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def first_of(*awaitables: Awaitable[object]) -> None:
+    """Waits for one of them and drops the others."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _Quiet(logging.Filter):
+    """Drops uvicorn's complaint about answers left unfinished: cutting a failed stream short is on purpose."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "without completing response" not in record.getMessage()
+
+
+def worker_count(asked: int | None, device: str) -> int:
+    """How many processes answer requests, if nobody has asked for a number.
+
+    One carries some 5,000 requests or 100,000 tokens a second, more than any engine on a CPU. A fast GPU with a small
+    model wants a burst of hundreds of requests accepted in tens of milliseconds; beyond four processes it is the
+    engine that takes them one by one. Each takes 100 MB, so a quarter of the cores is plenty.
+    """
+    if asked is not None:
+        return asked
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if device == "cpu" else min(max(1, cores // 4), MAX_AUTO_WORKERS)
+
+
+def configure_logging(config: ServerConfig) -> None:
+    """Nothing happens to handlers that exist already."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("roseinfer").setLevel(config.log_level.upper())
+    logging.getLogger("uvicorn.error").addFilter(_Quiet())
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The server's socket. Raises `ConfigError` if the address cannot be used, warns if it is open to strangers."""
+    if config.host not in LOOPBACK and not config.api_key:
+        log.warning("%s may be reached from other machines, and no api_key is set", config.host)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}") from error
+    # Connections inherit it. Without it the second of two small writes, as a header and its body are, waits for the
+    # client's delayed acknowledgement: 40 ms an answer.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def uvicorn_config(service: Service, on_closed: Callable[[], None] | None = None) -> uvicorn.Config:
+    """`on_closed` is called when a connection has ended."""
+    return uvicorn.Config(
+        build_app(service),
+        http=limited_protocol(service.limits, on_closed),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="debug" if service.config.log_level == "debug" else "warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def greeting(config: ServerConfig, model_name: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}"
+    name = (config.served_model_name or (model_name,))[0]
+    key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key else ""
+    body = json.dumps({"model": name, "prompt": "def fibonacci(", "max_tokens": 64, "temperature": 0})
+    command = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"{name} is served on {url}; try\n  {command}"
+
+
+def settle_garbage_collector() -> None:
+    """To be called once everything is up.
+
+    What has been imported and loaded lives as long as the process, so it is not looked through again (50 ms and more
+    each time). A request leaves no cycles behind, so there is little to find among the rest either.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])

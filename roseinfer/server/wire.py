@@ -1,0 +1,103 @@
+"""Below ASGI: what an answer can do with its connection without waiting, and writes that belong together as one."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+# Where a request's scope has its `Wire`.
+EXTENSION = "roseinfer.wire"
+
+
+class Cork(asyncio.Transport):
+    """Collects what is written in one turn of the event loop, so that a head and its body are one packet and one call.
+
+    uvloop writes at once whatever it is given, and a write costs more than everything else that a token costs here.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(bytes(data))
+
+    def write_through(self, data: bytes) -> None:
+        """Now, behind what is held."""
+        if self._held:
+            self._held.append(data)
+            self.flush()
+        elif not self._transport.is_closing():
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._held:
+            data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+            self._held.clear()
+            if not self._transport.is_closing():
+                self._transport.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+
+class Wire:
+    """One request's connection."""
+
+    __slots__ = ("_cork", "_cycle", "_gone", "_on_gone")
+
+    def __init__(self, cork: Cork, cycle: RequestResponseCycle) -> None:
+        self._cork = cork
+        self._cycle = cycle
+        self._gone = False
+        self._on_gone: Callable[[], None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete."""
+        return self._cycle.response_complete
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all of the request's body is here."""
+        return not self._cycle.more_body
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client takes less than it was sent: what is written now would pile up."""
+        return self._cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """A piece of a body whose head was sent without a length, at once."""
+        if not self._gone:
+            self._cork.write_through(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Have `on_gone` called when the client leaves (at once if it has); None: not any more."""
+        self._on_gone = on_gone
+        if self._gone and on_gone is not None:
+            on_gone()
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        self._gone = True
+        if self._on_gone is not None:
+            self._on_gone()

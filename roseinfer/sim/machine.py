@@ -1,0 +1,78 @@
+"""The machine that is simulated: a runner that computes nothing and lets time pass as a cost model says."""
+
+import random
+from dataclasses import dataclass, field, replace
+
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.plan import RowResult, StepPlan, StepResult
+from roseinfer.sched.cost import CostParams, work_of
+
+TOKEN, END = 1, 2
+_new_tuple = tuple.__new__
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`noise`: a step takes 1 + |N(0, noise)| times what it costs. `believed`: what policies are told of its cost."""
+
+    cost: CostParams = field(default_factory=CostParams)
+    noise: float = 0.0
+    max_model_len: int = 4096
+    num_kv_blocks: int = 8192
+    block_size: int = 16
+    prefix_caching: bool = True
+    believed: CostParams | None = None
+
+    def misjudged(self, factor: float) -> "Machine":
+        """This machine, `factor` times slower than policies are told."""
+        return replace(self, believed=self.cost.slower(1 / factor))
+
+    @property
+    def belief(self) -> CostParams:
+        return self.believed or self.cost
+
+
+class PricedRunner:
+    """Steps run one after the other on a machine that is busy until `_free_s`; `collect` moves the clock there.
+
+    A request ends when its output has the length that `expect` announced.
+    """
+
+    def __init__(self, machine: Machine, clock: ManualClock, seed: int = 0) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._rng = random.Random(seed)
+        self._last: dict[str, int] = {}
+        self._free_s = 0.0
+        self.busy_s = 0.0
+
+    def expect(self, sequence_id: str, prompt_len: int, output_len: int) -> None:
+        """Position `prompt_len + output_len - 2` samples the request's last token."""
+        self._last[sequence_id] = prompt_len + output_len - 2
+
+    def submit(self, plan: StepPlan) -> tuple[StepPlan, float, float]:
+        duration_s = self._machine.cost.seconds(work_of(plan.rows))
+        if self._machine.noise:
+            duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))
+        self._free_s = max(self._free_s, self._clock.now()) + duration_s
+        self.busy_s += duration_s
+        return plan, duration_s, self._free_s
+
+    def sample(self, handle: tuple[StepPlan, float, float]) -> None:
+        """Priced with the forward pass."""
+
+    def collect(self, handle: tuple[StepPlan, float, float]) -> StepResult:
+        plan, duration_s, done_s = handle
+        self._clock.advance(max(0.0, done_s - self._clock.now()))
+        last, going, ending = self._last, (TOKEN,), (END,)
+        rows = []
+        for name, _, start, count, _, sample, _, _, _ in plan.rows:
+            if not sample:
+                tokens: tuple[int, ...] = ()
+            else:
+                tokens = ending if start + count > last[name] else going
+            rows.append(_new_tuple(RowResult, (name, tokens, None, None, None)))
+        return StepResult(plan.step, rows, duration_s)
+
+    def close(self) -> None:
+        """Holds nothing."""

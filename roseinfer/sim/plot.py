@@ -1,0 +1,35 @@
+"""Goodput and adherence against load, per policy. Needs matplotlib (the `bench` extra)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+
+
+def check_plot(path: str) -> None:
+    """Raises `ConfigError` if `plot_sweep` could not draw, so that nobody waits for a sweep first."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise ConfigError("plot needs matplotlib: pip install 'roseinfer[bench]'") from error
+    if path.rpartition(".")[2] not in FigureCanvasAgg.get_supported_filetypes():
+        raise ConfigError(f"plot: {path} does not end in a picture format, such as .png")
+
+
+def plot_sweep(path: str, points: Sequence[Mapping[str, Any]]) -> None:
+    """`points` as in the JSON file. Goodput over the arrival window, by which policies are ranked."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name in dict.fromkeys(point["policy"] for point in points):
+        own = [point for point in points if point["policy"] == name]
+        loads = [point["offered_req_s"] if point["rate"] is None else point["rate"] for point in own]
+        left.plot(loads, [point["goodput_window_req_s"] for point in own], marker="o", label=name)
+        right.plot(loads, [point["adherence"] for point in own], marker="o", label=name)
+    left.set(xlabel="offered (req/s)", ylabel="goodput (req/s)", ylim=(0, None))
+    right.set(xlabel="offered (req/s)", ylabel="adherence", ylim=(0, 1.02))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    right.legend(loc="lower left")
+    figure.savefig(path, dpi=120)

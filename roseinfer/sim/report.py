@@ -1,0 +1,126 @@
+"""What runs of a policy at a load come to."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import ceil, floor
+from statistics import fmean
+from typing import Any
+
+from roseinfer.sim.simulator import Lifetime, Simulation
+
+PERCENTILES = (50, 95, 99)
+
+
+def percentiles(values: Sequence[float], scale: float = 1e3) -> dict[str, float | None]:
+    """Linear between closest ranks, times `scale`; None for no values."""
+    ordered = sorted(values)
+
+    def at(p: int) -> float | None:
+        if not ordered:
+            return None
+        rank = (len(ordered) - 1) * p / 100
+        low, high = ordered[floor(rank)], ordered[ceil(rank)]
+        return scale * (low + (high - low) * (rank - floor(rank)))
+
+    return {f"p{p}": at(p) for p in PERCENTILES}
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 if all are equal, 1 / n if one has all."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def adherence(lives: Sequence[Lifetime]) -> float:
+    return sum(life.good for life in lives) / len(lives) if lives else 0.0
+
+
+def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, Any]:
+    """One run. Goodput over the time to the last token (`goodput_req_s`) and over that of the arrivals (`_window_`).
+
+    `replay`: the same arrivals with true lengths known; who is good there and was refused here is falsely rejected.
+    """
+    lives = run.lifetimes
+    served = [life for life in lives if life.served]
+    good = [life for life in lives if life.good]
+    window_s = max(lives[-1].arrival_s - lives[0].arrival_s, 1e-9)
+    summary = {
+        "requests": len(lives),
+        "offered_req_s": len(lives) / window_s,
+        "goodput_req_s": len(good) / run.elapsed_s,
+        "goodput_window_req_s": len(good) / window_s,
+        "adherence": len(good) / len(lives),
+        "rejected": 1 - len(served) / len(lives),
+        "false_rejected": _false_rejected(lives, replay),
+        "accepted_missed": 1 - len(good) / len(served) if served else 0.0,
+        "good_tok_s": sum(len(life.token_s) for life in good) / run.elapsed_s,
+        "classes": _by_class(lives),
+        "terciles": _by_length(lives),
+        "longest_gap_ms": 1e3 * max((gap for life in served for gap in _gaps(life)), default=0.0),
+        "fairness": _fairness(lives),
+        "steps": run.steps,
+        "step_ms": 1e3 * run.busy_s / max(1, run.steps),
+        "preemptions": run.preemptions,
+        "scheduler_us_per_step": 1e6 * run.policy_s / max(1, run.steps),
+    }
+    return {**summary, **_latencies(served)}
+
+
+def mean_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over seeds, member by member; None where a run has none."""
+    merged: dict[str, Any] = {}
+    for name, first in runs[0].items():
+        values = [run.get(name) for run in runs]
+        if isinstance(first, Mapping):
+            merged[name] = mean_of([value for value in values if value is not None])
+        elif any(value is None for value in values):
+            merged[name] = None
+        else:
+            merged[name] = fmean(value for value in values if value is not None)
+    return merged
+
+
+def _latencies(served: Sequence[Lifetime]) -> dict[str, Any]:
+    return {
+        "ttft_ms": percentiles([life.ttft_s for life in served]),
+        "tpot_ms": percentiles([life.tpot_s for life in served if life.tpot_s is not None]),
+        "itl_ms": percentiles([gap for life in served for gap in _gaps(life)]),
+    }
+
+
+def _gaps(life: Lifetime) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(life.token_s)]
+
+
+def _false_rejected(lives: Sequence[Lifetime], replay: Simulation | None) -> float | None:
+    if replay is None:
+        return None
+    pairs = zip(lives, replay.lifetimes, strict=True)
+    return sum(not life.served and other.good for life, other in pairs) / len(lives)
+
+
+def _by_class(lives: Sequence[Lifetime]) -> dict[str, Any]:
+    groups: dict[str, list[Lifetime]] = {}
+    for life in lives:
+        groups.setdefault(life.slo.class_name if life.slo else "", []).append(life)
+    found = {}
+    for name, group in sorted(groups.items()):
+        served = [life for life in group if life.served]
+        rejected = 1 - len(served) / len(group)
+        found[name] = {"adherence": adherence(group), "rejected": rejected, **_latencies(served)}
+    return found
+
+
+def _by_length(lives: Sequence[Lifetime]) -> dict[str, float]:
+    """Adherence of the third with short, middle and long outputs."""
+    ordered = sorted(lives, key=lambda life: life.output_len)
+    cuts = [round(i * len(ordered) / 3) for i in range(4)]
+    return {name: adherence(ordered[cuts[i] : cuts[i + 1]]) for i, name in enumerate(("short", "middle", "long"))}
+
+
+def _fairness(lives: Sequence[Lifetime]) -> float:
+    """Jain's index of the tenants' adherence."""
+    tenants: dict[str, list[Lifetime]] = {}
+    for life in lives:
+        tenants.setdefault(life.tenant, []).append(life)
+    return jain([adherence(group) for group in tenants.values()])

@@ -1,0 +1,46 @@
+"""Named experiments: a machine, the requests it gets, and how policies are configured on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from roseinfer.core.slo import Slo
+from roseinfer.sched.cost import CostParams
+from roseinfer.sim.machine import Machine
+from roseinfer.sim.workload import LengthLaw, Mix
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`scheduler`: options common to all policies."""
+
+    name: str
+    machine: Machine
+    mix: Mix
+    scheduler: Mapping[str, object] = field(default_factory=dict)
+
+
+def slo_classes(*pairs: tuple[float, float]) -> tuple[Slo, ...]:
+    """Classes 1, 2, ... from (TTFT s, TPOT ms)."""
+    return tuple(Slo(ttft, tpot / 1e3, class_name=str(i + 1)) for i, (ttft, tpot) in enumerate(pairs))
+
+
+# An A100 with an 8B model in eager mode: fitted so that the curves published for SCORPIO come out (its 8B ShareGPT
+# figures); prompts of at most 1024 tokens, 20,000 KV blocks, no memory pressure.
+SCORPIO_8B = Setup(
+    name="scorpio-8b",
+    machine=Machine(
+        cost=CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=0.0, row_s=70e-6, context_s=0.16e-6),
+        noise=0.03,
+        max_model_len=2048,
+        num_kv_blocks=20_000,
+        block_size=16,
+        prefix_caching=False,
+    ),
+    mix=Mix(
+        lengths=LengthLaw(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048),
+        classes=slo_classes((0.5, 30), (2, 30), (3, 30), (0.5, 50), (1, 50), (7.5, 50)),
+    ),
+    scheduler={"max_num_seqs": 256, "max_num_batched_tokens": 2048},
+)
+
+SETUPS: Mapping[str, Setup] = {SCORPIO_8B.name: SCORPIO_8B}

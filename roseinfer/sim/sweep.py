@@ -1,0 +1,194 @@
+"""Policies against loads: every policy sees the same arrivals, lengths, objectives and predictions."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Slo
+from roseinfer.sched.cost import CostModel
+from roseinfer.sched.lengths.ecdf import EcdfLengths
+from roseinfer.sched.lengths.oracle import OracleLengths
+from roseinfer.sched.lengths.predicted import PredictedLengths
+from roseinfer.sched.policies import Estimates
+from roseinfer.sim.machine import Machine
+from roseinfer.sim.report import mean_of, summarise
+from roseinfer.sim.simulator import Simulation, simulate
+from roseinfer.sim.workload import Arrival
+
+# Contenders: a name -> the options of each setting tried; of several the best at each load counts.
+_SCORPIO = {"scheduling_policy": "scorpio", "max_num_batched_tokens": 1024}
+_MIXED = {"scheduling_policy": "scorpio", "scorpio_mixed": True, "scorpio_stagger": True}
+CONTENDERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "fifo": ({"scheduling_policy": "fifo"},),
+    "pack": ({"scheduling_policy": "pack"},),
+    "sarathi": tuple({"scheduling_policy": "sarathi", "sarathi_token_budget": n} for n in (256, 512, 1024, 2048)),
+    "qoserve": ({"scheduling_policy": "qoserve"},),
+    "scorpio": ({**_SCORPIO, "scorpio_eps": 1.3},),
+    "scorpio-tuned": tuple({**_MIXED, "scorpio_eps": eps} for eps in (1.0, 1.1, 1.15, 1.3)),
+    "slack": ({"scheduling_policy": "slack"},),
+}
+# A contender's name may end in what it knows of output lengths instead of what the others do.
+KNOWLEDGE = ("oracle", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run."""
+
+    arrivals: Callable[[int], Sequence[Arrival]]
+    machine: Machine
+    options: Mapping[str, Any]
+    lengths: str
+    seed: int
+    false_rejects: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`rate`: arrivals a second, None for a trace. `arrivals(seed)` must be the same for every policy."""
+
+    rate: float | None
+    arrivals: Callable[[int], Sequence[Arrival]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    machine: Machine
+    loads: Sequence[Load]
+    policies: Sequence[str]
+    common: Mapping[str, Any] = field(default_factory=dict)
+    lengths: str = "predictor"
+    seeds: int = 1
+    false_rejects: bool = False
+    jobs: int | None = None
+
+
+def contender(name: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """The settings of a contender, and what it knows of lengths if its name says so. Raises `ConfigError`."""
+    base, _, known = name.rpartition("-")
+    if known in KNOWLEDGE and base in CONTENDERS:
+        return CONTENDERS[base], known
+    if name not in CONTENDERS:
+        known_names = ", ".join(CONTENDERS)
+        raise ConfigError(f"policies: {name!r} is none of {known_names}, nor one of them with -oracle or -none")
+    return CONTENDERS[name], None
+
+
+def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
+    """One point per policy and load, the best setting of each policy at each load by adherence."""
+    keys, jobs = [], []
+    for load in sweep.loads:
+        for name in sweep.policies:
+            settings, known = contender(name)
+            for number, options in enumerate(settings):
+                for seed in range(sweep.seeds):
+                    keys.append((load.rate, name, number))
+                    jobs.append(
+                        Job(
+                            load.arrivals,
+                            sweep.machine,
+                            {**sweep.common, **options},
+                            known or sweep.lengths,
+                            seed,
+                            sweep.false_rejects,
+                        )
+                    )
+    grouped: dict[tuple[float | None, str, int], list[dict[str, Any]]] = {}
+    for key, summary in zip(keys, run_jobs(jobs, sweep.jobs), strict=True):
+        grouped.setdefault(key, []).append(summary)
+    return [_best(load.rate, name, grouped) for load in sweep.loads for name in sweep.policies]
+
+
+def _best(
+    rate: float | None, name: str, grouped: Mapping[tuple[float | None, str, int], list[dict[str, Any]]]
+) -> dict[str, Any]:
+    settings, _ = contender(name)
+    found = [(mean_of(grouped[rate, name, number]), number) for number in range(len(settings))]
+    point, number = max(found, key=lambda item: item[0]["adherence"])
+    seeds = [run["adherence"] for run in grouped[rate, name, number]]
+    return {"policy": name, "rate": rate, **point, "setting": dict(settings[number]), "seeds": seeds}
+
+
+def run_jobs(jobs: Sequence[Job], workers: int | None = None) -> list[dict[str, Any]]:
+    """Summaries in the order of the jobs, in as many processes as there are cores."""
+    workers = min(len(jobs), workers or os.cpu_count() or 1)
+    if workers <= 1:
+        return [run_job(job) for job in jobs]
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(run_job, jobs))
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    arrivals = job.arrivals(job.seed)
+    run = _simulate(job, arrivals, job.lengths)
+    return summarise(run, _simulate(job, arrivals, "oracle") if job.false_rejects else None)
+
+
+def _simulate(job: Job, arrivals: Sequence[Arrival], lengths: str) -> Simulation:
+    config = SchedulerConfig(**job.options)
+    told = [_told(arrival, lengths) for arrival in arrivals]
+    known = OracleLengths() if lengths == "oracle" else PredictedLengths(EcdfLengths(job.seed))
+    estimates = Estimates(cost=CostModel(job.machine.belief), lengths=known)
+    return simulate(told, config, job.machine, estimates=estimates, seed=job.seed)
+
+
+def _told(arrival: Arrival, lengths: str) -> Arrival:
+    """What a policy may know of the output's length."""
+    if lengths == "predictor":
+        return arrival
+    return replace(arrival, predicted_len=arrival.output_len if lengths == "oracle" else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """`rate` requests a second meet the target; `tight` is the class that misses most just above it."""
+
+    policy: str
+    rate: float
+    adherence: float
+    tight: str
+    reasons: Mapping[str, float]
+
+
+def find_capacity(
+    sweep: Sweep, name: str, at_rate: Callable[[float], Load], target: float, *, steps: int = 7
+) -> Capacity:
+    """Bisection between a rate that is met and one that is not, to within 1%. Raises `ConfigError` if none is met."""
+
+    def point(rate: float) -> dict[str, Any]:
+        return run_sweep(replace(sweep, loads=[at_rate(rate)], policies=[name]))[0]
+
+    low, high, best, worst = 0.0, 1.0, None, None
+    for _ in range(12):
+        found = point(high)
+        if found["adherence"] < target:
+            worst = found
+            break
+        low, high, best = high, 2 * high, found
+    if worst is None:
+        raise ConfigError(f"{name} meets the target at every rate up to {low:g} req/s")
+    for _ in range(steps):
+        middle = (low + high) / 2
+        found = point(middle)
+        if found["adherence"] >= target:
+            low, best = middle, found
+        else:
+            high, worst = middle, found
+    if best is None:
+        raise ConfigError(f"{name} does not meet the target even at {high:g} req/s")
+    misses = {name: 1 - entry["adherence"] for name, entry in worst["classes"].items()}
+    return Capacity(name, low, best["adherence"], max(misses, key=misses.__getitem__), misses)
+
+
+def describe(classes: Sequence[Slo], name: str) -> str:
+    """`class 4 (TTFT 500 ms, TPOT 50 ms)`."""
+    for slo in classes:
+        if slo.class_name == name:
+            parts = [("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("latency", slo.e2e_s)]
+            limits = ", ".join(f"{what} {1e3 * value:g} ms" for what, value in parts if value is not None)
+            return f"class {name} ({limits})"
+    return f"class {name}" if name else "requests without objectives"

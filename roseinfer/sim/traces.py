@@ -1,0 +1,86 @@
+"""Recorded arrivals: Azure LLM inference CSV, Mooncake JSON lines, and what roseinfer itself recorded."""
+
+import csv
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+
+MOONCAKE_BLOCK = 512
+MOONCAKE_STEP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One line of a trace; `at_s` counts from the first. `blocks`: ids of the prompt's blocks of 512 tokens."""
+
+    at_s: float
+    prompt_len: int
+    output_len: int
+    blocks: tuple[int, ...] = ()
+
+    def prompt_ids(self, vocab: int) -> list[int]:
+        """Tokens such that equal leading blocks give equal prefixes."""
+        ids: list[int] = []
+        for block in self.blocks:
+            rng = random.Random(block)
+            ids += [rng.randrange(3, vocab) for _ in range(MOONCAKE_BLOCK)]
+        return ids[: self.prompt_len] if ids else [1] * self.prompt_len
+
+
+def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -> list[Traced]:
+    """The first `seconds` of a trace (of its own time), played `speed` times as fast. Raises `ConfigError`."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"trace: there is no file {path}")
+    try:
+        lines = list(_azure(file) if file.suffix == ".csv" else _json_lines(file))
+    except (KeyError, ValueError, IndexError) as error:
+        raise ConfigError(f"trace: {path} cannot be read: {error!r}") from error
+    if not lines:
+        raise ConfigError(f"trace: {path} holds no request")
+    lines.sort(key=lambda line: line.at_s)
+    first = lines[0].at_s
+    found = []
+    for line in lines:
+        at_s = line.at_s - first
+        if seconds is None or at_s < seconds:
+            found.append(Traced(at_s / speed, line.prompt_len, line.output_len, line.blocks))
+    return found
+
+
+def _azure(file: Path) -> Iterator[Traced]:
+    """TIMESTAMP has 7 fractional digits; datetime keeps 6."""
+    with file.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            yield Traced(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _json_lines(file: Path) -> Iterator[Traced]:
+    """A recorded run has requests and, later, their ends; all else is Mooncake's."""
+    with file.open() as lines:
+        rows = [json.loads(text) for text in lines]
+    return _recorded(rows) if any("request" in row for row in rows) else _mooncake(rows)
+
+
+def _mooncake(rows: list[dict[str, Any]]) -> Iterator[Traced]:
+    """Times are ms in steps of 3 s, spread here with a fixed seed."""
+    rng = random.Random(0)
+    for row in rows:
+        at_s = row["timestamp"] / 1e3 + rng.random() * MOONCAKE_STEP_S
+        yield Traced(at_s, int(row["input_length"]), int(row["output_length"]), tuple(row.get("hash_ids", ())))
+
+
+def _recorded(rows: list[dict[str, Any]]) -> Iterator[Traced]:
+    """The first sample of each request that came to its end."""
+    tokens = {row["end"]: row["tokens"] for row in rows if "end" in row}
+    for row in rows:
+        outputs = tokens.get(f"{row['request']}:0") if "request" in row else None
+        if outputs:
+            yield Traced(row["arrival_s"], len(row["prompt_ids"]), outputs)

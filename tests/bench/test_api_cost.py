@@ -1,0 +1,19 @@
+"""benchmarks/api_cost.py: it runs (in a process of its own, whose garbage collector it changes), and requests end."""
+
+import subprocess
+import sys
+
+from tests.bench.scripts import FOLDER
+
+
+def test_it_measures_requests_and_tokens() -> None:
+    options = ["--rounds", "1", "--requests", "9", "--ids", "3", "--streams", "2"]
+    command = [sys.executable, str(FOLDER / "api_cost.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    request, token = done.stdout.splitlines()[-2:]
+    for line, name in ((request, "a request of 3 prompt ids"), (token, "a token, 2 streams")):
+        assert line.startswith(name)
+        assert float(line.removeprefix(name).split()[0]) > 0
+    # One line of the log each: those of the request's measurement and those of the token's.
+    assert done.stderr.count("finish=length") == 9 + 2

@@ -1,0 +1,101 @@
+"""The breakdown of a step: what is added up, against sums by hand, and the command with the embedded model."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from roseinfer import cli
+from roseinfer.bench import breakdown, limits
+from roseinfer.bench.breakdown import HostClock, device_events
+from roseinfer.bench.limits import Limits, measure_limits
+from roseinfer.core.plan import StepPlan
+
+SMALL = ["bench", "latency", "tiny", "--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4"]
+BREAKDOWN = [*SMALL, "--breakdown", "--peak-bandwidth", "10", "--peak-tflops", "0.5", "--input-len", "20"]
+
+
+def test_a_phase_does_not_count_what_is_within_it(monkeypatch):
+    readings = iter([0.0, 1.0, 3.0, 10.0, 20.0, 21.0])
+    monkeypatch.setattr(breakdown.time, "perf_counter", lambda: next(readings))
+    clock = HostClock()
+    with clock.span("submit"), clock.span("prepare"):  # 0 to 10 around 1 to 3
+        pass
+    with clock.span("submit"):
+        pass
+    assert clock.seconds == {"prepare": 2.0, "submit": 8.0 + 1.0}
+    clock.step_begins(StepPlan(0, []))
+    clock.reset()
+    assert not clock.seconds and not clock.plans
+
+
+def test_device_events_of_a_trace():
+    events = [
+        {"cat": "kernel", "name": "a", "dur": 2.0, "ts": 1},
+        {"cat": "kernel", "name": "a", "dur": 3.0, "ts": 9},
+        {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "dur": 1.5},
+        {"cat": "gpu_user_annotation", "name": "forward", "dur": 99.0},
+        {"cat": "cpu_op", "name": "aten::mm", "dur": 99.0},
+        {"name": "process_name", "ph": "M"},
+    ]
+    found = device_events(events)
+    assert found == {"a": (pytest.approx(5e-6), 2), "Memcpy HtoD": (pytest.approx(1.5e-6), 1)}
+
+
+def test_limits(monkeypatch):
+    measured = measure_limits(torch.device("cpu"))
+    assert measured.bytes_s > 1e6 and measured.flops_s > 1e6
+    monkeypatch.setattr(limits, "_seconds", lambda work, device: work() is None or 2.0)
+    assert measure_limits(torch.device("cpu")) == Limits(2**26, 2**30)
+    monkeypatch.setattr(limits, "_copy_rate", None)
+    assert measure_limits(torch.device("cpu"), bytes_s=7.0).bytes_s == 7.0
+
+
+def test_command(capsys, tmp_path):
+    file = tmp_path / "out.json"
+    argv = ["--batch-size", "1", "--batch-size", "3", "--breakdown-steps", "4", "--json", str(file)]
+    assert cli.main([*BREAKDOWN, *argv]) == 0
+    printed = capsys.readouterr().out
+    assert "batch 3, context" in printed and "wait for the device" in printed and "GEMM" in printed
+    one, three = json.loads(file.read_text())["breakdown"]
+    for found in (one, three):
+        assert sum(found["host"].values()) == pytest.approx(found["step_s"])
+        assert all(found["host"][phase] > 0 for phase in ("plan", "prepare inputs", "forward", "sample", "commit"))
+        assert found["device"]["GEMM"] > 0 and found["device"]["attention"] > 0
+        assert found["device_s"] == pytest.approx(sum(kernel["seconds"] for kernel in found["kernels"]))
+        work, step_s = found["work"], found["step_s"]
+        moved = work["weight_bytes"] + work["kv_bytes"]
+        assert found["bandwidth_share"] == pytest.approx(moved / step_s / 10e9)
+        assert found["matrix_share"] == pytest.approx((work["linear_flops"] + work["attention_flops"]) / step_s / 5e11)
+    assert (one["work"]["tokens"], three["work"]["tokens"]) == (1, 3)
+    assert three["work"]["weight_bytes"] == one["work"]["weight_bytes"]
+    assert three["work"]["linear_flops"] == 3 * one["work"]["linear_flops"]
+
+
+def test_contexts_are_those_of_the_measured_steps(capsys, tmp_path):
+    """20 prompt tokens and 16 steps of warm-up: the measured steps compute tokens 37 to 39."""
+    file = tmp_path / "out.json"
+    argv = ["--batch-size", "1", "--breakdown-steps", "3", "--json", str(file)]
+    assert cli.main([*BREAKDOWN, *argv]) == 0
+    (found,) = json.loads(file.read_text())["breakdown"]
+    assert found["context"] == 38
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["--batch-size", "5"], 1, "does not decode in one step"),
+        (["--batch-size", "2", "--max-batch-size", "1"], 1, "does not decode in one step"),
+        (["--http"], 2, "--breakdown"),
+        (["--profile", "x"], 2, "--breakdown"),
+        (["--overlap", "--device", "cpu"], 2, "--overlap"),
+        (["--breakdown-steps", "0"], 2, "--breakdown-steps"),
+        (["--batch-size", "1", "--max-model-len", "32"], 2, "context"),
+    ],
+)
+def test_refused(argv, status, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*BREAKDOWN, "--breakdown-steps", "2", *argv]) == status
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert list(itertools.islice(tmp_path.iterdir(), 1)) == []

@@ -1,0 +1,41 @@
+"""Work counted from a shape, against sums by hand."""
+
+from roseinfer.bench.cost import Chunk, ModelCost, Work
+from roseinfer.models.config import ModelSpec, RopeSpec
+
+SHAPE = {
+    "num_layers": 2,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 3,
+    "vocab_size": 10,
+    "max_position": 64,
+    "norm_eps": 1e-5,
+    "tied_embeddings": True,
+    "dtype": "bfloat16",
+}
+GATED = ModelSpec(architecture="LlamaForCausalLM", activation="silu", rope=RopeSpec(theta=1e4), **SHAPE)
+PLAIN = ModelSpec(architecture="GPT2LMHeadModel", activation="gelu_tanh", rope=None, **SHAPE)
+
+
+def test_shape():
+    cost = ModelCost.of(GATED, 2)
+    # qkv 8 x (12 + 6 + 6), out 12 x 8, gate, up and down 3 x 8 x 16
+    assert cost.layer_weights == 2 * (192 + 96 + 384) and cost.head_weights == 80
+    assert cost.kv_token_bytes == 2 * 2 * 6 * 2 and cost.attention_width == 2 * 12
+    assert ModelCost.of(PLAIN, 4).layer_weights == 2 * (192 + 96 + 256)
+    assert ModelCost.of(PLAIN, 4).kv_token_bytes == 2 * cost.kv_token_bytes
+
+
+def test_a_step():
+    cost = ModelCost(layer_weights=100, head_weights=10, weight_itemsize=2, kv_token_bytes=8, attention_width=5)
+    # A decode at position 6 reads and attends to 7 tokens and writes one; 3 prompt tokens from position 2 read 5,
+    # write 3 and attend to 3 + 4 + 5.
+    work = cost.work([Chunk(6, 1), Chunk(2, 3, 0)])
+    assert work == Work(4, 220, 8 * (7 + 1 + 5 + 3), 2 * (100 * 4 + 10), 4 * 5 * (7 + 12))
+    assert (work.bytes, work.flops) == (220 + 128, 820 + 380)
+    assert cost.work([Chunk(0, 3, 0)]).weight_bytes == 200
+    assert cost.work([]) == Work()
+    assert work + work == Work(8, 440, 256, 1640, 760)

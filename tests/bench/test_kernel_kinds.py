@@ -1,0 +1,56 @@
+"""Kernels are told apart by name; ours all have a kind."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import roseinfer
+from roseinfer.bench.kernel_kinds import KINDS, OTHER, by_kind, kind_of
+
+KERNELS = Path(roseinfer.__file__).parent / "kernels"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_128x64_64x8_4x1_v_bz_TNT", "GEMM"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "GEMM"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, __nv_bfloat16>", "GEMM"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90>>", "attention"),
+        ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<>", "attention"),
+        ("mkldnn::_linear_pointwise", "GEMM"),
+        ("aten::mm", "GEMM"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("aten::index_copy_", "K/V write"),
+        ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16>", "norm and activation"),
+        ("aten::silu", "norm and activation"),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>",
+            "sampling",
+        ),
+        ("aten::index_select", "inputs"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda>", "copies"),
+        ("aten::mul", OTHER),
+    ],
+)
+def test_kinds(name, kind):
+    assert kind_of(name) == kind
+
+
+def launched() -> list[str]:
+    """The names of the kernels that roseinfer's own code launches."""
+    source = "\n".join(path.read_text() for path in sorted(KERNELS.glob("*.py")))
+    defined = set(re.findall(r"@triton\.jit.*?\ndef (\w+)", source, re.DOTALL))
+    return sorted(name for name in defined if re.search(rf"\b{name}\[", source))
+
+
+def test_our_own_kernels_are_known():
+    assert launched(), "nothing was found: has the way of launching changed?"
+    assert [name for name in launched() if kind_of(name) == OTHER] == []
+
+
+def test_sums():
+    sums = by_kind([("aten::mm", 1.0), ("aten::addmm", 2.0), ("aten::mul", 0.5)])
+    assert list(sums) == list(KINDS) and (sums["GEMM"], sums[OTHER], sums["attention"]) == (3.0, 0.5, 0.0)

@@ -1,0 +1,188 @@
+"""The open-loop client: its figures on a server whose every byte, and a clock whose every reading, is written here."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from roseinfer import cli
+from roseinfer.bench.arrivals import Planned
+from roseinfer.bench.config import OpenLoopConfig
+from roseinfer.bench.open_loop import EventReader, Outcome, StreamClient, read_event, run
+from roseinfer.bench.open_loop_report import as_text, summarise
+from roseinfer.core.config import ServerConfig
+from tests.server.live import LiveServer
+from tests.text.tokenizers import byte_level
+
+PLANNED = Planned(3, 0.0, [11, 12], 7)
+READINGS_BEFORE_A_PIECE = 3
+
+
+class WrittenClock:
+    """Gives the readings that were written down, one after the other."""
+
+    def __init__(self, readings: Sequence[float]) -> None:
+        self._readings = list(readings)
+        self.taken = 0
+
+    def __call__(self) -> float:
+        self.taken += 1
+        return self._readings[self.taken - 1]
+
+
+@dataclass
+class CannedServer:
+    """Answers one request with these bytes; a piece goes out once the client has stamped the one before it."""
+
+    status: str
+    pieces: Sequence[bytes]
+    clock: WrittenClock
+    body: bytes = b""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
+        self.body = await reader.readexactly(length)
+        writer.write(f"HTTP/1.1 {self.status}\r\nconnection: close\r\n\r\n".encode())
+        for number, piece in enumerate(self.pieces):
+            while self.clock.taken < READINGS_BEFORE_A_PIECE + number and self.status.startswith("200"):
+                await asyncio.sleep(0)
+            writer.write(piece)
+        writer.close()
+
+
+async def send(status: str, pieces: Sequence[bytes], readings: Sequence[float]) -> tuple[Outcome, bytes]:
+    clock = WrittenClock(readings)
+    canned = CannedServer(status, pieces, clock)
+    server = await asyncio.start_server(canned.answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, aiohttp.ClientSession() as session:
+        client = StreamClient(session, OpenLoopConfig(url=url, temperature=0.5), "m", clock)
+        outcome = await client.send(PLANNED, client.body(PLANNED))
+    return outcome, canned.body
+
+
+def token(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"text": text}], "usage": None}).encode() + b"\n\n"
+
+
+def usage(tokens: int) -> bytes:
+    return b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":%d}}\n\n' % tokens
+
+
+def test_figures_of_one_request():
+    """Two chunks read at once, one cut in two, merged tokens, a comment, the usage, the end."""
+    cut = token("c")
+    pieces = [token("a") + token("b"), b": hi\n\n" + cut[:9], cut[9:] + usage(7), b"data: [DONE]\n\n"]
+    outcome, body = asyncio.run(send("200 OK", pieces, [100, 100, 100.5, 101, 101.5, 102, 103, 104]))
+    assert json.loads(body) == {
+        "model": "m",
+        "prompt": [11, 12],
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert (outcome.ok, outcome.status, outcome.error) == (True, 200, None)
+    assert (outcome.start_s, outcome.end_s, outcome.output_tokens) == (0.5, 4, 7)
+    assert outcome.chunk_s == [0.5, 0.5, 1.5]
+    assert (outcome.ttft_s, outcome.latency_s, outcome.tpot_s, outcome.itl_s) == (0.5, 1.5, 1 / 6, [0.0, 1.0])
+
+
+def test_without_usage_a_chunk_is_a_token():
+    outcome, _ = asyncio.run(send("200 OK", [token("a"), token("b"), b"data:[DONE]\n\n"], [0, 0, 0, 1, 3, 4, 5]))
+    assert (outcome.output_tokens, outcome.tpot_s) == (2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "pieces", "error"),
+    [
+        ("503 Busy", [b"no room"], "no room"),
+        ("200 OK", [token("a"), b'data: {"error": {"message": "gone"}}\n\n'], "gone"),
+        ("200 OK", [token("a")], None),
+    ],
+)
+def test_a_failure_is_a_result(status, pieces, error):
+    outcome, _ = asyncio.run(send(status, pieces, range(9)))
+    assert not outcome.ok
+    assert error is None or error in outcome.error
+
+
+def test_nobody_listens():
+    (outcome,) = run(OpenLoopConfig(url="http://127.0.0.1:9", model="m", num=1, procs=1))
+    assert not outcome.ok and "Connect" in outcome.error
+
+
+def test_events_cut_anywhere():
+    whole = b'data: {"a":1}\n\n: comment\r\ndata:b\r\n\r\nevent: x\ndata: [DONE]\n\n'
+    for size in range(1, len(whole)):
+        reader = EventReader()
+        events = [event for i in range(0, len(whole), size) for event in reader.feed(whole[i : i + size])]
+        assert events == [b'{"a":1}', b"b", b"[DONE]"]
+
+
+def test_usage_may_come_with_a_chunk():
+    assert read_event(b'{"choices":[{}],"usage": {"completion_tokens":3}}') == (3, True)
+    assert read_event(b'{"choices":[{}],"usage":null}') == (None, True)
+
+
+def outcome(number: int, start_s: float, end_s: float, chunks: list[float], tokens: int, **more) -> Outcome:
+    return Outcome(
+        number, 10, 3, start_s=start_s, end_s=end_s, status=200, ok=True, output_tokens=tokens, chunk_s=chunks, **more
+    )
+
+
+def test_summary_by_hand():
+    failed = Outcome(2, 10, 3, start_s=0.0, end_s=9.0, status=500, error="x" * 200)
+    outcomes = [
+        outcome(0, 1.0, 3.0, [0.5, 1.0, 2.0], 3),
+        outcome(1, 2.0, 5.0, [1.5], 1),
+        failed,
+        Outcome(3, 10, 3, start_s=1.0, end_s=2.0, status=503, error="full"),
+    ]
+    summary = summarise(outcomes)
+    counts = {key: summary[key] for key in ("requests", "ok", "rejected", "failed", "short")}
+    assert counts == {"requests": 4, "ok": 2, "rejected": 1, "failed": 1, "short": 1}
+    assert (summary["wall_s"], summary["out_tok_s"], summary["in_tok_s"]) == (9.0, 4 / 9, 20 / 9)
+    assert summary["ttft_ms"]["p50"] == 1000 and summary["ttft_ms"]["p99"] == pytest.approx(1490)
+    assert summary["tpot_ms"]["p50"] == pytest.approx(375) and summary["tpot_ms"]["p99"] == pytest.approx(742.5)
+    assert summary["itl_ms"] == {"p50": 750, "p90": 950, "p95": 975, "p99": 995}
+    assert summary["e2e_ms"]["p50"] == 1750
+    assert summary["errors"] == {"x" * 160: 1, "full": 1}
+    assert "1 rejected" in as_text(summary) and "p99 995.000" in as_text(summary)
+
+
+def test_summary_of_nothing():
+    summary = summarise([Outcome(0, 1, 1, status=503, error="full")])
+    assert summary["ttft_ms"]["p50"] is None and summary["out_tok_s"] == 0.0
+    assert "TTFT ms:" in as_text(summary)
+
+
+def test_several_processes_against_a_server():
+    with LiveServer(byte_level()) as live:
+        config = OpenLoopConfig(url=live.url, num=7, procs=3, in_len=4, out_len=5, vocab=300)
+        outcomes = run(config)
+        prompts = {tuple(request.prompt_ids) for request in live.engine.requests}
+    assert [outcome.number for outcome in outcomes] == list(range(7)) and len(prompts) == 7
+    summary = summarise(outcomes)
+    assert (summary["ok"], summary["short"], summary["errors"]) == (7, 0, {})
+    assert all(outcome.output_tokens == 5 and outcome.chunk_s for outcome in outcomes)
+
+
+def test_command(tmp_path, capsys):
+    file = tmp_path / "out.json"
+    argv = ["--num", "3", "--procs", "1", "--in-len", "4", "--out-len", "5", "--vocab", "300", "--label", "here"]
+    with LiveServer(byte_level(), ServerConfig(api_key=("secret",))) as live:
+        url = ["--url", live.url, "--api-key"]
+        assert cli.main(["bench", "serve", *argv, *url, "secret", "--json", str(file)]) == 0
+        assert cli.main(["bench", "serve", *argv, *url, "wrong", "--model", "fake"]) == 1
+        assert cli.main(["bench", "serve", *argv, *url, "wrong"]) == 2
+    printed = capsys.readouterr()
+    assert "3 ok" in printed.out and "3 failed" in printed.out and "--url" in printed.err
+    result = json.loads(file.read_text())
+    assert result["summary"]["out_tok_s"] > 0 and result["label"] == "here" and result["hardware"]["cores"] > 0
+    assert "secret" not in file.read_text() + printed.out

@@ -1,0 +1,53 @@
+"""`roseinfer calibrate` from end to end with the embedded model, and who reads what it writes."""
+
+import json
+
+import pytest
+
+from roseinfer import cli
+from roseinfer.calibration.run import CONSTANTS
+from roseinfer.engine.llm import LLM
+from roseinfer.sched.cost_file import read_cost
+
+SMALL = ["--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "8"]
+SWEEP = ["--decode-rows", "1,4", "--context-lens", "16,64", "--prompt-lens", "8,64", "--repeats", "2"]
+
+
+def test_calibrate_then_simulate_and_serve(capsys, tmp_path) -> None:
+    file = tmp_path / "cost.json"
+    assert cli.main(["calibrate", "tiny", *SMALL, *SWEEP, "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in CONSTANTS) and "R2" in printed and "MAPE" in printed
+    written = json.loads(file.read_text())
+    assert written["machine"]["device"] == "cpu" and written["fit"]["samples"] >= 16
+    params = read_cost(str(file))
+    assert params.step_s + params.token_s > 0
+
+    assert cli.main(["simulate", "--cost", str(file), "--num-requests", "4", "--output-len", "20"]) == 0
+    assert "simulated s" in capsys.readouterr().out
+    setup = ["simulate", "--setup", "scorpio-8b", "--rates", "5", "--requests", "20", "--policies", "fifo,slack"]
+    assert cli.main([*setup, "--jobs", "1", "--cost", str(file)]) == 0
+    with LLM("tiny", threads=1, num_kv_blocks=64, max_num_seqs=2, cost_model=str(file)) as llm:
+        assert llm.core.scheduler.policy.cost.params == params
+        assert len(llm.generate("def f(")[0].samples[0].token_ids) > 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["calibrate", "--repeats", "0"], "--repeats"),
+        (["calibrate", "--decode-rows", "a"], "--decode-rows"),
+        (["calibrate", "--recorded", "nowhere.jsonl"], "no recorded run"),
+        (["simulate", "--cost", "nowhere.json"], "nowhere.json"),
+        (["simulate", "--cost", "nowhere.json", "--step-ms", "4"], "--step-ms"),
+    ],
+)
+def test_refused_by_name(argv, message, capsys) -> None:
+    assert cli.main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_cost_model_that_is_none_keeps_the_engine_from_starting(capsys) -> None:
+    argv = ["generate", "tiny", "--prompt", "x", "--threads", "1", "--cost-model", "nowhere.json"]
+    assert cli.main(argv) == 2
+    assert "nowhere.json" in capsys.readouterr().err

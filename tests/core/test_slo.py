@@ -1,0 +1,41 @@
+"""Objectives: what is refused, and when they are met."""
+
+import math
+
+import msgspec
+import pytest
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.outputs import End, FinishReason, RequestTimes
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Rejection, Slo
+from roseinfer.engine.messages import Add
+
+
+@pytest.mark.parametrize("name", ["ttft_s", "tpot_s", "e2e_s"])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf])
+def test_nonsense_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=name) as caught:
+        Slo(**{name: value})
+    assert caught.value.param == f"slo.{name}"
+
+
+def test_met_needs_every_promise_kept() -> None:
+    slo = Slo(1.0, 0.1, 5.0)
+    assert slo.met(1.0, 0.1, 5.0)
+    assert not slo.met(1.01, 0.1, 5.0)
+    assert not slo.met(1.0, 0.11, 5.0)
+    assert not slo.met(1.0, 0.1, 5.1)
+    assert Slo(ttft_s=1.0).met(0.5, 9.0, 9.0)
+
+
+def test_a_class_alone_promises_nothing() -> None:
+    assert Slo(class_name="batch").empty
+    assert not Slo(tpot_s=0.1).empty
+
+
+def test_objectives_and_refusals_travel() -> None:
+    add = Add("a", [1], SamplingParams(), slo=Slo(0.5, None, 2.0, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=Add) == add
+    end = End(FinishReason.REJECTED, RequestTimes(1.0, 0.0, 0.0, 2.0), rejection=Rejection("ttft", 0.7, True))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=End) == end

@@ -1,0 +1,250 @@
+"""The engine's loop on hand-fed messages: who is told what, and how it ends."""
+
+import gc
+from itertools import pairwise
+
+import pytest
+
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.garbage import BUSY_PATIENCE_S, GarbageDuty
+from roseinfer.engine.loop import HEARTBEAT_S, EngineLoop
+from roseinfer.engine.messages import (
+    OWNER,
+    Abort,
+    Add,
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    Heartbeat,
+    Left,
+    Outputs,
+    Received,
+    Rejected,
+    Shutdown,
+)
+from tests.helpers.engines import make_core
+from tests.helpers.fake_runner import FakeRunner
+
+BLOCKS, BLOCK_SIZE = 64, 4
+
+
+class Script:
+    """An inbox that hands out one batch of messages per turn, and an outbox that notes what is sent in which.
+
+    When the batches are through, the loop goes on until the engine is idle, and is then shut down.
+    """
+
+    def __init__(self, core: EngineCore, clock: ManualClock, *batches: list[Received], turn_s: float = 0.001) -> None:
+        self._core = core
+        self._turn_s = turn_s
+        self._clock = clock
+        self._batches = list(batches)
+        self.turn = 0
+        self.sent: list[tuple[int, int, EngineMessage]] = []  # turn, client, message
+
+    def receive(self, timeout_s: float) -> list[Received]:
+        self.turn += 1
+        self._clock.advance(max(timeout_s, self._turn_s))
+        if self._batches:
+            return self._batches.pop(0)
+        return [] if self._core.busy else [(OWNER, Shutdown())]
+
+    def send(self, client: int, message: EngineMessage) -> None:
+        self.sent.append((self.turn, client, message))
+
+    def broadcast(self, message: EngineMessage, but: int | None = None) -> None:
+        for client in (0, 1, 2):
+            if client != but:
+                self.send(client, message)
+
+    def outputs(self, client: int) -> list[Outputs]:
+        return [message for _, who, message in self.sent if who == client and isinstance(message, Outputs)]
+
+    def tokens(self, client: int) -> dict[str, int]:
+        """Of each sequence that the client was told of, how many tokens."""
+        counts: dict[str, int] = {}
+        for message in self.outputs(client):
+            for output in message.outputs:
+                counts[output.request_id] = counts.get(output.request_id, 0) + len(output.token_ids)
+        return counts
+
+
+def add(name: str, tokens: int = 6, n: int = 1) -> Add:
+    return Add(name, [5, 6, 7], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), n)
+
+
+def play(
+    *batches: list[tuple[int, ClientMessage | Left]], core: EngineCore | None = None, turn_s: float = 0.001
+) -> Script:
+    core = core or make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    clock = ManualClock()
+    script = Script(core, clock, *map(list, batches), turn_s=turn_s)
+    EngineLoop(core, script, script, clock).run()
+    return script
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_each_client_gets_one_message_per_step_with_its_own_outputs(depth: int) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth)
+    script = play([(1, add("a")), (2, add("b", n=2)), (1, add("c"))], [(2, add("d", 3))], core=core)
+    assert script.tokens(1) == {"a:0": 6, "c:0": 6}
+    assert script.tokens(2) == {"b:0": 6, "b:1": 6, "d:0": 3}
+    assert script.tokens(OWNER) == {}
+    places = [(turn, client) for turn, client, message in script.sent if isinstance(message, Outputs)]
+    assert len(places) == len(set(places)), "a client was sent two messages in one step"
+    assert all(message.outputs for client in (1, 2) for message in script.outputs(client))
+
+
+def test_a_single_client_needs_no_sorting_and_a_second_one_may_come_later() -> None:
+    script = play([(1, add("a", 8))], [], [], [(2, add("b", 2))])
+    assert script.tokens(1) == {"a:0": 8}
+    assert script.tokens(2) == {"b:0": 2}
+
+
+@pytest.mark.parametrize("asker", [OWNER, 1])
+def test_the_owner_is_told_of_each_step_once_whoever_asked(asker: int) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    script = play([(asker, add("a", 20))], *[[]] * 30, core=core)
+    told = dict.fromkeys((0, 1, 2), 0)
+    for _, client, message in script.sent:
+        if isinstance(message, Outputs | Heartbeat):
+            told[client] += len(message.steps)
+    steps = core.stats().step
+    # What the last heartbeat came too early for goes down with the engine.
+    assert told[1] == told[2] == 0 and 0 < told[OWNER] <= steps
+    if asker == OWNER:
+        assert told[OWNER] == steps
+        records = [record for message in script.outputs(OWNER) for record in message.steps]
+        assert [record.tokens for record in records] == [3] + [1] * 19
+
+
+def test_everybody_hears_the_heart_beat_also_of_a_busy_engine() -> None:
+    script = play([(1, add("a", 40))], turn_s=0.1)
+    for client in (0, 1, 2):
+        beats = [m.now_s for _, who, m in script.sent if who == client and isinstance(m, Heartbeat)]
+        assert len(beats) >= 4 / HEARTBEAT_S
+        assert all(later - earlier < HEARTBEAT_S + 0.2 for earlier, later in pairwise(beats))
+
+
+def test_what_a_client_asked_for_ends_when_it_leaves() -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    script = play([(1, add("a", 50, n=2)), (2, add("b", 10))], [], [], [(1, Left())], core=core)
+    assert 0 < script.tokens(1)["a:0"] < 10
+    assert script.tokens(2) == {"b:0": 10}
+    assert core.scheduler.num_live == 0
+
+
+def test_the_engine_ends_with_its_owner() -> None:
+    script = play([(1, add("a", 50))], [], [(OWNER, Left())], [(1, add("b"))])
+    assert script.turn == 3
+    assert core_closed(script)
+
+
+def core_closed(script: Script) -> bool:
+    runner = script._core._runner
+    assert isinstance(runner, FakeRunner)
+    return runner.closed
+
+
+def test_only_the_owner_may_shut_it_down() -> None:
+    script = play([(1, Shutdown()), (1, add("a", 5))])
+    assert script.tokens(1) == {"a:0": 5}
+    assert core_closed(script)
+
+
+def test_refusals_and_aborts_reach_who_asked() -> None:
+    unreadable = Rejected("x", "the request cannot be read", None, None)
+    same_id, abort = add("a"), Abort(["b:0"])
+    script = play([(1, add("a")), (2, same_id), (2, add("b", 50)), (2, unreadable)], [], [], [(2, abort)])
+    rejected = [(client, m.request_id) for _, client, m in script.sent if isinstance(m, Rejected)]
+    assert rejected == [(2, "a"), (2, "x")]
+    assert script.tokens(1) == {"a:0": 6}, "who had the id first keeps it"
+    ends = [o.end.reason for m in script.outputs(2) for o in m.outputs if o.end is not None]
+    assert ends == [FinishReason.ABORT]
+
+
+class OutOfMemoryError(RuntimeError):
+    """Like torch's."""
+
+
+class FailingRunner(FakeRunner):
+    """Fails at the fourth step, when it is launched or when it is waited for."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(BLOCKS, BLOCK_SIZE)
+        self._where = where
+
+    def submit(self, plan: StepPlan) -> int:
+        self._maybe_fail("submit", plan.step)
+        return super().submit(plan)
+
+    def sample(self, handle: int) -> None:
+        self._maybe_fail("sample", handle)
+        super().sample(handle)
+
+    def collect(self, handle: int) -> StepResult:
+        self._maybe_fail("collect", handle)
+        return super().collect(handle)
+
+    def _maybe_fail(self, where: str, step: int) -> None:
+        if where == self._where and step == 3:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("where", ["submit", "sample", "collect"])
+def test_a_failure_of_the_accelerator_is_told_to_everybody_and_ends_the_loop(where: str, depth: int) -> None:
+    runner = FailingRunner(where)
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, depth=depth)
+    script = play([(1, add("a", 50)), (2, add("b", 50))], core=core)
+    failed = {client: m.message for _, client, m in script.sent if isinstance(m, Failed)}
+    assert set(failed) == {0, 1, 2}
+    assert set(failed.values()) == {"OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"}
+    assert runner.closed
+
+
+@pytest.fixture
+def own_collector() -> object:
+    """Gives the interpreter its collector back, whatever a test did to it."""
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+class Counted(GarbageDuty):
+    collections = 0
+
+    def _collect(self) -> None:
+        super()._collect()
+        self.collections += 1
+
+
+def test_garbage_is_collected_when_there_is_nothing_to_do_and_now_and_then_else(own_collector: object) -> None:
+    clock = ManualClock()
+    duty = Counted(clock)
+    assert not gc.isenabled() and gc.get_freeze_count() > 0
+    duty.idle()
+    assert duty.collections == 0, "nothing has happened yet"
+    for _ in range(10):
+        duty.busy()
+        clock.advance(BUSY_PATIENCE_S / 12)
+    assert duty.collections == 0
+    duty.idle()
+    duty.idle()
+    assert duty.collections == 1
+    clock.advance(BUSY_PATIENCE_S)
+    duty.busy()
+    assert duty.collections == 2
+
+
+def test_the_loop_collects_garbage_when_idle(own_collector: object) -> None:
+    clock = ManualClock()
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    script = Script(core, clock, [(OWNER, add("a", 3))], [], [], [], [], [])
+    duty = Counted(clock)
+    EngineLoop(core, script, script, clock, duty).run()
+    assert duty.collections == 1

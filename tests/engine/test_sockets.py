@@ -1,0 +1,170 @@
+"""The engine's sockets: several clients, slow ones, broken ones."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine import sockets
+from roseinfer.engine.frames import FrameReader, frame
+from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Left, Received, Rejected, Shutdown
+from roseinfer.engine.sockets import ClientSockets
+
+PATIENCE_S = 10.0
+
+
+class Peer:
+    """A client's end, blocking."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect(str(path))
+        self._frames = FrameReader()
+        self._received: list[bytes] = []
+
+    def send(self, *messages: object) -> None:
+        self.socket.sendall(b"".join(frame(msgspec.msgpack.encode(message)) for message in messages))
+
+    def read(self) -> EngineMessage:
+        while not self._received:
+            data = self.socket.recv(65536)
+            assert data, "the engine has hung up"
+            self._received += self._frames.feed(data)
+        return msgspec.msgpack.decode(self._received.pop(0), type=EngineMessage)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Place:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen()
+        self.clients = ClientSockets(listener)
+        self._peers: list[Peer] = []
+
+    def connect(self) -> Peer:
+        self._peers.append(Peer(self._path))
+        return self._peers[-1]
+
+    def close(self) -> None:
+        for peer in self._peers:
+            peer.close()
+        self.clients.close(0.0)
+
+    def receive(self, count: int) -> list[Received]:
+        received: list[Received] = []
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(received) < count:
+            received += self.clients.receive(0.05)
+            assert time.monotonic() < deadline_s
+        return received
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path / "engine")
+    yield made
+    made.close()
+
+
+def beat(step: int) -> Heartbeat:
+    return Heartbeat(SchedulerStats(step=step), 1.0)
+
+
+def test_messages_come_with_their_sender_and_answers_find_it(place: Place) -> None:
+    first, second = place.connect(), place.connect()
+    first.send(Abort(["a"]), Abort(["b"]))
+    second.send(Shutdown())
+    received = place.receive(3)
+    assert [(who, m.sequence_ids) for who, m in received if isinstance(m, Abort)] == [(0, ["a"]), (0, ["b"])]
+    assert [who for who, m in received if isinstance(m, Shutdown)] == [1]
+    place.clients.send(1, beat(1))
+    place.clients.send(0, beat(2))
+    place.clients.broadcast(beat(3), but=0)
+    place.clients.broadcast(beat(4))
+    assert [first.read().stats.step for _ in range(2)] == [2, 4]
+    assert [second.read().stats.step for _ in range(3)] == [1, 3, 4]
+
+
+def test_who_comes_late_is_greeted_too(place: Place) -> None:
+    early = place.connect()
+    place.clients.greet(Failed("hello"))
+    late = place.connect()
+    place.clients.receive(1.0)
+    for peer in (early, late):
+        assert peer.read() == Failed("hello")
+
+
+def test_a_client_that_leaves_is_reported_once_and_sent_nothing_more(place: Place) -> None:
+    staying, leaving = place.connect(), place.connect()
+    leaving.send(Abort(["last words"]))
+    leaving.close()
+    received = place.receive(2)
+    assert [who for who, _ in received] == [1, 1]
+    assert received[0][1] == Abort(["last words"]) and isinstance(received[1][1], Left)
+    place.clients.send(1, beat(1))
+    place.clients.broadcast(beat(2))
+    assert staying.read().stats.step == 2
+    assert place.clients.receive(0.05) == []
+    assert place.connect() and place.clients.receive(0.05) == []
+    place.clients.send(2, beat(3))  # numbers are not used again
+
+
+def test_a_client_that_does_not_read_holds_nobody_up_and_misses_nothing(place: Place) -> None:
+    slow, quick = place.connect(), place.connect()
+    place.clients.receive(0.05)
+    sent = [Failed("x" * 100_000 + str(i)) for i in range(20)]
+    for message in sent:
+        place.clients.broadcast(message)
+        assert quick.read() == message
+    reading = threading.Thread(target=lambda: read.extend(slow.read() for _ in sent))
+    read: list[EngineMessage] = []
+    reading.start()
+    while reading.is_alive():  # what the socket did not take at once goes out while the loop turns
+        place.clients.receive(0.01)
+    assert read == sent
+
+
+def test_a_client_that_never_reads_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MAX_UNSENT_BYTES", 1_000_000)
+    place.connect()
+    place.clients.receive(0.05)
+    for _ in range(30):
+        place.clients.send(0, Failed("x" * 100_000))
+    assert place.receive(1) == [(0, Left())]
+
+
+def test_last_words_are_said_before_the_end(place: Place) -> None:
+    peer = place.connect()
+    place.clients.receive(0.05)
+    sent = [Failed("x" * 100_000 + str(i)) for i in range(20)]
+    for message in sent:
+        place.clients.send(0, message)
+    read: list[EngineMessage] = []
+    reading = threading.Thread(target=lambda: read.extend(peer.read() for _ in sent))
+    reading.start()
+    place.clients.close(PATIENCE_S)
+    reading.join(PATIENCE_S)
+    assert read == sent
+
+
+def test_a_request_that_cannot_be_read_comes_as_the_answer_to_it(place: Place) -> None:
+    good = Add("good", [5, 6], SamplingParams())
+    place.connect().send(
+        Add("bad", [5, True], SamplingParams()), good, Add("worse", [5], SamplingParams(), priority=0.5)
+    )
+    bad, read, worse = [message for _, message in place.receive(3)]
+    assert read == good
+    for rejected, name in ((bad, "bad"), (worse, "worse")):
+        assert isinstance(rejected, Rejected)
+        assert rejected.request_id == name and "Expected `int`" in rejected.message

@@ -1,0 +1,139 @@
+"""Random loads with objectives on small pools: tokens do not depend on the policy, everybody ends, nothing leaks."""
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
+from tests.helpers.engines import Collected, assert_empty, gather, make_core
+from tests.helpers.fake_runner import FakeRunner
+
+VOCAB = 12
+CUT_SHORT = (FinishReason.ABORT, FinishReason.REJECTED, FinishReason.TIMEOUT)
+
+
+class TimedRunner(FakeRunner):
+    """Steps take time: 10 ms, and 1 ms a token."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size, VOCAB)
+        self.clock = None
+
+    def collect(self, handle: int) -> StepResult:
+        result = super().collect(handle)
+        plan: StepPlan = next(plan for plan in self.submitted if plan.step == handle)
+        result.duration_s = 0.010 + 0.001 * plan.num_tokens
+        self.clock.advance(result.duration_s)
+        return result
+
+
+@dataclass(frozen=True)
+class Job:
+    add: Add
+    at_step: int
+    abort_after: int | None
+
+
+def objective(rng: random.Random) -> Slo | None:
+    if rng.random() < 0.3:
+        return None
+    return Slo(
+        ttft_s=rng.choice([None, 0.005, 0.05, 0.5]),
+        tpot_s=rng.choice([None, 0.005, 0.02, 0.1]),
+        e2e_s=rng.choice([None, None, 0.3]),
+    )
+
+
+def make_jobs(rng: random.Random, count: int) -> list[Job]:
+    heads = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))] for _ in range(3)]
+    jobs = []
+    for i in range(count):
+        params = SamplingParams(max_tokens=rng.choice([0, 1, 3, 14]), seed=i, ignore_eos=rng.random() < 0.5)
+        add = Add(str(i), [*rng.choice(heads), *rng.choices(range(VOCAB), k=rng.randrange(3))], params)
+        add.n, add.slo, add.priority = rng.choice([1, 1, 1, 3]), objective(rng), rng.choice([0, 0, 1])
+        add.predicted_len = rng.choice([None, 1, 5, 100])
+        add.deadline_s = rng.choice([None, None, 0.3])
+        jobs.append(Job(add, rng.randrange(10), rng.randrange(12) if rng.random() < 0.2 else None))
+    return jobs
+
+
+def run(jobs: list[Job], num_blocks: int, block_size: int, **options: object) -> dict[str, Collected]:
+    runner = TimedRunner(num_blocks, block_size)
+    core = make_core(vocab_size=VOCAB, runner=runner, num_blocks=num_blocks, block_size=block_size, **options)
+    runner.clock = core._clock
+    collected: dict[str, Collected] = {}
+    aborts: dict[int, list[str]] = {}
+    for step in range(3000):
+        for job in (job for job in jobs if job.at_step == step):
+            core.add(job.add)
+            if job.abort_after is not None:
+                aborts.setdefault(step + job.abort_after, []).append(f"{job.add.request_id}:0")
+        core.abort(aborts.pop(step, []))
+        before = core._clock.now()
+        gather(core.step(), collected)
+        core.scheduler.check_integrity()
+        if core._clock.now() == before:
+            core._clock.advance(0.002)
+        if step > 40 and not core.busy:
+            break
+    assert not core.busy, "the engine makes no progress"
+    assert_empty(core)
+    check_plans(core, options)
+    return collected
+
+
+def check_plans(core: EngineCore, options: dict[str, object]) -> None:
+    for plan in core._runner.submitted:
+        assert plan.num_tokens == sum(row.count for row in plan.rows) <= options["max_num_batched_tokens"]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    policy=st.sampled_from(["sarathi", "qoserve", "scorpio", "scorpio mixed", "slack", "slack"]),
+    depth=st.sampled_from([1, 2]),
+    block_size=st.sampled_from([1, 4, 16]),
+    spare_blocks=st.integers(0, 24),
+    budget=st.integers(1, 40),
+    seats=st.integers(1, 6),
+    prefix_caching=st.booleans(),
+)
+def test_objectives_change_when_and_whether_but_never_what(
+    seed, policy, depth, block_size, spare_blocks, budget, seats, prefix_caching
+) -> None:
+    jobs = make_jobs(random.Random(seed), count=10)
+    longest = max(len(job.add.prompt_ids) + job.add.params.max_tokens for job in jobs)
+    ease = run(jobs, 2000, 16, max_num_seqs=64, max_num_batched_tokens=4000)
+    name, _, mixed = policy.partition(" ")
+    got = run(
+        jobs,
+        -(-longest // block_size) + spare_blocks,
+        block_size,
+        scheduling_policy=name,
+        scorpio_mixed=bool(mixed),
+        scorpio_stagger=bool(mixed),
+        sarathi_token_budget=min(16, budget),
+        depth=depth,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        prefix_caching=prefix_caching,
+    )
+    assert got.keys() == ease.keys()
+    for key, want in ease.items():
+        have = got[key]
+        assert have.end is not None
+        if have.reason is FinishReason.REJECTED:
+            assert not have.tokens and have.end.rejection is not None
+            assert have.end.rejection.predicted_ttft_s >= 0
+        if have.reason in CUT_SHORT or want.reason in CUT_SHORT:
+            shorter = min(len(want.tokens), len(have.tokens))
+            assert have.tokens[:shorter] == want.tokens[:shorter]
+        else:
+            assert (have.tokens, have.reason) == (want.tokens, want.reason)

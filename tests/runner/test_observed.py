@@ -1,0 +1,115 @@
+"""Looking on changes nothing, and sees every phase."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from roseinfer.core.observer import PHASES
+from roseinfer.core.plan import Row, StepPlan
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.llm import LLM
+from roseinfer.runner.cuda_graphs import DecodeGraphs
+from roseinfer.runner.forward import EagerForward
+from roseinfer.runner.inputs import Columns
+from roseinfer.runner.model_runner import ModelRunner
+from roseinfer.runner.observed import ObservedRunner
+
+ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+class Recorder:
+    """Keeps the spans as paths, and the steps that begin and end."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.steps: list[str] = []
+        self._open: list[str] = []
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        assert phase in PHASES
+        self._open.append(phase)
+        self.paths.append("/".join(self._open))
+        try:
+            yield
+        finally:
+            assert self._open.pop() == phase
+
+    def step_begins(self, plan: StepPlan) -> None:
+        self.steps.append(f"begin {plan.step}")
+
+    def step_ends(self, plan: StepPlan) -> None:
+        self.steps.append(f"end {plan.step}")
+
+    def close(self) -> None:
+        self.steps.append("close")
+
+
+def texts(recorder: Recorder | None, **options) -> list[str]:
+    with LLM("tiny", observer=recorder, **ENGINE, **options) as llm:
+        return [completion.text for completion in llm.generate(["def add(", "import"], PARAMS)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_phase_of_every_step(overlap):
+    """With two steps in flight on a CPU the runner works in a thread: only there do phases come in one order."""
+    recorder = Recorder()
+    assert texts(recorder, overlap=overlap) == texts(None)
+    begun = [step for step in recorder.steps if step.startswith("begin")]
+    assert len(begun) >= 6 and recorder.steps[-1] == "close"
+    assert len([step for step in recorder.steps if step.startswith("end")]) == len(begun)
+    if overlap:
+        return
+    counts = {path: recorder.paths.count(path) for path in set(recorder.paths)}
+    inside = {"submit/prepare", "submit/forward", "submit/forward/prepare"}
+    assert counts.keys() == {"plan", "submit", "sample", "collect", "commit", *inside}
+    assert counts["submit"] == counts["collect"] == counts["commit"] == counts["submit/prepare"] == len(begun)
+    assert counts["submit/forward/prepare"] >= 6
+
+
+class Inputs:
+    """Stands in for `CudaInputs`."""
+
+    __module__ = "roseinfer.runner.cuda_inputs"
+
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def stage_decodes(self, columns: Columns, bucket: int) -> None:
+        self._done.append(f"stage {bucket}")
+
+
+def test_what_captured_graphs_do_is_seen():
+    """`DecodeGraphs` as it is built for a GPU, with stand-ins for what touches one."""
+    done: list[str] = []
+    spec = SimpleNamespace(vocab_size=3)
+    model = SimpleNamespace(spec=spec, padded_vocab=4, dtype=torch.float32, device=torch.device("cpu"))
+    eager = EagerForward(model, None, None, lambda columns: done.append("prepare"))
+    graphs = DecodeGraphs(eager, model, None, None, Inputs(done), [1, 2])
+    graphs._graphs[1] = SimpleNamespace(replay=lambda: done.append("replay"))
+    recorder = Recorder()
+    runner = ModelRunner.__new__(ModelRunner)
+    runner._forward_pass = graphs
+    ObservedRunner(runner, recorder)
+    one, chunk = Row("a", 0, 4, 1, 1, True, 4, 0, ()), Row("b", 0, 0, 4, 1, True, 0, 0, ())
+    graphs.run(Columns.of([one]))
+    assert done == ["stage 1", "replay"] and recorder.paths == ["forward", "forward/prepare"]
+    with pytest.raises(AttributeError):  # nothing was prepared
+        graphs.run(Columns.of([chunk]))
+    assert done[2:] == ["prepare"] and recorder.paths[2:] == ["forward", "forward/prepare"]
+
+
+def test_a_phase_that_fails_is_left():
+    def fail(plan: StepPlan) -> None:
+        raise RuntimeError("out of order")
+
+    recorder = Recorder()
+    runner = ObservedRunner(SimpleNamespace(submit=fail), recorder)
+    with pytest.raises(RuntimeError, match="out of order"):
+        runner.submit(StepPlan(0, []))
+    with recorder.span("plan"):
+        assert recorder.paths[-1] == "plan"

@@ -1,0 +1,91 @@
+"""Hand-made states for policies with objectives: requests that wait or run, and a view of them."""
+
+from typing import Any
+
+from roseinfer.core.events import Admitted, Queued
+from roseinfer.core.request import Request, Status
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.sched.policy import Decision, Policy, View
+
+
+class State:
+    """Plays the scheduler for one policy."""
+
+    def __init__(self, policy: Policy, *, budget: int = 2048, seats: int = 64, free_blocks: int = 10_000) -> None:
+        self.policy = policy
+        self.now_s = 0.0
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self._budget, self._seats, self._free_blocks, self._step = budget, seats, free_blocks, 0
+
+    def wait(
+        self, name: str, prompt: int = 10, *, predicted: int = 100, tenant: str = "", **objectives: float
+    ) -> Request:
+        request = Request(
+            name,
+            [1] * prompt,
+            SamplingParams(max_tokens=1000),
+            slo=Slo(**objectives) if objectives else None,
+            predicted_len=predicted,
+            tenant=tenant,
+            arrival_s=self.now_s,
+        )
+        self.policy.observe(Queued(request))
+        self.waiting.append(request)
+        return request
+
+    def run(self, name: str, prompt: int = 10, *, first_s: float | None = None, **options: Any) -> Request:
+        """A request whose first token came at `first_s`: it decodes."""
+        request = self.wait(name, prompt, **options)
+        self.start(request)
+        request.planned = request.computed = prompt
+        request.tokens.append(1)
+        request.first_token_s = self.now_s if first_s is None else first_s
+        return request
+
+    def start(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.status, request.seat = Status.RUNNING, len(self.running)
+        self.policy.observe(Admitted(request.request_id, self.now_s, 0))
+
+    def begin(self) -> Decision:
+        self._step += 1
+        return self.policy.begin(
+            View(
+                now_s=self.now_s,
+                step=self._step,
+                free_seats=self._seats,
+                free_blocks=self._free_blocks,
+                block_size=16,
+                token_budget=self._budget,
+                max_model_len=4096,
+                running=self.running,
+                waiting=self.waiting,
+                uncached=lambda request: len(request.tokens),
+                can_start=lambda request: request.status is Status.WAITING,
+            )
+        )
+
+    def decode(self, decision: Decision) -> list[str]:
+        """Who decodes; gives each a token."""
+        names = []
+        for request in decision.select(self.running):
+            if request.remaining == 1 and request.planned >= request.prompt_len:
+                request.tokens.append(1)
+                request.planned = request.computed = len(request.tokens) - 1
+                names.append(request.request_id)
+        return sorted(names)
+
+    def admitted(self, decision: Decision) -> dict[str, int]:
+        """Who would start, with how many tokens."""
+        found = {}
+        for request in decision.order(self.waiting):
+            if not hasattr(decision.admit(request), "predicted_ttft_s"):
+                found[request.request_id] = decision.chunk(request, self._budget)
+        return found
+
+    def rejected(self, decision: Decision) -> dict[str, object]:
+        verdicts = {request.request_id: decision.admit(request) for request in decision.order(self.waiting)}
+        return {name: verdict for name, verdict in verdicts.items() if hasattr(verdict, "predicted_ttft_s")}

@@ -1,0 +1,90 @@
+"""The cost model learns a machine's shape and follows its speed."""
+
+import random
+
+import pytest
+
+from roseinfer.core.plan import Row
+from roseinfer.sched.cost import CostModel, CostParams, Work, work_of
+
+TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6)
+
+
+def draw(rng: random.Random) -> Work:
+    tokens = rng.choice([0, 0, rng.randrange(16, 2048)])
+    rows = rng.randrange(1, 200)
+    return Work(tokens, tokens * rng.randrange(1, 4000), rows, rows * rng.randrange(50, 2000))
+
+
+def error(model: CostModel, rng: random.Random, speed: float = 1.0) -> float:
+    """The largest relative error over 200 steps."""
+    works = [draw(rng) for _ in range(200)]
+    return max(abs(model.seconds(work) / (speed * TRUE.seconds(work)) - 1) for work in works)
+
+
+def teach(model: CostModel, steps: int, *, speed: float = 1.0, noise: float = 0.0, outliers: bool = False) -> None:
+    rng = random.Random(1)
+    for i in range(steps):
+        work = draw(rng)
+        seconds = speed * TRUE.seconds(work) * (1 + rng.gauss(0, noise))
+        model.observe(work, 40 * seconds if outliers and i % 50 == 49 else seconds)
+
+
+def test_features_of_a_plan() -> None:
+    rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ())]
+    assert work_of(rows) == Work(2, 5 + 6, 1, 10)
+    assert work_of([]) == Work()
+
+
+def test_it_learns_the_shape_from_a_poor_guess() -> None:
+    model = CostModel(CostParams(), trust=1.0)
+    assert error(model, random.Random(2)) > 0.5
+    teach(model, 600, noise=0.03)
+    assert error(model, random.Random(2)) < 0.05
+    assert model.rho == pytest.approx(1.0, abs=0.03), "the shape holds the speed, the corrector is at rest"
+
+
+def test_outliers_do_not_move_it() -> None:
+    model = CostModel(TRUE)
+    teach(model, 600, noise=0.03, outliers=True)
+    assert error(model, random.Random(2)) < 0.25
+
+
+@pytest.mark.parametrize("speed", [1.08, 1.2, 0.8])
+def test_it_follows_the_speed_of_the_machine(speed: float) -> None:
+    model = CostModel(TRUE)
+    teach(model, 200, speed=speed, noise=0.03)
+    assert error(model, random.Random(2), speed) < 0.05
+
+
+def test_without_the_fit_the_fast_corrector_alone_follows() -> None:
+    model = CostModel(TRUE, fit=False)
+    teach(model, 200, speed=1.2)
+    assert model.rho == pytest.approx(1.2, rel=0.02)
+    assert error(model, random.Random(2), 1.2) < 0.03
+
+
+def test_steps_that_never_vary_do_not_unlearn_what_they_do_not_show() -> None:
+    """A machine that decodes one request for an hour must still know what a prompt costs."""
+    model, rng = CostModel(TRUE), random.Random(4)
+    for i in range(60_000):
+        work = Work(100 if i % 1000 == 999 else 0, 0.0, 1, 100 + i % 500)
+        model.observe(work, TRUE.seconds(work) * (1 + abs(rng.gauss(0, 0.03))))
+    assert model.params.token_s == pytest.approx(TRUE.token_s, rel=0.15)
+    assert all(model._cov[i][i] > 0 for i in range(5))
+    busy = Work(1000, 0.0, 50, 20_000)
+    assert model.seconds(busy) == pytest.approx(TRUE.seconds(busy), rel=0.1)
+
+
+def test_coefficients_never_become_negative() -> None:
+    model = CostModel(TRUE, trust=1.0)
+    rng = random.Random(3)
+    for _ in range(400):
+        model.observe(Work(0, 0.0, rng.randrange(1, 64), 0), 0.001 * rng.random())
+    assert min(model.params.values()) >= 0
+
+
+def test_a_step_without_a_duration_teaches_nothing() -> None:
+    model = CostModel(TRUE)
+    model.observe(Work(1, 1.0, 1, 1), 0.0)
+    assert model.params == TRUE

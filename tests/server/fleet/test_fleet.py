@@ -1,0 +1,213 @@
+"""`roseinfer serve --api-workers 2`: real processes, seen from outside, and what happens when one of them dies."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.real_server import PATIENCE_S, RealServer, alive, children, until
+
+WORKERS = 2
+LONG: dict[str, Any] = {"model": "tiny", "prompt": "import os\n", "extra_body": {"ignore_eos": True}, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RealServer]:
+    with RealServer("--api-workers", str(WORKERS), "--max-num-queued-reqs", "6") as server:
+        yield server
+
+
+@pytest.fixture
+def fleet(shared: RealServer) -> Iterator[RealServer]:
+    """The shared server; every test leaves it idle, with all its workers."""
+    yield shared
+    until(lambda: len(shared.workers()) == WORKERS)
+    until(lambda: shared.fresh("/load").json() == {"server_load": 0})
+
+
+@pytest.fixture
+def own() -> Iterator[RealServer]:
+    """A server of the test's own, for it to end."""
+    with RealServer("--api-workers", str(WORKERS)) as server:
+        yield server
+
+
+class Streams:
+    """Streams that have begun, each on a connection of its own: as many on one worker as on the other."""
+
+    def __init__(self, server: RealServer, count: int, tokens: int = 300) -> None:
+        self._clients = [server.client() for _ in range(count)]
+        self.streams = [client.completions.create(**LONG, max_tokens=tokens) for client in self._clients]
+        for stream in self.streams:
+            next(stream)
+
+    def ends(self) -> list[str]:
+        """How each ended: its finish reason, or that of the failure."""
+        return [self._end(stream) for stream in self.streams]
+
+    def _end(self, stream: Any) -> str:
+        try:
+            return [chunk.choices[0].finish_reason for chunk in stream][-1] or "cut"
+        except openai.APIError as error:
+            return error.code or "cut"
+        except httpx.HTTPError:
+            return "cut"
+
+    def __enter__(self) -> "Streams":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def metric(server: RealServer, name: str, **labels: str) -> float:
+    """The sum of a metric, as the worker that happens to be asked knows it."""
+    lines = server.fresh("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith((name + "{", name + " "))]
+    fitting = [line for line in found if all(f'{key}="{value}"' in line for key, value in labels.items())]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in fitting)
+
+
+def test_all_workers_answer_and_each_knows_the_numbers_of_all(fleet: RealServer) -> None:
+    def counts() -> list[float]:
+        names = ("vllm:request_success_total", "vllm:generation_tokens_total", "vllm:request_prompt_tokens_count")
+        answers = metric(fleet, "http_requests_total", handler="/v1/completions", status="2xx")
+        return [answers, *(metric(fleet, name) for name in names)]
+
+    before = counts()
+    texts = set()
+    for i in range(6):
+        with fleet.client() as client:
+            answer = client.completions.create(model="tiny", prompt="def f(x):\n", max_tokens=8, temperature=0, seed=i)
+            texts.add(answer.choices[0].text)
+    assert len(texts) == 1, "the workers share one engine"
+    for _ in range(2 * WORKERS):
+        assert [now - then for now, then in zip(counts(), before, strict=True)] == [6, 6, 6 * 8, 6]
+    steps = metric(fleet, "vllm:iteration_tokens_total_count")
+    until(lambda: metric(fleet, "vllm:iteration_tokens_total_count") > max(steps, 1.0) or steps > 1)
+    assert {fleet.fresh("/v1/models").json()["data"][0]["id"] for _ in range(WORKERS)} == {"tiny"}
+
+
+def test_the_queue_is_that_of_the_whole_server(fleet: RealServer) -> None:
+    with Streams(fleet, 6) as streams:
+        assert fleet.fresh("/load").json() == {"server_load": 6}
+        for _ in range(2 * WORKERS):
+            assert fleet.fresh("/ready").json()["error"]["code"] == "queue_full"
+            with fleet.client() as late, pytest.raises(openai.InternalServerError) as refused:
+                late.completions.create(model="tiny", prompt="x", max_tokens=1)
+            assert refused.value.code == "queue_full"
+        refusals = metric(fleet, "vllm:admission_rejections_total", reason="max_num_queued_reqs")
+        assert refusals == 2 * WORKERS, "counted where they happened, told by whoever is asked"
+        assert streams.ends() == ["length"] * 6
+    until(lambda: fleet.fresh("/ready").status_code == 200)
+
+
+def test_a_worker_that_dies_takes_its_own_requests_with_it_and_is_replaced(fleet: RealServer) -> None:
+    done = metric(fleet, "vllm:request_success_total", finished_reason="length")
+    with Streams(fleet, 4, tokens=400) as streams:
+        victim = fleet.workers()[0]
+        os.kill(victim, signal.SIGKILL)
+        assert sorted(streams.ends()) == ["cut", "cut", "length", "length"]
+    until(lambda: len(fleet.workers()) == WORKERS and victim not in fleet.workers())
+    until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
+    assert metric(fleet, "vllm:kv_cache_usage_perc") == 0, "what the dead worker had asked for is aborted"
+    for _ in range(2 * WORKERS):
+        assert metric(fleet, "vllm:request_success_total", finished_reason="length") == done + 2
+    until(lambda: all(fleet.fresh("/ready").status_code == 200 for _ in range(WORKERS)))
+    with Streams(fleet, 4, tokens=5) as streams:
+        assert streams.ends() == ["length"] * 4
+    assert "API worker" in fleet.log() and "another takes its place" in fleet.log()
+
+
+def test_a_client_that_leaves_is_noticed(fleet: RealServer) -> None:
+    streams = Streams(fleet, 3, tokens=1200)
+    streams.__exit__()
+    until(lambda: metric(fleet, "roseinfer:requests_aborted_total", reason="disconnect") >= 3)
+    until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
+
+
+def terminate(server: RealServer) -> None:
+    server.process.send_signal(signal.SIGTERM)
+
+
+def interrupt_group(server: RealServer) -> None:
+    """What a terminal does on Ctrl-C."""
+    os.killpg(server.process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [terminate, interrupt_group])
+def test_all_workers_drain_together(own: RealServer, end: Callable[[RealServer], None]) -> None:
+    processes = children(own.process.pid)
+    with Streams(own, 1, tokens=800) as streams:  # so one worker is idle, and stays to say that there is no more
+        end(own)
+        until(lambda: own.fresh("/ready").json()["error"]["code"] == "draining")
+        for _ in range(2 * WORKERS):
+            assert own.fresh("/ready").json()["error"]["code"] == "draining"
+            assert own.fresh("/health").status_code == 200
+        with own.client() as late, pytest.raises(openai.InternalServerError) as refused:
+            late.completions.create(model="tiny", prompt="x")
+        assert refused.value.code == "draining"
+        assert streams.ends() == ["length"]
+    assert own.exit_code() == 0
+    assert len(processes) == WORKERS + 1 and not any(map(alive, processes))
+    assert own.left_behind() == []
+
+
+def test_a_second_signal_cuts_what_is_left(own: RealServer) -> None:
+    with Streams(own, 2, tokens=1200) as streams:
+        terminate(own)
+        until(lambda: own.fresh("/ready").json()["error"]["code"] == "draining")
+        terminate(own)
+        assert streams.ends() == ["draining"] * 2
+    assert own.exit_code() == 0
+    assert own.log().count("finish=abort") == 2
+
+
+def test_when_the_engine_dies_all_workers_say_so(own: RealServer) -> None:
+    with Streams(own, 4, tokens=1200) as streams:
+        os.kill(own.engine, signal.SIGKILL)
+        assert streams.ends() == ["engine_dead"] * 4
+    for path in ("/health", "/ready", "/health", "/ready"):
+        assert own.fresh(path).json()["error"]["code"] == "engine_unhealthy"
+    os.kill(own.workers()[0], signal.SIGKILL)
+    until(lambda: len(own.workers()) == WORKERS - 1)
+    assert own.fresh("/health").status_code == 503, "the other one still says so"
+    terminate(own)
+    assert own.exit_code() == 0
+
+
+def test_nobody_outlives_a_killed_manager(own: RealServer) -> None:
+    processes = children(own.process.pid)
+    with Streams(own, 2, tokens=1200) as streams:
+        own.process.kill()
+        own.process.wait(PATIENCE_S)
+        assert streams.ends() == ["cut"] * 2
+    until(lambda: not any(map(alive, processes)))
+    assert own.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--chat-template", "{template}"), "--chat-template: Expected an expression"),
+        (("--max-model-len", "100000"), "--max-model-len"),
+    ],
+)
+def test_what_keeps_a_worker_or_the_engine_from_starting_is_told(
+    tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% if %}")
+    given = [option.replace("{template}", str(template)) for option in options]
+    server = RealServer("--api-workers", str(WORKERS), *given)
+    code, log, left = server.exit_code(), server.log(), server.left_behind()
+    server.close()
+    *usage, reason = log.splitlines()
+    assert reason.startswith("roseinfer: error: ") and told in reason
+    assert (code, len(usage), left) == (2, 1, [])

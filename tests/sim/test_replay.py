@@ -1,0 +1,109 @@
+"""A recorded run, replayed: the same plans, and the same latencies, from the file alone."""
+
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.plan import StepPlan
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
+from roseinfer.engine.record import Recorder
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.cost import CostModel
+from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.scheduler import Scheduler
+from roseinfer.sim.machine import END, Machine, PricedRunner
+from roseinfer.sim.replay import read_recording, replay
+from roseinfer.sim.setups import SCORPIO_8B
+from roseinfer.sim.traces import read_trace
+from roseinfer.sim.workload import VOCAB, poisson
+
+MACHINE = SCORPIO_8B.machine
+
+
+def estimates() -> Estimates:
+    return Estimates(cost=CostModel(MACHINE.cost))
+
+
+def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, rate: float = 12.0) -> list[StepPlan]:
+    """A run with a noisy machine, a host that takes its time between steps, late arrivals and aborts."""
+    clock, recorder, rng = ManualClock(), Recorder(path), random.Random(0)
+    priced = PricedRunner(machine, clock)
+    plans: list[StepPlan] = []
+    submit = priced.submit
+    priced.submit = lambda plan: plans.append(plan) or submit(plan)
+    kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=False)
+    policy = make_policy(scheduler, estimates())
+    bare = EngineCore(
+        Scheduler(scheduler, kv, policy, machine.max_model_len),
+        recorder.runner(priced),
+        clock,
+        depth=2 if scheduler.overlap else 1,
+        eos_ids=(END,),
+        vocab_size=VOCAB,
+    )
+    core = recorder.core(bare, clock)
+    arrivals = SCORPIO_8B.mix.requests(poisson(rate, 150, 0), 0)
+    number = 0
+    while number < len(arrivals) or core.busy:
+        if not core.busy:
+            clock.advance(max(0.0, arrivals[number].at_s - clock.now()))
+        while number < len(arrivals) and arrivals[number].at_s <= clock.now():
+            arrival = arrivals[number]
+            add = Add(str(number), list(arrival.prompt_ids), SamplingParams(max_tokens=900), arrival_s=arrival.at_s)
+            add.slo, add.predicted_len = arrival.slo, arrival.predicted_len
+            core.add(add)
+            priced.expect(f"{number}:0", len(arrival.prompt_ids), arrival.output_len)
+            number += 1
+        if rng.random() < 0.01:
+            core.abort([f"{rng.randrange(150)}:0"])
+        core.step()
+        clock.advance(rng.random() * 0.002)
+    core.close()
+    return plans
+
+
+@pytest.mark.parametrize("policy", ["fifo", "scorpio", "slack"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_replay_makes_the_same_plans(tmp_path: Path, policy: str, overlap: bool) -> None:
+    scheduler = SchedulerConfig(scheduling_policy=policy, overlap=overlap, max_num_seqs=64)
+    file = tmp_path / "run.jsonl"
+    plans = record(file, scheduler)
+    recording = read_recording(str(file))
+    again = replay(recording, scheduler, MACHINE, estimates=estimates())
+    assert [rows for rows in again.plans if rows] == [[(r[0], r[2], r[3]) for r in plan.rows] for plan in plans]
+    assert again.plans == recording.plans
+    ends = {name: end for name, end in recording.ends.items() if end.ttft_s is not None}
+    assert again.ttft_s == {name: pytest.approx(end.ttft_s) for name, end in ends.items()}
+    assert again.latency_s == {name: pytest.approx(end.latency_s) for name, end in ends.items()}
+
+
+def test_another_policy_on_the_same_recording_makes_other_plans(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    record(file, SchedulerConfig(scheduling_policy="fifo"))
+    recording = read_recording(str(file))
+    assert replay(recording, SchedulerConfig(scheduling_policy="scorpio"), MACHINE).plans != recording.plans
+
+
+def test_a_recorded_run_is_a_trace(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    record(file, SchedulerConfig(scheduling_policy="fifo"))
+    lines = read_trace(str(file))
+    wanted = SCORPIO_8B.mix.requests(poisson(12.0, 150, 0), 0)
+    assert len(lines) > 140
+    prompts = statistics.median(len(arrival.prompt_ids) for arrival in wanted)
+    assert statistics.median(line.prompt_len for line in lines) == pytest.approx(prompts, rel=0.1)
+    assert lines[-1].at_s == pytest.approx(wanted[-1].at_s - wanted[0].at_s, abs=2.0)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.jsonl").write_text('{"a": 1}\n')
+    for name in ("no.jsonl", "none.jsonl"):
+        with pytest.raises(ConfigError, match=name):
+            read_recording(str(tmp_path / name))

@@ -1,0 +1,185 @@
+"""Policies against loads, and what is said of them."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from roseinfer import cli
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.slo import Slo
+from roseinfer.sched.cost import CostParams
+from roseinfer.sim.arrivals import AtRate
+from roseinfer.sim.config import SweepConfig, WorkloadConfig
+from roseinfer.sim.machine import Machine
+from roseinfer.sim.report import jain, percentiles, summarise
+from roseinfer.sim.setups import SCORPIO_8B
+from roseinfer.sim.simulator import Lifetime, Simulation, simulate
+from roseinfer.sim.sweep import Load, Sweep, contender, find_capacity, run_sweep
+from roseinfer.sim.workload import Arrival, poisson
+
+SLO = Slo(1.0, 0.1, class_name="a")
+
+
+def life(ttft_s: float, tpot_s: float, tokens: int = 11, reason: FinishReason = FinishReason.STOP) -> Lifetime:
+    times = [ttft_s + i * tpot_s for i in range(tokens)]
+    return Lifetime(0.0, SLO, tokens, "", times, reason)
+
+
+def at(rate: float, requests: int = 300) -> Load:
+    return Load(rate, AtRate(WorkloadConfig(num_requests=requests), SCORPIO_8B, rate))
+
+
+def sweep(*policies: str, rate: float = 15.0, requests: int = 300, **options: object) -> list[dict]:
+    loads = [at(rate, requests)]
+    return run_sweep(Sweep(SCORPIO_8B.machine, loads, policies, SCORPIO_8B.scheduler, jobs=1, **options))
+
+
+def test_good_is_finished_and_in_time_on_both_counts() -> None:
+    assert life(0.9, 0.099).good
+    assert not life(1.1, 0.099).good
+    assert not life(0.9, 0.101).good
+    assert not life(0.9, 0.05, reason=FinishReason.TIMEOUT).good
+    assert life(0.9, 0.0, tokens=1).good
+    assert not Lifetime(0.0, SLO, 5, "", [], FinishReason.REJECTED).good
+
+
+def test_a_summary_counts_the_rejected_in_the_denominator() -> None:
+    lives = [life(0.5, 0.05), life(0.5, 0.2), Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED)]
+    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0, policy_s=1e-3))
+    assert found["adherence"] == pytest.approx(1 / 3)
+    assert found["rejected"] == pytest.approx(1 / 3)
+    assert found["accepted_missed"] == pytest.approx(1 / 2)
+    assert (found["goodput_req_s"], found["goodput_window_req_s"]) == (1 / 8, 1 / 4)
+    assert found["offered_req_s"] == 3 / 4
+    assert found["tpot_ms"]["p50"] == pytest.approx(125.0)
+    assert found["longest_gap_ms"] == pytest.approx(200.0)
+    assert found["scheduler_us_per_step"] == pytest.approx(100.0)
+    assert found["false_rejected"] is None
+
+
+def test_percentiles_and_fairness() -> None:
+    assert percentiles([1.0, 2.0, 3.0], 1.0) == {"p50": 2.0, "p95": pytest.approx(2.9), "p99": pytest.approx(2.98)}
+    assert percentiles([]) == {"p50": None, "p95": None, "p99": None}
+    assert jain([1.0, 1.0]) == 1.0
+    assert jain([1.0, 0.0]) == 0.5
+
+
+def test_every_policy_sees_the_same_arrivals() -> None:
+    arrivals = at(7.0).arrivals
+    assert arrivals(0) == arrivals(0)
+    assert arrivals(0) != arrivals(1)
+
+
+def test_the_order_of_the_policies_past_saturation() -> None:
+    """The shape of the published curves: fcfs collapses, SCORPIO's guards hold, mixed steps beat them, slack all."""
+    found = {point["policy"]: point for point in sweep("fifo", "scorpio", "scorpio-tuned", "slack", requests=500)}
+    adherence = {name: point["adherence"] for name, point in found.items()}
+    assert adherence["fifo"] < adherence["scorpio"]
+    assert adherence["scorpio"] + 0.05 < adherence["scorpio-tuned"]
+    assert adherence["scorpio-tuned"] + 0.02 < adherence["slack"]
+    assert found["slack"]["accepted_missed"] <= 0.02
+
+
+def test_below_saturation_slack_loses_nothing_where_scorpio_does() -> None:
+    found = {point["policy"]: point["adherence"] for point in sweep("fifo", "scorpio", "slack", rate=4.0)}
+    assert found["slack"] >= found["fifo"] - 0.001
+    assert found["scorpio"] < 0.99
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_an_idle_machine_turns_nobody_away(rate: float) -> None:
+    assert sweep("slack", rate=rate, requests=150)[0]["adherence"] == 1.0
+
+
+def test_a_machine_whose_steps_are_short_of_the_objectives_loses_nothing_to_skipping() -> None:
+    """Half of a TPOT objective decodes all: who is ahead by one token must not sit out, or steps become many."""
+    machine = Machine(CostParams(4.4e-3, 27e-6, 0.0, 12e-6, 31e-9), noise=0.03, prefix_caching=False)
+    rng, classes = random.Random(0), [Slo(0.13, 0.008), Slo(0.8, 0.008), Slo(0.27, 0.013), Slo(2.0, 0.013)]
+    arrivals = []
+    for at_s in poisson(25.0, 300, 0):
+        output = rng.randint(32, 256)
+        arrivals.append(Arrival(at_s, [1] * rng.randint(64, 512), output, rng.choice(classes), output))
+    for overlap in (False, True):
+        config = SchedulerConfig(scheduling_policy="slack", overlap=overlap)
+        lives = simulate(arrivals, config, machine).lifetimes
+        assert sum(life.good for life in lives) / 300 > 0.98
+
+
+def test_a_slower_machine_than_the_model_believes_costs_little() -> None:
+    arrivals = SCORPIO_8B.mix.requests(poisson(11.0, 600, 0), 0)
+    config = SchedulerConfig(scheduling_policy="slack", **SCORPIO_8B.scheduler)
+    misjudged = SCORPIO_8B.machine.misjudged(1.08)
+    assert misjudged.cost.step_s == pytest.approx(1.08 * misjudged.belief.step_s)
+    right, wrong = (
+        sum(life.good for life in simulate(arrivals, config, machine).lifetimes) / 600
+        for machine in (SCORPIO_8B.machine, misjudged)
+    )
+    assert wrong > right - 0.02
+    assert right > 0.8
+
+
+def test_true_lengths_show_who_was_refused_without_need() -> None:
+    point = sweep("slack", false_rejects=True)[0]
+    assert 0 < point["false_rejected"] < point["rejected"]
+
+
+def test_the_best_setting_of_a_contender_counts() -> None:
+    point = sweep("sarathi", rate=6.0)[0]
+    assert point["setting"]["scheduling_policy"] == "sarathi"
+    assert point["setting"]["sarathi_token_budget"] in (256, 512, 1024, 2048)
+
+
+def test_names_of_contenders() -> None:
+    assert contender("slack-oracle") == (contender("slack")[0], "oracle")
+    assert contender("scorpio-tuned")[1] is None
+    with pytest.raises(ConfigError, match="policies"):
+        contender("lottery")
+
+
+def test_capacity_is_the_highest_rate_that_meets_the_target() -> None:
+    found = find_capacity(
+        Sweep(SCORPIO_8B.machine, [], [], SCORPIO_8B.scheduler, jobs=1), "slack", lambda r: at(r, 150), 0.9, steps=3
+    )
+    assert found.adherence >= 0.9
+    assert 6.0 < found.rate < 16.0
+    assert set(found.reasons) == {"1", "2", "3", "4", "5", "6"}
+    assert found.tight == max(found.reasons, key=found.reasons.__getitem__)
+
+
+def test_options_out_of_range() -> None:
+    assert SweepConfig(rates="5, 7.5").rate_list == [5.0, 7.5]
+    for rates in ("a", "-1", "0", "nan"):
+        with pytest.raises(ConfigError, match="rates"):
+            _ = SweepConfig(rates=rates).rate_list
+    with pytest.raises(ConfigError, match="target"):
+        SweepConfig(target=1.0)
+
+
+def test_the_command_compares_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "out.json"
+    flags = "--setup scorpio-8b --policies fifo,slack --rates 5,15 --requests 60 --seeds 2 --jobs 1"
+    assert cli.main(["simulate", *flags.split(), "--json", str(file)]) == 0
+    assert "adherence" in capsys.readouterr().out
+    points = json.loads(file.read_text())["points"]
+    assert [(point["policy"], point["rate"]) for point in points] == [
+        ("fifo", 5.0),
+        ("slack", 5.0),
+        ("fifo", 15.0),
+        ("slack", 15.0),
+    ]
+    wanted = (
+        "offered_req_s goodput_req_s goodput_window_req_s adherence rejected false_rejected classes ttft_ms tpot_ms "
+        "itl_ms good_tok_s fairness scheduler_us_per_step seeds"
+    )
+    assert all(set(wanted.split()) <= point.keys() for point in points)
+    assert len(points[0]["seeds"]) == 2
+
+
+def test_the_command_refuses_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--setup", "scorpio-8b", "--policies", "lottery", "--rates", "5"]) != 0
+    assert cli.main(["simulate", "--setup", "scorpio-8b", "--policies", "slack"]) != 0
+    assert "rates" in capsys.readouterr().err

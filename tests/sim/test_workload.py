@@ -1,0 +1,109 @@
+"""Arrivals: laws, processes, traces."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.sim.arrivals import make_arrivals
+from roseinfer.sim.config import WorkloadConfig
+from roseinfer.sim.setups import SCORPIO_8B
+from roseinfer.sim.traces import read_trace
+from roseinfer.sim.workload import bursts, gamma, poisson
+
+MIX = SCORPIO_8B.mix
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:17:03.9799600,4808,10\r\n"
+    "2023-11-16 18:17:04.0319600,110,27"
+)
+MOONCAKE = [
+    {"timestamp": 3000, "input_length": 1030, "output_length": 52, "hash_ids": [46, 47, 48]},
+    {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [46, 99]},
+]
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in zip([0.0, *times], times, strict=False)]
+
+
+@pytest.mark.parametrize("cv", [1.0, 4.0])
+def test_gaps_have_the_rate_and_the_variation_asked_for(cv: float) -> None:
+    found = gaps(gamma(8.0, 20_000, 0, cv) if cv != 1.0 else poisson(8.0, 20_000, 0))
+    assert statistics.fmean(found) == pytest.approx(1 / 8, rel=0.1)
+    assert statistics.stdev(found) / statistics.fmean(found) == pytest.approx(cv, rel=0.1)
+
+
+def test_bursts_keep_the_mean_and_alternate() -> None:
+    times = bursts(10.0, 20_000, 0, period_s=20.0)
+    assert len(times) / times[-1] == pytest.approx(10.0, rel=0.05)
+    assert all(at % 20.0 < 10.0 for at in times)
+
+
+def test_lengths_follow_the_law_and_its_bounds() -> None:
+    arrivals = MIX.requests([0.0] * 5000, 0)
+    prompts = [len(arrival.prompt_ids) for arrival in arrivals]
+    outputs = [arrival.output_len for arrival in arrivals]
+    assert min(prompts) >= 4 and max(prompts) <= 1024
+    assert max(len(arrival.prompt_ids) + arrival.output_len for arrival in arrivals) <= 2048
+    assert statistics.median(prompts) == pytest.approx(70, rel=0.1)
+    assert statistics.median(outputs) == pytest.approx(260, rel=0.1)
+
+
+def test_predictions_err_as_much_as_the_published_predictor() -> None:
+    arrivals = MIX.requests([0.0] * 5000, 0)
+    errors = [arrival.predicted_len - arrival.output_len for arrival in arrivals if arrival.output_len > 300]
+    assert statistics.fmean(error**2 for error in errors) ** 0.5 == pytest.approx(195, rel=0.1)
+    assert min(arrival.predicted_len for arrival in arrivals) == 8
+
+
+def test_classes_are_drawn_uniformly_and_requests_do_not_depend_on_the_times() -> None:
+    arrivals = MIX.requests([0.0] * 6000, 0)
+    counts = [sum(arrival.slo.class_name == str(i + 1) for arrival in arrivals) for i in range(6)]
+    assert all(count == pytest.approx(1000, rel=0.15) for count in counts)
+    other = MIX.requests([float(i) for i in range(6000)], 0)
+    assert [a.output_len for a in arrivals] == [a.output_len for a in other]
+
+
+def test_an_azure_trace(tmp_path: Path) -> None:
+    file = tmp_path / "azure.csv"
+    file.write_text(AZURE, newline="")
+    lines = read_trace(str(file))
+    assert [(line.prompt_len, line.output_len) for line in lines] == [(4808, 10), (110, 27)]
+    assert lines[1].at_s == pytest.approx(0.052)
+    assert read_trace(str(file), speed=2.0)[1].at_s == pytest.approx(0.026)
+    assert len(read_trace(str(file), seconds=0.01)) == 1
+
+
+def test_a_mooncake_trace_shares_prefixes_where_its_blocks_do(tmp_path: Path) -> None:
+    file = tmp_path / "mooncake.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in MOONCAKE))
+    first, second = read_trace(str(file))
+    assert (first.prompt_len, second.prompt_len) == (600, 1030)
+    assert 0.0 < second.at_s < 6.0
+    a, b = first.prompt_ids(1000), second.prompt_ids(1000)
+    assert (len(a), len(b)) == (600, 1030)
+    assert a[:512] == b[:512] and a[512:600] != b[512:600]
+
+
+def test_trace_times_come_with_the_setups_lengths_unless_asked(tmp_path: Path) -> None:
+    file = tmp_path / "azure.csv"
+    file.write_text(AZURE, newline="")
+    workload = WorkloadConfig(workload="trace", trace=str(file))
+    assert [len(a.prompt_ids) for a in make_arrivals(workload, SCORPIO_8B)] != [4808, 110]
+    own = WorkloadConfig(workload="trace", trace=str(file), trace_lengths=True)
+    assert [(len(a.prompt_ids), a.output_len) for a in make_arrivals(own, SCORPIO_8B)] == [(110, 27)], "4808 do not fit"
+    assert [len(a.prompt_ids) for a in make_arrivals(own)] == [4808, 110]
+
+
+def test_unreadable_traces_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no file"):
+        read_trace(str(tmp_path / "none.csv"))
+    for name, text in (("a.csv", "a,b\n1,2\n"), ("b.jsonl", "{}\n"), ("c.jsonl", "")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=name):
+            read_trace(str(tmp_path / name))
+    with pytest.raises(ConfigError, match="go together"):
+        WorkloadConfig(workload="trace")
