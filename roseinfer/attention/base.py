@@ -1,6 +1,7 @@
 """The one interface of every attention implementation."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -23,4 +24,17 @@ class AttentionBackend(Protocol):
         Query head h reads KV head h // (heads / kv_heads). Returns [T, heads * D]. Slots of -1 are not written. Each
         row sees its own blocks up to its query's position and nothing else.
         """
+        ...
+
+
+@runtime_checkable
+class PlannedAttention(AttentionBackend, Protocol):
+    """A backend whose host divides the work of a captured decode step anew before each replay."""
+
+    def begin_graph(self, batch: ForwardBatch, store: KVStore) -> None:
+        """`begin` for a step of decodes that is captured; called once before the capture and once within."""
+        ...
+
+    def plan_graph(self, rows: int, context_lens: Sequence[int]) -> None:
+        """Before each replay of the step captured with `rows` rows, of which the first have these contexts."""
         ...

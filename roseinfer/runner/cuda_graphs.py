@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.base import AttentionBackend, PlannedAttention
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Forwarded, ForwardPass
@@ -41,6 +41,7 @@ class DecodeGraphs:
         self._others = others
         self._model = model
         self._attention = attention
+        self._planned = attention if isinstance(attention, PlannedAttention) else None
         self._store = store
         self._inputs = inputs
         self._buckets = buckets
@@ -67,11 +68,16 @@ class DecodeGraphs:
             return self._others.run(columns)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
         sample_at = self._inputs.stage_decodes(columns, bucket)
+        if self._planned is not None:
+            self._planned.plan_graph(bucket, [start + 1 for start in columns.start])
         self._graphs[bucket].replay()
         return Forwarded(logits=self._logits[:num_rows, : self._model.spec.vocab_size], sample_at=sample_at)
 
     def _launch(self, bucket: int) -> None:
         batch = self._inputs.decode_batch(bucket)
-        self._attention.begin(batch, self._store)
+        if self._planned is not None:
+            self._planned.begin_graph(batch, self._store)
+        else:
+            self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
         self._model.logits(hidden, out=self._logits[:bucket])
