@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from roseinfer.calibration.config import Grid
 from roseinfer.core.errors import RoseinferError
@@ -72,13 +73,14 @@ class Sweep:
         self._rng = random.Random(self.seed)
         cells = [(rows, context) for context in self.grid.contexts for rows in (0, *self.grid.rows)]
         fitting = [cell for cell in cells if self._fits(*cell)]
+        self._rng.shuffle(fitting)  # a while in which the machine is slow hits cells of all kinds
         if not fitting:
             raise CalibrationError("no step of the grid fits the engine's seats, context and KV cache")
         scheduler = self.core.scheduler
         policy = scheduler.policy
         scheduler.policy = watch = Watch(policy)
         try:
-            self._cell(watch, *fitting[min(1, len(fitting) - 1)])
+            self._cell(watch, *sorted(fitting)[len(fitting) // 2])
             watch.samples.clear()
             for number, (rows, context) in enumerate(fitting):
                 self._cell(watch, rows, context)
@@ -87,9 +89,14 @@ class Sweep:
             scheduler.policy = policy
         return watch.samples
 
+    @property
+    def _growth(self) -> int:
+        """About how many tokens a request gets while a cell lasts; a prompt that passes by takes a step or two."""
+        return (self.grid.repeats + 1) * (1 + 4 * len(self.grid.prompts))
+
     def _fits(self, rows: int, context: int) -> bool:
         grid = self.grid
-        grown = context + grid.repeats * (1 + 4 * len(grid.prompts)) + 2
+        grown = context + self._growth
         wanted = rows * grown + context + min(grid.prompts)
         return (
             rows < self.bounds.max_num_seqs
@@ -101,32 +108,37 @@ class Sweep:
         prompts = [self._prompt(context) for _ in range(max(1, rows))]
         decoding = [self._add(ids, self._most(context)) for ids in prompts[:rows]]
         self._await_first_tokens(set(decoding))
-        if not rows:
-            self._pass_by(prompts[0])  # into the prefix cache
-        watch.on = True
-        for _ in range(self.grid.repeats if rows else 0):
-            self.core.step()
+        if rows:
+            self._repeat(watch, self.core.step)
+        else:
+            self._pass_by(prompts[0], 0)  # into the prefix cache
         for length in self.grid.prompts:
             for beginning in ([], prompts[0]):
                 if self._has_room(rows, context, len(beginning) + length):
-                    for _ in range(self.grid.repeats):
-                        self._pass_by(beginning + self._prompt(length))
-        watch.on = False
+                    self._repeat(watch, partial(self._pass_by, beginning, length))
         self.core.abort(decoding)
         while self.core.busy:
             self.core.step()
 
+    def _repeat(self, watch: Watch, act: Callable[[], object]) -> None:
+        """Once without notice: the first step of a kind also pays for what is kept for the next ones."""
+        act()
+        watch.on = True
+        for _ in range(self.grid.repeats):
+            act()
+        watch.on = False
+
     def _has_room(self, rows: int, context: int, length: int) -> bool:
-        held = rows * (context + self.grid.repeats * (1 + 4 * len(self.grid.prompts)))
+        held = rows * (context + self._growth)
         return length < self.bounds.max_model_len and held + length <= KV_SHARE * self.bounds.kv_tokens
 
     def _most(self, context: int) -> int:
         """They are aborted, so they may have all that is left of the context."""
         return min(self.bounds.max_model_len, self.bounds.kv_tokens) - context
 
-    def _pass_by(self, prompt_ids: list[int]) -> None:
-        """One prompt, until its first and only token is there."""
-        self._await_first_tokens({self._add(prompt_ids, 1)})
+    def _pass_by(self, beginning: list[int], length: int) -> None:
+        """One prompt, `beginning` and `length` tokens of its own, until its first and only token is there."""
+        self._await_first_tokens({self._add(beginning + self._prompt(length), 1)})
 
     def _prompt(self, length: int) -> list[int]:
         vocab_size = self.bounds.vocab_size

@@ -35,7 +35,8 @@ def rehearse(
     if length < room:
         decode = [_row(seat, length, 1) for seat in range(rows)]
         _run(runner, StepPlan(1, decode, num_tokens=rows))
-    copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 else []
+    # Only a GPU has a kernel for it to compile.
+    copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 and seats.device.type == "cuda" else []
     _run(runner, StepPlan(2, [], copies=copies, released=list(range(rows))))
 
 
