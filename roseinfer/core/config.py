@@ -48,7 +48,7 @@ class ModelConfig:
         "auto = triton on a GPU, torch on a CPU",
         choices=("auto", "triton", "flashinfer", "torch"),
     )
-    enforce_eager: bool = option(False, "launch every kernel of a decode step instead of replaying CUDA graphs")
+    enforce_eager: bool = option(False, "launch the kernels of a step one by one instead of replaying CUDA graphs")
     seed: int = option(0, "seeds dummy weights and the requests that bring no seed")
     threads: int | None = option(None, "CPU threads of the engine; default: all cores")
 
