@@ -13,8 +13,8 @@ from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.flashinfer_rows import KV, ChunkRows, DecodeRows, Geometry, GraphRows, PromptKernel
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
+from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.core.errors import ConfigError
-from roseinfer.kernels.heads import store_heads
 from roseinfer.kernels.page_list import PageList
 from roseinfer.kernels.triton_support import cdiv
 from roseinfer.layers.heads import HeadTransform
@@ -93,7 +93,7 @@ class FlashInferAttention:
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         kv = self._layers[layer]
-        _store(qkv, heads, kv, self._batch)
+        store_qkv(qkv, heads, kv, self._batch)
         tokens = qkv.shape[0]
         q = qkv.view(tokens, heads.heads + 2 * heads.kv_heads, heads.head_dim)[:, : heads.heads]
         out = qkv.new_empty((tokens, heads.heads, heads.head_dim))
@@ -114,21 +114,3 @@ class FlashInferAttention:
             blocks = shape.max_rows * cdiv(shape.max_model_len, shape.block_size)
             self._graph_pages = PageList.empty(shape.max_rows, blocks, shape.device)
         return self._graph_pages
-
-
-def _store(qkv: torch.Tensor, heads: HeadTransform, kv: KV, batch: ForwardBatch) -> None:
-    """Norm and turn queries in place, keys on their way into the cache with the values."""
-    norms, rotary = heads.norms, heads.rotary
-    store_heads(
-        qkv,
-        heads.heads,
-        heads.kv_heads,
-        heads.head_dim,
-        *kv,
-        batch.slots,
-        batch.positions,
-        cos_sin=None if rotary is None else rotary.cos_sin,
-        q_weight=None if norms is None else norms.query,
-        k_weight=None if norms is None else norms.key,
-        eps=0.0 if norms is None else norms.eps,
-    )

@@ -8,8 +8,8 @@ import torch
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
+from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
-from roseinfer.kernels.heads import store_heads
 from roseinfer.kernels.prefill_attention import (
     SMALL_STEP,
     PrefillConfig,
@@ -82,25 +82,11 @@ class TritonAttention:
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "begin comes before forward"
-        k_cache, v_cache = self._caches[layer]
-        norms, rotary = heads.norms, heads.rotary
-        store_heads(
-            qkv,
-            heads.heads,
-            heads.kv_heads,
-            heads.head_dim,
-            k_cache,
-            v_cache,
-            batch.slots,
-            batch.positions,
-            None if rotary is None else rotary.cos_sin,
-            None if norms is None else norms.query,
-            None if norms is None else norms.key,
-            0.0 if norms is None else norms.eps,
-        )
+        kv = self._caches[layer]
+        store_qkv(qkv, heads, kv, batch)
         q = qkv.view(qkv.shape[0], -1, heads.head_dim)[:, : heads.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._attend(q, k_cache, v_cache, out, heads.head_dim**-0.5)
+        self._attend(q, *kv, out, heads.head_dim**-0.5)
         return out.view(q.shape[0], -1)
 
     def _attend(

@@ -17,7 +17,12 @@ _ON = {"OVERLAP": True, "launch_pdl": True}
 
 def options(device: torch.device) -> dict[str, Any]:
     """Launch options of a kernel with a constant `OVERLAP` that begins by waiting."""
-    return _ON if device.type == "cuda" and _capable(device.index or 0) else _OFF
+    return _ON if capable(device) else _OFF
+
+
+def capable(device: torch.device) -> bool:
+    """Whether kernels can start early there."""
+    return device.type == "cuda" and _capable(device.index or 0)
 
 
 @cache

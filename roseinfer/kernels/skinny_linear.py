@@ -10,11 +10,11 @@ nothing, and only then waits for its input.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels import early_start
 from roseinfer.kernels.skinny_configs import SkinnyConfig, choose_config, rule
 from roseinfer.kernels.skinny_kernel import skinny_kernel
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
@@ -122,7 +122,7 @@ def skinny_linear(
     if config is None:
         shape = (bucket, weight.shape[0], in_features, gated)
         config = choose_config(*shape) or rule(*shape)
-    overlap = overlap and x.is_cuda and _can_overlap(x.device.index)
+    overlap = overlap and early_start.capable(x.device)
     prefetch = min(config.prefetch, in_features) if overlap and in_features % 8 == 0 else 0
     absent = weight  # stands for a pointer that is not read
     skinny_kernel[(cdiv(width, config.block_n),)](
@@ -159,8 +159,3 @@ def skinny_linear(
         **({"launch_pdl": True} if overlap else {}),
     )
     return out
-
-
-@cache
-def _can_overlap(device_index: int) -> bool:
-    return torch.cuda.get_device_capability(device_index) >= (9, 0)

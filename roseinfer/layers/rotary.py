@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from roseinfer.kernels.heads import cos_sin_table
+
 
 class Angles(NamedTuple):
     """cos and sin, [T, 1, D] float32, over both halves of a head; the first half of `sin` is negated."""
@@ -37,9 +39,7 @@ class Rotary:
         self._angles: Angles | None = None
         self.cos_sin: torch.Tensor | None = None
         if frequencies.is_cuda:
-            positions = torch.arange(longest, dtype=torch.float32, device=frequencies.device)
-            angle = positions[:, None] * frequencies
-            self.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)
+            self.cos_sin = cos_sin_table(frequencies, longest)
 
     def angles(self, positions: torch.Tensor) -> Angles:
         """positions: [T] int64. The last answer is kept: all layers of a step ask for the same."""

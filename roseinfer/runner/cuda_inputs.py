@@ -66,7 +66,7 @@ class CudaInputs:
             context_lens=context_lens,
             max_query=max(columns.count),
             max_context=max(context_lens),
-            num_decodes=columns.count.count(1),
+            num_decodes=columns.num_decodes,
         )
         return Prepared(batch, tail.sample_at(on_device))
 
@@ -94,7 +94,7 @@ class CudaInputs:
         num_tokens, width = sum(columns.count), _width(rows)
         host = self.staging.fill()
         context_lens = self._write_rows(host, columns, width)
-        decodes = columns.count.count(1)
+        decodes = columns.num_decodes
         host[DECODE_LEN * width : FIELDS * width] = 0
         host[DECODE_LEN * width : DECODE_LEN * width + decodes] = context_lens[:decodes]
         tokens_at, map_at, tail_at = _mixed_sections(width, bucket, chunks)

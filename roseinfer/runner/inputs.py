@@ -32,6 +32,11 @@ class Columns:
     table_from: tuple[int, ...]
     new_blocks: tuple[tuple[int, ...], ...]
 
+    @property
+    def num_decodes(self) -> int:
+        """Rows of one token."""
+        return self.count.count(1)
+
     @classmethod
     def of(cls, rows: list[Row]) -> "Columns":
         order: list[int] | range = range(len(rows))
@@ -104,7 +109,7 @@ def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) ->
         context_lens=context_lens,
         max_query=max(columns.count),
         max_context=max(context_lens),
-        num_decodes=columns.count.count(1),
+        num_decodes=columns.num_decodes,
     )
 
 

@@ -112,7 +112,7 @@ class MixedGraphs:
         return self._buckets[bisect_left(self._buckets, num_tokens)]
 
     def _map(self, columns: Columns, bucket: int) -> np.ndarray:
-        first = columns.count.count(1)
+        first = columns.num_decodes
         counts = columns.count[first:]
         return self._attention.map_chunks(bucket, first, counts, list(map(add, columns.start[first:], counts)))
 

@@ -1,0 +1,27 @@
+"""What every GPU backend does with a layer's projections before it attends."""
+
+import torch
+
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.kernels.heads import store_heads
+from roseinfer.layers.heads import HeadTransform
+
+
+def store_qkv(
+    qkv: torch.Tensor, heads: HeadTransform, kv: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch
+) -> None:
+    """Norm and turn queries in place, keys on their way into the cache with the values. kv: `KVStore.layer`."""
+    norms, rotary = heads.norms, heads.rotary
+    store_heads(
+        qkv,
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        *kv,
+        batch.slots,
+        batch.positions,
+        None if rotary is None else rotary.cos_sin,
+        None if norms is None else norms.query,
+        None if norms is None else norms.key,
+        0.0 if norms is None else norms.eps,
+    )
