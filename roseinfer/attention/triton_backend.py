@@ -1,6 +1,7 @@
 """Attention by this project's own kernels: one for rows that decode, one for prompt chunks."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ import torch
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
+from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
 from roseinfer.kernels.prefill_attention import (
@@ -28,8 +30,10 @@ _SHORT_CHUNKS = 32
 class TritonAttention:
     """`AttentionBackend` for CUDA GPUs.
 
-    Nothing waits for the device. A batch of decodes only, or one that brings its `chunk_map`, is read from the device
-    alone, so that it can be captured in a CUDA graph, `begin` included.
+    In a mixed step the chunks' kernel runs beside the decodes' (H200, heads as Qwen3-8B's: 60 decodes of 100 to 900
+    tokens and 128 tokens of a prompt take 48 us a layer instead of 57). Nothing waits for the device. A batch of
+    decodes only, or one that brings its `chunk_map`, is read from the device alone, so that it can be captured in a
+    CUDA graph, `begin` included.
     """
 
     def __init__(self, shape: AttentionShape) -> None:
@@ -40,6 +44,7 @@ class TritonAttention:
         self._workspace = DecodeWorkspace.allocate(
             config, shape.max_rows, shape.heads, shape.kv_heads, shape.head_dim, processors, shape.device
         )
+        self._side = SideStream(shape.device)
         self._prefill_config = self._config_for(1)
         self._block_map: torch.Tensor | None = None
         self._lengths: torch.Tensor | None = None
@@ -95,11 +100,15 @@ class TritonAttention:
         batch = self._batch
         assert batch is not None
         tables, rows, lengths = batch.tables, batch.table_rows, batch.context_len
+        mixed = bool(batch.num_decodes) and self._block_map is not None
+        with self._side.beside() if mixed else nullcontext():
+            if self._block_map is not None:
+                starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
+                prefill_attention(q, k_cache, v_cache, tables, rows, starts, lengths, out, blocks, scale, config)
         if batch.num_decodes:
             decode_attention(q, k_cache, v_cache, tables, rows, self._lengths, out, scale, self._workspace)
-        if self._block_map is not None:
-            starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
-            prefill_attention(q, k_cache, v_cache, tables, rows, starts, lengths, out, blocks, scale, config)
+        if mixed:
+            self._side.join()
 
     def _config_for(self, tokens: int) -> PrefillConfig:
         return choose_prefill_config(tokens, self._group, self._shape.head_dim, self._shape.dtype)

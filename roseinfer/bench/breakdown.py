@@ -51,7 +51,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel (on a CPU: an operator, without those it calls): seconds and calls of one step."""
+    """A kernel (on a CPU: an operator, without those it calls): seconds and calls of one step.
+
+    See `device_events` for kernels that overlap.
+    """
 
     name: str
     seconds: float
@@ -188,6 +191,8 @@ def _host_phases(clock: HostClock, step_s: float, steps: int) -> dict[str, float
 
 def _profiled(steps: Any, count: int, *, on_cuda: bool) -> list[Kernel]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    if on_cuda:
+        torch.cuda.synchronize()  # a step in flight would be seen in part
     with profile(activities=activities) as profiler:
         _advance(steps, count)
         if on_cuda:
@@ -205,12 +210,20 @@ def _trace_kernels(profiler: profile) -> dict[str, tuple[float, int]]:
 
 
 def device_events(events: Sequence[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Name -> (seconds, calls) of a GPU's work in the events of a trace, whose durations are in microseconds."""
+    """Name -> (seconds, calls) of a GPU's work in the events of a trace, which are in microseconds.
+
+    Of kernels that run at once, only the first to begin has the time: one that was started early, and waits for what it
+    reads, would count it twice. So the seconds add up to those in which the GPU works.
+    """
     found: defaultdict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for event in events:
-        if event.get("cat") in DEVICE_EVENTS:
-            seconds, calls = found[event["name"]]
-            found[event["name"]] = (seconds + event["dur"] * 1e-6, calls + 1)
+    over = 0.0
+    works = [event for event in events if event.get("cat") in DEVICE_EVENTS]
+    for event in sorted(works, key=lambda event: float(event["ts"])):
+        began = max(float(event["ts"]), over)
+        ended = max(float(event["ts"]) + float(event["dur"]), over)
+        seconds, calls = found[event["name"]]
+        found[event["name"]] = (seconds + (ended - began) * 1e-6, calls + 1)
+        over = ended
     return dict(found)
 
 

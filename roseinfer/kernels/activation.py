@@ -1,6 +1,7 @@
 """Activation functions of feed-forward layers, computed in float32 and rounded once.
 
-Names as in `ModelSpec`: "silu", "gelu" (with erf) and "gelu_tanh".
+Names as in `ModelSpec`: "silu", "gelu" (with erf) and "gelu_tanh". Products that fuse what follows them compute it with
+`activate`, too.
 """
 
 import torch
@@ -13,13 +14,15 @@ BLOCK = 1024  # elements of a program: 16 bytes of a 16-bit type for each of 128
 
 
 @triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
+def activate(x, ACTIVATION: tl.constexpr):
+    """x: float32; any other ACTIVATION, such as "none", leaves it as it is."""
     if ACTIVATION == "silu":
-        return x * tl.sigmoid(x)
+        x = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    else:  # 0.5 * (1 + tanh(z)) = sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3)
-        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # 0.5 * (1 + tanh(z)) = sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3)
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return x
 
 
 @triton.jit
@@ -34,13 +37,13 @@ def _gated_kernel(
     at = gate_up_ptr + row * stride + column
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
-    out = _activate(gate, ACTIVATION) * up
+    out = activate(gate, ACTIVATION) * up
     tl.store(out_ptr + row * N + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _pointwise_kernel(
-    x_ptr, bias_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    x_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
@@ -49,9 +52,7 @@ def _pointwise_kernel(
     inside = column < N
     at = x_ptr + row * stride + column
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    if bias_ptr is not None:
-        x += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(at, _activate(x, ACTIVATION).to(x_ptr.dtype.element_ty), mask=inside)
+    tl.store(at, activate(x, ACTIVATION).to(x_ptr.dtype.element_ty), mask=inside)
 
 
 def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
@@ -73,16 +74,13 @@ def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK, num_war
     return out
 
 
-def bias_gelu(
-    x: torch.Tensor, bias: torch.Tensor | None, activation: str, *, block: int = BLOCK, num_warps: int = 4
-) -> torch.Tensor:
-    """activation(x + bias), in place; returns x. x: [T, N], its rows may lie apart; bias: [N] or None for none."""
+def pointwise(x: torch.Tensor, activation: str, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
+    """activation(x), in place; returns x. x: [T, N], its rows may lie apart."""
     rows, width = x.shape
     assert x.stride(1) == 1
     if rows:
         _pointwise_kernel[(rows, cdiv(width, block))](
             x,
-            bias,
             x.stride(0),
             N=width,
             ACTIVATION=activation,
@@ -93,26 +91,18 @@ def bias_gelu(
     return x
 
 
-def gelu(x: torch.Tensor, activation: str, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
-    """activation(x), in place; returns x."""
-    return bias_gelu(x, None, activation, block=block, num_warps=num_warps)
-
-
 def gated_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     gate, up = gate_up.float().chunk(2, -1)
-    return (_activate_reference(gate, activation) * up).to(gate_up.dtype)
+    return (activate_reference(gate, activation) * up).to(gate_up.dtype)
 
 
-def bias_gelu_reference(x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-    shifted = x.float() if bias is None else x.float() + bias.float()
-    return x.copy_(_activate_reference(shifted, activation))
+def pointwise_reference(x: torch.Tensor, activation: str) -> torch.Tensor:
+    return x.copy_(activate_reference(x.float(), activation))
 
 
-def gelu_reference(x: torch.Tensor, activation: str) -> torch.Tensor:
-    return bias_gelu_reference(x, None, activation)
-
-
-def _activate_reference(x: torch.Tensor, activation: str) -> torch.Tensor:
+def activate_reference(x: torch.Tensor, activation: str | None) -> torch.Tensor:
+    if activation is None:
+        return x
     if activation == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -1,8 +1,6 @@
-"""Normalisation over the last dimension, alone or together with the residual addition before it.
+"""Normalisation over the last dimension, in float32 and rounded once.
 
-All arithmetic is float32 and rounded once. Where a residual is added, the sum is rounded to the residual's dtype and
-what was stored is normalised, so that the result is that of adding first and normalising afterwards, to the bit.
-One program normalises one row, which it reads once.
+One program normalises one row, which it reads once. Residuals are added by the products before (`CudaMatmul`).
 """
 
 import torch
@@ -17,17 +15,14 @@ MAX_WIDTH = 16384
 @triton.jit
 def _norm_kernel(
     x_ptr,
-    residual_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
     x_stride,
-    residual_stride,
     eps,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     CENTRED: tl.constexpr,
-    ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -36,11 +31,6 @@ def _norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < N
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        at = residual_ptr + row * residual_stride + column
-        total = (x + tl.load(at, mask=inside, other=0.0).to(tl.float32)).to(residual_ptr.dtype.element_ty)
-        tl.store(at, total, mask=inside)
-        x = total.to(tl.float32)
     if CENTRED:
         x = tl.where(inside, x - tl.sum(x, 0) / N, 0.0)
     scale = tl.rsqrt(tl.sum(x * x, 0) / N + eps)
@@ -52,43 +42,18 @@ def _norm_kernel(
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, num_warps: int | None = None) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight. x: [T, N], N <= 16384, its rows may lie apart; weight: [N]."""
-    return _launch(x, None, weight, None, eps, num_warps)
+    return _launch(x, weight, None, eps, num_warps)
 
 
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, num_warps: int | None = None
 ) -> torch.Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias; shapes as for `rms_norm`, bias: [N]."""
-    return _launch(x, None, weight, bias, eps, num_warps)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, num_warps: int | None = None
-) -> torch.Tensor:
-    """residual += x in place, then `rms_norm` of it. residual: [T, N], its rows may lie apart."""
-    return _launch(x, residual, weight, None, eps, num_warps)
-
-
-def add_layer_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    *,
-    num_warps: int | None = None,
-) -> torch.Tensor:
-    """residual += x in place, then `layer_norm` of it. residual: [T, N], its rows may lie apart."""
-    return _launch(x, residual, weight, bias, eps, num_warps)
+    return _launch(x, weight, bias, eps, num_warps)
 
 
 def _launch(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    num_warps: int | None,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, num_warps: int | None
 ) -> torch.Tensor:
     rows, width = x.shape
     assert width <= MAX_WIDTH and x.stride(1) == 1
@@ -97,17 +62,14 @@ def _launch(
     if rows:
         _norm_kernel[(rows,)](
             x,
-            residual,
             weight,
             bias,
             out,
             x.stride(0),
-            0 if residual is None else residual.stride(0),
             eps,
             N=width,
             BLOCK=block,
             CENTRED=bias is not None,
-            ADD=residual is not None,
             num_warps=num_warps or default_warps(block),
             **early_start.options(x.device),
         )
@@ -125,15 +87,3 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
-
-
-def add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    residual.add_(x)
-    return rms_norm_reference(residual, weight, eps)
-
-
-def add_layer_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    residual.add_(x)
-    return layer_norm_reference(residual, weight, bias, eps)

@@ -5,6 +5,7 @@ one for each warp, then rows, then columns of a slice; a batched product whose b
 the input, rows of the weight, columns.
 """
 
+from roseinfer.kernels.activation import activate
 from roseinfer.kernels.triton_support import tl, triton
 
 
@@ -74,18 +75,6 @@ def _fold(products):
     """Sum every 8 neighbouring columns, which one thread holds."""
     shape: tl.constexpr = [products.shape[0], products.shape[1], products.shape[2] // 8, 8]
     return tl.sum(tl.reshape(products, shape), 3)
-
-
-@triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == "silu":
-        x = x * tl.sigmoid(x)
-    elif ACTIVATION == "gelu_tanh":
-        # tanh(z) = 2 sigmoid(2z) - 1 and z = sqrt(2 / pi) (x + 0.044715 x^3)
-        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    elif ACTIVATION == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    return x
 
 
 @triton.jit
@@ -236,9 +225,9 @@ def skinny_kernel(
         result += bias[None, :]
     if GATED:
         gate, up = tl.split(tl.trans(tl.reshape(result, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
-        result = _activate(gate, ACTIVATION) * up
+        result = activate(gate, ACTIVATION) * up
     else:
-        result = _activate(result, ACTIVATION)
+        result = activate(result, ACTIVATION)
     if HAS_RESIDUAL:
         result += residual
     out_tile = out_ptr + m.to(tl.int64)[:, None] * stride_out + n[None, :]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
+from roseinfer.kernels.activation import activate_reference
 from roseinfer.kernels.skinny_configs import SkinnyConfig, choose_config, rule
 from roseinfer.kernels.skinny_kernel import skinny_kernel
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
@@ -59,21 +60,13 @@ def skinny_linear_reference(
     y = F.linear(x, weight, bias)
     if gated:
         gate, up = y.chunk(2, -1)
-        y = _activate_reference(gate, activation) * up
+        y = activate_reference(gate, activation) * up
     else:
-        y = _activate_reference(y, activation)
+        y = activate_reference(y, activation)
     if residual is not None:
         y = y + residual
     y = y.to(out_dtype or (x.dtype if out is None else out.dtype))
     return y if out is None else out.copy_(y)
-
-
-def _activate_reference(x: torch.Tensor, activation: str | None) -> torch.Tensor:
-    if activation is None:
-        return x
-    if activation == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def pays(rows: int, weight: torch.Tensor, gated: bool) -> bool:

@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.activation import gated, gelu
+from roseinfer.kernels.activation import gated, pointwise
 from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
-from roseinfer.layers.matmul import NOTHING_MORE, Epilogue, activate
+from roseinfer.layers.matmul import NOTHING_MORE, Epilogue
 from roseinfer.layers.norm import Norm
 
 
@@ -63,6 +63,4 @@ class CudaMatmul:
         activation = self._epilogue.activation
         if self._epilogue.gated:
             return gated(y, activation)
-        if activation in ("gelu", "gelu_tanh"):
-            return gelu(y, activation)
-        return activate(y, self._epilogue)
+        return y if activation is None else pointwise(y, activation)

@@ -82,7 +82,8 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
-        assembly = assemble(model, _shape(config, num_blocks, max_model_len, backend))
+        shape = _shape(config, num_blocks, max_model_len, backend)
+        assembly = assemble(model, shape)
     with _phase(startup_s, "warm-up"):
         on_cpu = device.type == "cpu"
         rows = min(2, config.scheduler.max_num_seqs) if on_cpu else config.scheduler.max_num_seqs
@@ -90,12 +91,12 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         rehearse(assembly.runner, assembly.seats, num_blocks, rows, tokens)
         if device.type == "cuda":  # products of few rows have kernels of their own
             for few in (1, 2, 4, 8, 16):
-                rehearse(assembly.runner, assembly.seats, num_blocks, 1, few)
+                rehearse(assembly.runner, assembly.seats, num_blocks, 1, min(few, shape.max_tokens))
     if assembly.graphs:
         with _phase(startup_s, "graphs"):
             assembly.capture()
             for params in (GREEDY, PLAIN, FILTERED, EDITED):
-                rehearse(assembly.runner, assembly.seats, num_blocks, 2, 8, (params,))
+                rehearse(assembly.runner, assembly.seats, num_blocks, 2, min(8, shape.max_tokens), (params,))
     facts = RunnerFacts(
         model_type=spec.architecture,
         max_model_len=max_model_len,

@@ -1,4 +1,7 @@
-"""Greedy output equals transformers' `generate`, for every family, with every feature of the engine in play."""
+"""Greedy output equals transformers' `generate`, for every family, with every feature of the engine in play.
+
+In float32; on a GPU where there is one, with its kernels and graphs.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -68,8 +71,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(path: Path, **options: object) -> EngineCore:
-    defaults = {"block_size": 4, "num_kv_blocks": 128, "max_num_seqs": 8, "dtype": "float32", "threads": 1}
-    return build_engine(make_engine_config(model=str(path), **{**defaults, **options}), path)[0]
+    pool = {"block_size": 4, "num_kv_blocks": 128}
+    steps = {"max_num_seqs": 8, "max_num_batched_tokens": 128}  # a GPU captures steps of every size up to these
+    options = {**pool, **steps, "dtype": "float32", "threads": 1, **options}
+    return build_engine(make_engine_config(model=str(path), **options), path)[0]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

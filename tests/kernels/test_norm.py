@@ -2,10 +2,6 @@ import pytest
 import torch
 
 from roseinfer.kernels.norm import (
-    add_layer_norm,
-    add_layer_norm_reference,
-    add_rms_norm,
-    add_rms_norm_reference,
     layer_norm,
     layer_norm_reference,
     rms_norm,
@@ -39,31 +35,6 @@ def test_norms(shape, dtype, device):
     torch.testing.assert_close(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6), **TOLERANCE[dtype])
     expected = layer_norm_reference(x, weight, bias, 1e-5)
     torch.testing.assert_close(layer_norm(x, weight, bias, 1e-5), expected, **TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_adding_first(shape, dtype, device):
-    x, residual = (rows_apart(*shape, dtype, device) for _ in range(2))
-    weight, bias = (torch.randn(shape[1], dtype=dtype, device=device) for _ in range(2))
-    for kernel, reference, norm, rest in (
-        (add_rms_norm, add_rms_norm_reference, rms_norm_reference, (weight, 1e-6)),
-        (add_layer_norm, add_layer_norm_reference, layer_norm_reference, (weight, bias, 1e-5)),
-    ):
-        updated, added = residual.clone(), residual.clone()
-        normed = kernel(x, updated, *rest)
-        torch.testing.assert_close(normed, norm(updated, *rest), **TOLERANCE[dtype])
-        torch.testing.assert_close(reference(x, added, *rest), norm(added, *rest))
-        torch.testing.assert_close(updated, added, **TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_adding_first_is_the_same_as_in_two_steps(dtype, device):
-    """To the bit: what is normalised is the stored sum, not the float32 one. (Triton's interpreter truncates bf16.)"""
-    x, residual = (torch.randn(4, 768, device=device).to(dtype) for _ in range(2))
-    weight = torch.randn(768, device=device).to(dtype)
-    added = residual + x
-    assert torch.equal(add_rms_norm(x, residual, weight, 1e-6), rms_norm(added, weight, 1e-6))
-    assert torch.equal(residual, added)
 
 
 def test_statistics_are_float32(device):

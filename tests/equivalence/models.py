@@ -1,0 +1,51 @@
+"""Checkpoints in bfloat16 with the proportions of real models: activations and logits of about unit size."""
+
+from pathlib import Path
+
+import torch
+
+from tests.helpers.checkpoints import make_reference, save_reference
+
+VOCAB = 1000
+_COMMON = {"vocab_size": VOCAB, "max_position_embeddings": 512}
+# A layer of GPT-2; heads of 64 in groups of 4, as in small Llamas; a layer of Qwen3-0.6B.
+SHAPES = {
+    "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 768, "n_head": 12, "n_layer": 6},
+    "llama3": {
+        **_COMMON,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+    "qwen3": {
+        **_COMMON,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_bias": False,
+    },
+}
+# Of the same kinds, for a CPU.
+SMALL_SHAPES = {
+    "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 64, "n_head": 4, "n_layer": 2},
+    "qwen3": {"vocab_size": VOCAB, "hidden_size": 64, "head_dim": 32, "intermediate_size": 96},
+}
+
+
+@torch.no_grad()
+def save_model(family: str, shape: dict[str, object], folder: Path, attention_gain: float = 1.0) -> Path:
+    """Matrices keep the size of what they multiply. `attention_gain`: a mistake, on one layer's attention output."""
+    model = make_reference(family, **shape)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            # GPT-2's layers hold [in, out]; tied or not, embeddings are [vocab, hidden].
+            inputs = parameter.shape[0] if ".c_" in name else parameter.shape[1]
+            parameter.mul_(inputs**-0.5 / parameter.std())
+        if "s.1.self_attn.o_proj.weight" in name or "h.1.attn.c_proj.weight" in name:
+            parameter.mul_(attention_gain)
+    return save_reference(model.bfloat16(), folder)

@@ -1,0 +1,245 @@
+"""Kernels at the sizes of real models, each launched a few times for a memory checker; results are looked at elsewhere.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m tests.kernels.memcheck
+
+Without that variable PyTorch takes memory in large pieces, and an access just outside a tensor would go unnoticed.
+Names of `PARTS` run only these. `planted` writes just past the end of a tensor, which the checker has to find.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.select import AttentionShape
+from roseinfer.attention.triton_backend import TritonAttention
+from roseinfer.core.plan import Row
+from roseinfer.kernels.activation import gated, pointwise
+from roseinfer.kernels.draw import draw
+from roseinfer.kernels.heads import cos_sin_table
+from roseinfer.kernels.norm import layer_norm, rms_norm
+from roseinfer.kernels.page_list import PageList, list_pages
+from roseinfer.kernels.sampling import greedy
+from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear
+from roseinfer.layers.heads import HeadNorms, HeadTransform
+from roseinfer.layers.rotary import Rotary, default_frequencies
+from roseinfer.runner.cuda_inputs import CudaInputs
+from roseinfer.runner.inputs import Columns
+from roseinfer.runner.seats import SeatTable
+
+BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    query: int
+    kv: int
+    dim: int
+    rotary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """`heads`: of the models. `mixed`: tokens of captured steps that mix chunks and decodes. `linears`: weight rows,
+    columns, whether gated, and the numbers of input rows."""
+
+    rows: int
+    longest: int
+    mixed: tuple[int, ...]
+    heads: tuple[Heads, ...]
+    vocab: int
+    linears: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
+    wide: tuple[int, int]
+    dtype: torch.dtype
+
+
+# Attention of Qwen3-8B and GPT-2; products of Qwen3-8B, as many rows as they are used for.
+REAL = Sizes(
+    rows=256,
+    longest=640,
+    mixed=(512, 2048),
+    heads=(Heads(32, 8, 128, True), Heads(12, 12, 64, False)),
+    vocab=151_936,
+    linears=(
+        (6144, 4096, False, (1, 3)),
+        (4096, 4096, False, (1, 16)),
+        (24576, 4096, True, (1, 2)),
+        (4096, 12288, False, (1, 16)),
+        (151_936, 4096, False, (1,)),
+    ),
+    wide=(2048, 4096),
+    dtype=torch.bfloat16,
+)
+
+
+def attention(sizes: Sizes, device: torch.device) -> None:
+    """From the rows of a step to attention: a full decode step, captured mixed steps with padding, an eager one."""
+    for heads in sizes.heads:
+        bench = _Steps(sizes, heads, device)
+        bench.decodes(sizes.rows)
+        bench.decodes(sizes.rows - sizes.rows // 4)
+        for tokens in sizes.mixed:
+            bench.captured(tokens, tokens)
+            bench.captured(tokens, tokens - 13)
+        bench.eager(min(sizes.mixed))
+
+
+def choice(sizes: Sizes, device: torch.device) -> None:
+    """Greedy, drawn and filtered, of logits with columns behind the vocabulary, and of few rows in float32."""
+    seats = torch.randperm(sizes.rows, device=device)
+    settings, integers = _settings(sizes.rows, device)
+    for rows, vocab, dtype in ((sizes.rows, sizes.vocab, sizes.dtype), (3, sizes.vocab // 3, torch.float32)):
+        logits = torch.empty((rows, vocab + 64), dtype=dtype, device=device).normal_()[:, :vocab]
+        pool = torch.zeros((sizes.rows, 50), dtype=torch.int32, device=device)
+        ends = torch.full((rows,), 49, dtype=torch.int64, device=device)
+        out = torch.empty(rows, dtype=torch.int64, device=device)
+        greedy(logits, seats[:rows], ends, pool, out)
+        for filtered in (False, True):
+            draw(logits, seats[:rows], ends, settings, integers, pool, out, filtered=filtered)
+
+
+def products(sizes: Sizes, device: torch.device) -> None:
+    """The fused linears, with a norm before or a residual after, started early where the GPU can."""
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=sizes.dtype, device=device).normal_()
+
+    for weight_rows, columns, is_gated, counts in sizes.linears:
+        weight, norm = normal(weight_rows, columns), SkinnyNorm(normal(columns), 1e-6)
+        for rows in counts:
+            x = normal(rows, columns)
+            if is_gated:
+                skinny_linear(x, weight, norm=norm, activation="silu", gated=True, overlap=True)
+            else:
+                skinny_linear(x, weight, norm=norm, overlap=True)
+                residual = normal(rows, weight_rows)
+                skinny_linear(x, weight, residual=residual, out=residual, overlap=True)
+
+
+def rows(sizes: Sizes, device: torch.device) -> None:
+    """What works on each row by itself, and the list of pages."""
+    count, width = sizes.wide
+    x = torch.empty((count, 6 * width), dtype=sizes.dtype, device=device).normal_()
+    weight = x[0, :width].clone()
+    rms_norm(x[:, :width].contiguous(), weight, 1e-6)
+    layer_norm(x[:, :width].contiguous(), weight, weight, 1e-5)
+    gated(x, "silu")
+    pointwise(x, "gelu_tanh")
+    longest = -(-sizes.longest // BLOCK)
+    contexts = torch.randint(1, sizes.longest + 1, (sizes.rows,), dtype=torch.int32).to(device)
+    tables = torch.randint(100, (sizes.rows, longest), dtype=torch.int32).to(device)
+    table_rows = torch.randperm(sizes.rows).to(device, torch.int32)
+    lengths = (sizes.rows + 1, sizes.rows, sizes.rows * longest)
+    pages = PageList(*(torch.empty(length, dtype=torch.int32, device=device) for length in lengths))
+    list_pages(pages, contexts, tables, table_rows, BLOCK, longest)
+
+
+def planted(sizes: Sizes, device: torch.device) -> None:
+    """Seats 0 to 3 exist, tokens are written for seat 4."""
+    pool = torch.zeros((4, 8), dtype=torch.int32, device=device)
+    logits = torch.randn(1, 100, device=device)
+    seat, end, out = (torch.full((1,), value, dtype=torch.int64, device=device) for value in (4, 0, 0))
+    greedy(logits, seat, end, pool, out)
+
+
+PARTS = {"attention": attention, "choice": choice, "products": products, "rows": rows}
+
+
+class _Steps:
+    """Seats with a token pool and scattered blocks, one layer of cache, and the backend."""
+
+    def __init__(self, sizes: Sizes, heads: Heads, device: torch.device) -> None:
+        self._sizes, self._heads, self._device = sizes, heads, device
+        self._rng = random.Random(0)
+        each = -(-sizes.longest // BLOCK)
+        blocks = sizes.rows * each // 2 + 1
+        self._store = KVStore(blocks + 1, 1, BLOCK, heads.kv, heads.dim, sizes.dtype, device)
+        self._store.data.normal_()
+        self._seats = SeatTable(sizes.rows, each * BLOCK, BLOCK, 1000, device, spare_block=blocks)
+        tables = self._seats.block_tables[: sizes.rows]
+        tables.copy_(torch.randint(blocks, tables.shape, dtype=torch.int32))  # rows may share some: nobody looks
+        self._inputs = CudaInputs(self._seats, sizes.rows, max(sizes.mixed))
+        shape = (heads.query, heads.kv, heads.dim, sizes.rows, max(sizes.mixed), each * BLOCK, BLOCK)
+        self._backend = TritonAttention(AttentionShape(*shape, sizes.dtype, device))
+        self._transform = _transform(heads, each * BLOCK, sizes.dtype, device)
+
+    def decodes(self, rows: int) -> None:
+        columns = Columns.of([self._row(seat, self._rng.randrange(self._sizes.longest), 1) for seat in range(rows)])
+        self._inputs.stage_decodes(columns, self._sizes.rows)
+        self._attend(self._inputs.decode_batch(self._sizes.rows))
+
+    def captured(self, bucket: int, tokens: int) -> None:
+        columns = self._mixed(tokens)
+        first = columns.num_decodes
+        counts = columns.count[first:]
+        contexts = [start + count for start, count in zip(columns.start[first:], counts, strict=True)]
+        chunk_map = self._backend.map_chunks(bucket, first, counts, contexts)
+        room = self._backend.max_chunks(bucket, min(bucket, self._sizes.rows))
+        assert isinstance(chunk_map, np.ndarray) and len(chunk_map) <= room
+        self._inputs.stage_mixed(columns, bucket, chunk_map, room)
+        self._attend(self._inputs.mixed_batch(bucket, room))
+
+    def eager(self, tokens: int) -> None:
+        self._attend(self._inputs.prepare(self._mixed(tokens)).batch)
+
+    def _mixed(self, tokens: int) -> Columns:
+        """A quarter of the tokens decode, as far as there are seats; few long chunks take the rest."""
+        decodes = min(tokens // 4, self._sizes.rows // 2)
+        rows = [self._row(seat, self._rng.randrange(self._sizes.longest), 1) for seat in range(decodes)]
+        left = tokens - decodes
+        while left:
+            last = left <= 2 or len(rows) == self._sizes.rows - 1
+            count = left if last else self._rng.randint(2, min(left, self._sizes.longest))
+            start = self._rng.randint(0, self._sizes.longest - count)
+            rows.append(self._row(len(rows), start, count))
+            left -= count
+        return Columns.of(rows)
+
+    def _row(self, seat: int, start: int, count: int) -> Row:
+        return Row(f"r{seat}", seat, start, count, 1, True, start, 0, ())
+
+    def _attend(self, batch: ForwardBatch) -> None:
+        heads = self._heads
+        width = (heads.query + 2 * heads.kv) * heads.dim
+        qkv = torch.empty((len(batch.input_ids), width), dtype=self._sizes.dtype, device=self._device).normal_()
+        self._backend.begin(batch, self._store)
+        self._backend.forward(0, qkv, self._transform)
+
+
+def _transform(heads: Heads, longest: int, dtype: torch.dtype, device: torch.device) -> HeadTransform:
+    if not heads.rotary:
+        return HeadTransform(heads.query, heads.kv, heads.dim)
+    one = torch.ones(heads.dim, dtype=dtype, device=device)
+    norms = HeadNorms(one, one.clone(), one.expand(heads.query + heads.kv, -1).contiguous(), 1e-6)
+    frequencies = default_frequencies(heads.dim, 1e6).to(device)
+    rotary = Rotary(frequencies, longest)
+    rotary.cos_sin = cos_sin_table(frequencies, longest)  # which on a CPU it does without
+    return HeadTransform(heads.query, heads.kv, heads.dim, norms, rotary)
+
+
+def _settings(seats: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seats that are greedy, that draw from all tokens, and that filter in every way. See `draw`."""
+    kinds = [(0.0, 1.0, 0.0, 0), (1.0, 1.0, 0.0, 0), (0.7, 0.9, 0.0, 0), (1.0, 1.0, 0.1, 50), (1.3, 0.5, 0.0, 2000)]
+    chosen = [kinds[seat % len(kinds)] for seat in range(seats)]
+    settings = torch.tensor([kind[:3] for kind in chosen], dtype=torch.float64)
+    integers = torch.tensor([(seat, 3, kind[3]) for seat, kind in enumerate(chosen)], dtype=torch.int64)
+    return settings.to(device), integers.to(device)
+
+
+@torch.inference_mode()
+def main(argv: Sequence[str], sizes: Sizes = REAL, device: str = "cuda") -> None:
+    torch.manual_seed(0)
+    for name in argv or PARTS:
+        (planted if name == "planted" else PARTS[name])(sizes, torch.device(device))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        print(f"{name}: launched")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,34 @@
+"""The script for a memory checker, at small sizes: that it runs, and what it is made of."""
+
+import pytest
+import torch
+
+from roseinfer.kernels.triton_support import HAS_TRITON
+from tests.runner.test_cuda_inputs import HostStaging
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from roseinfer.runner import cuda_inputs
+from tests.kernels import memcheck
+from tests.kernels.memcheck import PARTS, Heads, Sizes
+
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value)")  # the interpreter's exponentials
+SMALL = Sizes(
+    rows=4,
+    longest=32,
+    mixed=(24,),
+    heads=(Heads(4, 2, 16, True), Heads(2, 2, 8, False)),
+    vocab=300,
+    linears=((24, 64, False, (1, 3)), (32, 64, True, (2,))),
+    wide=(2, 96),
+    dtype=torch.float16,
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts(part, device, monkeypatch, capsys):
+    if device.type == "cpu":
+        monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
+    memcheck.main([part], SMALL, device.type)
+    assert capsys.readouterr().out == f"{part}: launched\n"
