@@ -46,7 +46,9 @@ def run(args: Namespace) -> int:
     cost, scheduler = OPTIONS.build(CostConfig, given), OPTIONS.build(SchedulerConfig, given)
     if cost.cost is not None and given.keys() & COST_CONSTANTS:
         raise ConfigError(f"cost: the file holds {min(given.keys() & COST_CONSTANTS)} already")
-    if workload.setup is None and not sweep.policy_list and not sweep.capacity:
+    if workload.replay is not None:
+        result = run_replay(workload.replay)
+    elif workload.setup is None and not sweep.policy_list and not sweep.capacity:
         result = run_one(workload, cost, scheduler)
     else:
         result = run_comparison(workload, sweep, cost, scheduler, given)
@@ -55,12 +57,21 @@ def run(args: Namespace) -> int:
     return 0
 
 
+def run_replay(path: str) -> dict[str, Any]:
+    """A recorded run again, on its own times: are the plans the same?"""
+    from roseinfer.sim.parity import parity_of
+
+    parity = parity_of(path)
+    print(parity)
+    return {"parity": {**asdict(parity), "plans_agree": parity.plans_agree, "medians_agree": parity.medians_agree}}
+
+
 # --- one run ----------------------------------------------------------------------------------------------------
 def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConfig) -> dict[str, Any]:
     from roseinfer.sim.arrivals import make_arrivals
     from roseinfer.sim.simulator import simulate
 
-    result = describe(simulate(make_arrivals(workload), scheduler, cost.machine))
+    result = describe(simulate(make_arrivals(workload, classes=_classes(workload)), scheduler, cost.machine))
     width = max(map(len, result))
     for name, value in result.items():
         print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
@@ -116,9 +127,10 @@ def run_comparison(
     if options.slowdown != 1.0:
         machine = machine.misjudged(options.slowdown)
     chosen = {f: given[f] for f in asdict(scheduler) if f in given and f != "scheduling_policy"}
+    classes = _classes(workload) or (setup.mix.classes if setup else ())
     sweep = Sweep(
         machine=machine,
-        loads=_loads(workload, options, setup),
+        loads=_loads(workload, options, setup, classes),
         policies=names,
         common={**(setup.scheduler if setup else {}), **chosen},
         lengths=options.lengths,
@@ -127,8 +139,13 @@ def run_comparison(
         jobs=options.jobs,
     )
     if options.capacity:
-        classes = setup.mix.classes if setup else ()
-        return _capacities(sweep, lambda rate: Load(rate, AtRate(workload, setup, rate)), options.target, classes)
+        if not classes:
+            raise ConfigError("capacity: at which objectives? Give a setup or slo_classes")
+
+        def at_rate(rate: float) -> Load:
+            return Load(rate, AtRate(workload, setup, rate, classes))
+
+        return _capacities(sweep, at_rate, options.target, classes)
     points = run_sweep(sweep)
     print_points(points)
     if options.plot:
@@ -136,7 +153,16 @@ def run_comparison(
     return {"points": points}
 
 
-def _loads(workload: WorkloadConfig, options: SweepConfig, setup: Any) -> list[Any]:
+def _classes(workload: WorkloadConfig) -> tuple[Any, ...]:
+    """Those of the file, if one is given."""
+    if workload.slo_classes is None:
+        return ()
+    from roseinfer.server.slo_classes import read_slo_classes
+
+    return tuple(entry.slo for entry in read_slo_classes(workload.slo_classes).classes.values())
+
+
+def _loads(workload: WorkloadConfig, options: SweepConfig, setup: Any, classes: tuple[Any, ...]) -> list[Any]:
     from roseinfer.sim.arrivals import AtRate
     from roseinfer.sim.sweep import Load
 
@@ -145,11 +171,11 @@ def _loads(workload: WorkloadConfig, options: SweepConfig, setup: Any) -> list[A
             raise ConfigError("capacity needs a rate that can vary, not a trace")
         return []
     if workload.workload == "trace":
-        return [Load(None, AtRate(workload, setup, None))]
+        return [Load(None, AtRate(workload, setup, None, classes))]
     rates = options.rate_list or [workload.request_rate]
     if not all(rates):
         raise ConfigError("rates: at which arrival rates?")
-    return [Load(rate, AtRate(workload, setup, rate)) for rate in rates]
+    return [Load(rate, AtRate(workload, setup, rate, classes)) for rate in rates]
 
 
 def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any]) -> dict[str, Any]:

@@ -62,8 +62,33 @@ class RequestOutput(NamedTuple):
     end: End | None = None
 
 
+class PolicyStats(NamedTuple):
+    """What a policy with objectives goes by, as of its newest plan. None: it has no such figure, or not now.
+
+    `utilisation` (U): share of the machine's time that the objectives of those that decode ask for (the constant cost
+    of steps at the pace of the tightest included), and prompts at their late rate; 1 = full. `speed` (rho): what steps
+    take now over what the fitted cost model says without this correction; above 1 = slower. `margin`: share by which
+    TPOT deadlines are brought forward. `step_budget_s` (tau): seconds that the most urgent request leaves a step; None
+    if nobody is owed a token. `virtual_batch_size`: rows of a mean step in which every TPOT objective is just met.
+    `demoted`: requests that are served last because their objective is lost. `predicted_step_s`: what the cost model
+    said that the newest completed step would take, before it learnt from it; 0 = none.
+    """
+
+    utilisation: float | None = None
+    speed: float | None = None
+    margin: float | None = None
+    step_budget_s: float | None = None
+    virtual_batch_size: float | None = None
+    demoted: int | None = None
+    predicted_step_s: float = 0.0
+
+
 class SchedulerStats(NamedTuple):
-    """A snapshot after a step. Counters only grow."""
+    """A snapshot after a step. Counters only grow.
+
+    `step` steps were planned, `steps_done` of them are completed; `step_tokens` and `step_duration_s` are those of the
+    newest completed one. `policy`: None for policies without figures.
+    """
 
     step: int = 0
     running: int = 0
@@ -77,3 +102,5 @@ class SchedulerStats(NamedTuple):
     generation_tokens: int = 0
     step_tokens: int = 0
     step_duration_s: float = 0.0
+    steps_done: int = 0
+    policy: PolicyStats | None = None

@@ -66,7 +66,7 @@ class EngineLoop:
         self._owners: dict[str, int] = {}  # live sequence -> who asked for it
         self._askers: set[int] = set()  # clients that have ever asked for anything
         self._steps: list[StepRecord] = []
-        self._last_step = core.stats().step
+        self._last = core.stats()
         self._last_beat_s = 0.0
         self._stopping = False
         self._held_back = False
@@ -98,10 +98,12 @@ class EngineLoop:
     def _step(self) -> None:
         outputs = self._core.step()
         stats = self._core.stats()
-        stepped, self._last_step = stats.step != self._last_step, stats.step
-        self._held_back = not outputs and not stepped
-        if stepped:
-            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s))
+        planned, done = stats.step != self._last.step, stats.steps_done != self._last.steps_done
+        self._last = stats
+        self._held_back = not (outputs or planned or done)
+        if done:
+            predicted_s = stats.policy.predicted_step_s if stats.policy else 0.0
+            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s))
         if outputs:
             self._send(outputs, stats)
         if self._garbage is not None:

@@ -1,6 +1,7 @@
 """The decoding requests that have a TPOT objective, as columns: when is each one's next token due?"""
 
 from collections.abc import Sequence
+from math import inf
 
 from roseinfer.sched.ledger import Track
 
@@ -9,11 +10,15 @@ class Batch:
     """Columns of equal length, in no particular order; adding and removing cost O(1).
 
     `due` is `anchor + pace * tokens`, which is linear in what a step changes, so a step's due times are one pass.
+    `smallest_s`: the smallest TPOT objective, inf if there is none. `tokens_per_s`: what the objectives promise
+    together; `context_per_s`: the context tokens that have to be read for it, at the expected mean length of each.
     """
 
     def __init__(self, margin: float) -> None:
         self.tracks: list[Track] = []
         self.margin = margin
+        self.smallest_s = inf
+        self.tokens_per_s = self.context_per_s = 0.0
         self._tokens: list[Sequence[int]] = []
         self._anchors: list[float] = []
         self._paces: list[float] = []
@@ -26,14 +31,12 @@ class Batch:
     def __contains__(self, track: Track) -> bool:
         return track.request.request_id in self._slots
 
-    @property
-    def smallest_s(self) -> float:
-        """The smallest TPOT objective."""
-        return min(self._objectives)
-
     def add(self, track: Track, first_token_s: float) -> None:
         self._slots[track.request.request_id] = len(self.tracks)
         self._objectives[track.tpot_s] = self._objectives.get(track.tpot_s, 0) + 1
+        self.smallest_s = min(self.smallest_s, track.tpot_s)
+        self.tokens_per_s += 1 / track.tpot_s
+        self.context_per_s += mean_context(track) / track.tpot_s
         track.set_pace(self.margin, first_token_s)
         self.tracks.append(track)
         self._tokens.append(track.tokens)
@@ -54,6 +57,12 @@ class Batch:
             self._objectives[track.tpot_s] = left
         else:
             del self._objectives[track.tpot_s]
+            if track.tpot_s == self.smallest_s:
+                self.smallest_s = min(self._objectives, default=inf)
+        self.tokens_per_s -= 1 / track.tpot_s
+        self.context_per_s -= mean_context(track) / track.tpot_s
+        if not self.tracks:  # nothing is left of rounding errors either
+            self.tokens_per_s = self.context_per_s = 0.0
 
     def anchor(self, track: Track, first_token_s: float) -> None:
         """The first token was seen at another time than assumed."""
@@ -80,3 +89,8 @@ class Batch:
         """The same if some have a token in flight: that one counts as there."""
         columns = zip(self.tracks, self._anchors, self._paces, context, strict=True)
         return [a + p * (n + track.request.pending) for track, a, p, n in columns]
+
+
+def mean_context(track: Track) -> float:
+    """Tokens, over its output as expected when it came."""
+    return track.request.prompt_len + track.length / 2

@@ -75,6 +75,7 @@ def work_of(rows: Sequence[Row]) -> Work:
 
 class CostModel:
     """`params` is the present estimate, `rho` included. `observe` learns from each measured step (`steps` of them).
+    `predicted_s`: what the model said of the newest of them, before it learnt from it; 0 = none.
 
     `trust` says how sure the first estimate is: its standard deviation relative to a step.
     """
@@ -92,6 +93,7 @@ class CostModel:
         self._residuals: deque[float] = deque(maxlen=64)
         self._clip = float("inf")
         self.steps = 0
+        self.predicted_s = 0.0
 
     def seconds(self, work: Work) -> float:
         return self.params.seconds(work)
@@ -99,10 +101,11 @@ class CostModel:
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a step that took `seconds`. Not for steps with compilation, capture or garbage collection."""
         if seconds <= 0:
+            self.predicted_s = 0.0
             return
         self.steps += 1
-        predicted = self.params.seconds(work)
-        ratio = seconds / predicted
+        self.predicted_s = self.params.seconds(work)
+        ratio = seconds / self.predicted_s
         self.errors.append(ratio - 1)
         self.rho *= 1 + _RHO_GAIN * (min(max(ratio, 0.2), 5.0) - 1)
         if self._fit:
@@ -111,7 +114,7 @@ class CostModel:
         self.params = CostParams(max(scaled[0], _LEAST_STEP_S), max(scaled[1], _LEAST_TOKEN_S), *scaled[2:])
 
     def _update(self, work: Work, seconds: float) -> None:
-        """One step of recursive least squares; the residual is clipped to 3 median deviations.
+        """One step of recursive least squares. A residual counts in full up to 3 median deviations, beyond linearly.
 
         Forgetting is a little uncertainty added per step, not a factor: on a machine that does the same for hours a
         factor would grow rounding errors, and doubt about all that these steps do not show, without bound.
@@ -119,17 +122,38 @@ class CostModel:
         x = [1.0, *[value / scale for value, scale in zip(work, _SCALES[1:], strict=True)]]
         weights, cov = self._weights, self._cov
         residual = seconds - sum([w * f for w, f in zip(weights, x, strict=True)])
-        self._residuals.append(abs(residual))
+        size = abs(residual)
+        self._residuals.append(size / seconds)
         if self.steps % 16 == 0:
             self._clip = _CLIP_MADS * 1.4826 * median(self._residuals)
-        residual = max(-self._clip, min(self._clip, residual))
+        noise = max(self._noise, (_NOISE * seconds) ** 2)
+        if size > self._clip * seconds:
+            noise *= size / (self._clip * seconds)  # Huber's weight
         mx = [sum([c * f for c, f in zip(line, x, strict=True)]) for line in cov]
-        denominator = self._noise + sum([f * m for f, m in zip(x, mx, strict=True)])
+        denominator = noise + sum([f * m for f, m in zip(x, mx, strict=True)])
         gain = [m / denominator for m in mx]
-        self._weights = [max(0.0, w + g * residual) for w, g in zip(weights, gain, strict=True)]
+        self._weights = [w + g * residual for w, g in zip(weights, gain, strict=True)]
         drift, ceiling = _DRIFT * self._noise, _LEAST_SURE * self._noise
         for i, line in enumerate(cov):
             for j in range(i, 5):
                 line[j] = cov[j][i] = line[j] - gain[i] * mx[j]
             if line[i] < ceiling:
                 line[i] += drift
+        self._forbid_negative()
+
+    def _forbid_negative(self) -> None:
+        """Set negative weights to 0, and move the others as their covariance with these says.
+
+        What was learnt of sums of weights is kept that way. Were they only cut off, the others would keep what they had
+        given to them, and each step would add more: on a real machine the model grew without bound.
+        """
+        for _ in range(2 * len(self._weights)):
+            least = min(self._weights)
+            if least >= 0:
+                return
+            i = self._weights.index(least)
+            line = self._cov[i]
+            share = least / line[i] if line[i] > 0 else 0.0
+            self._weights = [w - share * c for w, c in zip(self._weights, line, strict=True)]
+            self._weights[i] = 0.0
+        self._weights = [max(0.0, w) for w in self._weights]

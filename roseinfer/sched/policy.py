@@ -7,9 +7,10 @@ requests compute, `chunk` how many tokens of a prompt, `victim` who yields when 
 
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from roseinfer.core.events import Event
+from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
 
@@ -74,3 +75,12 @@ class Policy(Protocol):
     def begin(self, view: View) -> Decision: ...
 
     def observe(self, event: Event) -> None: ...
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A policy that has figures to show."""
+
+    def stats(self) -> PolicyStats:
+        """Called after every step: it reads what the step has computed anyway."""
+        ...

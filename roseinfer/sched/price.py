@@ -17,13 +17,14 @@ class PriceLimit:
         self._window_s = window_s
         self._fill = fill
         self._every_s = every_s
-        self._offered: deque[tuple[float, float]] = deque()
+        self._offered: deque[tuple[float, float, float]] = deque()
         self._next_s = -inf
         self._first_s: float | None = None
         self.mean_s = 0.0  # work of the requests offered, recent ones counting most
 
-    def offer(self, now_s: float, work_s: float) -> None:
-        self._offered.append((now_s, work_s))
+    def offer(self, now_s: float, work_s: float, price_s: float) -> None:
+        """`price_s`: what counts against the limit, more than the work for a tenant that has had much."""
+        self._offered.append((now_s, work_s, price_s))
         self.mean_s += 0.01 * (work_s - self.mean_s) if self.mean_s else work_s
         if self._first_s is None:
             self._first_s = now_s
@@ -39,10 +40,10 @@ class PriceLimit:
         span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
         left_s = self._fill * share * span_s
         self.limit_s = inf
-        if sum([work for _, work in offered]) > left_s:
-            for work in sorted([work for _, work in offered]):
+        if sum([work for _, work, _ in offered]) > left_s:
+            for price, work in sorted([(price, work) for _, work, price in offered]):
                 left_s -= work
                 if left_s < 0:
-                    self.limit_s = work
+                    self.limit_s = price
                     break
         return True

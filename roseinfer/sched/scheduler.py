@@ -18,7 +18,7 @@ from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.draft import StepDraft
-from roseinfer.sched.policy import Decision, Policy, Verdict, View, rejectable
+from roseinfer.sched.policy import Decision, Policy, Reporting, Verdict, View, rejectable
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
@@ -34,6 +34,7 @@ class Scheduler:
         self.config = config
         self.kv = kv
         self.policy = policy
+        self._reporting = policy if isinstance(policy, Reporting) else None
         self.max_model_len = max_model_len
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: dict[str, Request] = {}
@@ -46,7 +47,7 @@ class Scheduler:
         self._step = 0
         self._prefix_queries = self._prefix_hits = 0
         self._preemptions = self._prompt_tokens = self._generation_tokens = 0
-        self._last_tokens, self._last_duration_s = 0, 0.0
+        self._steps_done, self._last_tokens, self._last_duration_s = 0, 0, 0.0
 
     # --- requests come and go -----------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -363,7 +364,7 @@ class Scheduler:
             if settled is not None:
                 outputs.append(settled)
         self._generation_tokens += sum([len(output.token_ids) for output in outputs])
-        self._last_tokens, self._last_duration_s = plan.num_tokens, result.duration_s
+        self._steps_done, self._last_tokens, self._last_duration_s = plan.step + 1, plan.num_tokens, result.duration_s
         self.policy.observe(StepDone(plan, now_s, result.duration_s))
         return outputs
 
@@ -469,6 +470,8 @@ class Scheduler:
             generation_tokens=self._generation_tokens,
             step_tokens=self._last_tokens,
             step_duration_s=self._last_duration_s,
+            steps_done=self._steps_done,
+            policy=self._reporting.stats() if self._reporting else None,
         )
 
     def check_integrity(self) -> None:

@@ -5,21 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Slo
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.setups import Setup
 from roseinfer.sim.traces import Traced, read_trace
-from roseinfer.sim.workload import VOCAB, Arrival, bursts, gamma, poisson
+from roseinfer.sim.workload import VOCAB, Arrival, Mix, UniformLaw, bursts, gamma, poisson
 
 
-def make_arrivals(workload: WorkloadConfig, setup: Setup | None = None) -> list[Arrival]:
-    """Sorted by time. Raises `ConfigError` for a trace that cannot be read."""
+def make_arrivals(workload: WorkloadConfig, setup: Setup | None = None, classes: Sequence[Slo] = ()) -> list[Arrival]:
+    """Sorted by time. `classes`: instead of the setup's. Raises `ConfigError` for a trace that cannot be read."""
     traced = _trace(workload)
-    times = [line.at_s for line in traced] if traced else _times(workload)
+    mix = _mix(workload, setup, tuple(classes))
     if workload.trace_lengths and traced:
-        return _with_trace_lengths(traced, workload, setup)
-    if setup is not None:
-        return setup.mix.requests(times, workload.seed)
-    return _uniform(times, workload)
+        return _with_trace_lengths(traced, workload.seed, mix, setup.machine.max_model_len if setup else None)
+    return mix.requests([line.at_s for line in traced] if traced else _times(workload), workload.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,33 @@ class AtRate:
     workload: WorkloadConfig
     setup: Setup | None
     rate: float | None
+    classes: tuple[Slo, ...] = ()
 
     def __call__(self, seed: int) -> Sequence[Arrival]:
         changed = replace(self.workload, seed=self.workload.seed + seed)
         if self.rate is not None:
             changed = replace(changed, request_rate=self.rate)
-        return make_arrivals(changed, self.setup)
+        return make_arrivals(changed, self.setup, self.classes)
+
+
+def _mix(workload: WorkloadConfig, setup: Setup | None, classes: tuple[Slo, ...]) -> Mix:
+    """The setup's, or uniform lengths, with what the options ask for. Tenants are named 1, 2, ..."""
+    w = workload
+    if setup is not None:
+        mix = setup.mix
+    else:
+        law = UniformLaw(w.input_len_min, w.input_len, w.output_len_min, w.output_len)
+        mix = Mix(law, predictor_rmse=None, distinct=True)
+    mix = replace(mix, classes=classes or mix.classes, predictor_rmse=w.predictor_rmse or mix.predictor_rmse)
+    shares = w.class_share_list
+    if shares and len(shares) != len(mix.classes):
+        raise ConfigError(f"class_shares: {len(shares)} shares for {len(mix.classes)} classes")
+    if shares:
+        mix = replace(mix, weights=shares)
+    shares = w.tenant_share_list
+    if shares:
+        mix = replace(mix, tenants=tuple(str(i + 1) for i in range(len(shares))), tenant_weights=shares)
+    return mix
 
 
 def _trace(workload: WorkloadConfig) -> list[Traced]:
@@ -55,29 +75,14 @@ def _times(workload: WorkloadConfig) -> list[float]:
     return poisson(rate, count, seed)
 
 
-def _uniform(times: Sequence[float], workload: WorkloadConfig) -> list[Arrival]:
-    rng = random.Random(f"uniform {workload.seed}")
-    arrivals = []
-    for at_s in times:
-        length = rng.randint(workload.input_len_min, workload.input_len)
-        prompt = [rng.randrange(3, VOCAB) for _ in range(length)]
-        arrivals.append(Arrival(at_s, prompt, rng.randint(workload.output_len_min, workload.output_len)))
-    return arrivals
-
-
-def _with_trace_lengths(traced: Sequence[Traced], workload: WorkloadConfig, setup: Setup | None) -> list[Arrival]:
+def _with_trace_lengths(traced: Sequence[Traced], seed: int, mix: Mix, context: int | None) -> list[Arrival]:
     """Requests longer than the machine's context are left out."""
-    context = setup.machine.max_model_len if setup else None
-    rng = random.Random(f"trace {workload.seed}")
+    rng = random.Random(f"trace {seed}")
     arrivals = []
     for line in traced:
         if context is not None and line.prompt_len + line.output_len > context:
             continue
-        slo = predicted = None
-        if setup is not None:
-            slo = rng.choices(setup.mix.classes, setup.mix.weights or None)[0]
-            predicted = setup.mix.predict(line.output_len, rng)
-        arrivals.append(Arrival(line.at_s, line.prompt_ids(VOCAB), line.output_len, slo, predicted))
+        arrivals.append(mix.promised(Arrival(line.at_s, line.prompt_ids(VOCAB), line.output_len), rng))
     if not arrivals:
         raise ConfigError("trace: every request exceeds the context")
     return arrivals

@@ -14,6 +14,17 @@ WORKLOADS = ("poisson", "gamma", "bursts", "trace")
 LENGTHS = ("predictor", "oracle", "none")
 
 
+def positive_numbers(name: str, text: str | None) -> tuple[float, ...]:
+    """Those of a list with commas. Raises `ConfigError` for anything else."""
+    try:
+        numbers = tuple(float(part) for part in (text or "").split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if any(not (isfinite(number) and number > 0) for number in numbers):
+        raise ConfigError(f"{name} must be positive, got {text}")
+    return numbers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
     """Random requests; without a setup, lengths are uniform between the bounds and nothing is promised."""
@@ -31,17 +42,42 @@ class WorkloadConfig:
     input_len: int = option(512, "longest prompt in tokens")
     output_len_min: int = option(16, "shortest output in tokens")
     output_len: int = option(128, "longest output in tokens")
+    slo_classes: str | None = option(
+        None, "classes of objectives, as of `serve`; default: the setup's", metavar="FILE.toml"
+    )
+    class_shares: str | None = option(
+        None, "how many requests each class gets, relative to the others: a,b,...", metavar="SHARES"
+    )
+    tenant_shares: str | None = option(
+        None, "requests come from tenants, of which each sends so many: a,b,...", metavar="SHARES"
+    )
+    predictor_rmse: float | None = option(
+        None, "error of the predicted output lengths in tokens; default: the setup's, else there are no predictions"
+    )
+    replay: str | None = option(
+        None, "instead, run the scheduler of a recorded run again and compare (serve --record)", metavar="FILE"
+    )
     seed: int = option(0, "seeds arrivals, lengths and prompts")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
         check_positive(self, "num_requests", "input_len_min", "output_len_min", "cv", "trace_seconds", "trace_speed")
+        check_positive(self, "predictor_rmse")
         if not (isfinite(self.request_rate) and self.request_rate >= 0):
             raise ConfigError(f"request_rate must not be negative, got {self.request_rate}")
         if self.input_len < self.input_len_min or self.output_len < self.output_len_min:
             raise ConfigError("input_len and output_len must not be below their minima")
         if (self.workload == "trace") != (self.trace is not None):
             raise ConfigError("workload trace and trace go together")
+        _ = self.class_share_list, self.tenant_share_list
+
+    @property
+    def class_share_list(self) -> tuple[float, ...]:
+        return positive_numbers("class_shares", self.class_shares)
+
+    @property
+    def tenant_share_list(self) -> tuple[float, ...]:
+        return positive_numbers("tenant_shares", self.tenant_shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +106,8 @@ class SweepConfig:
             raise ConfigError(f"target must be between 0 and 1, got {self.target}")
 
     @property
-    def rate_list(self) -> list[float]:
-        try:
-            rates = [float(text) for text in (self.rates or "").split(",") if text.strip()]
-        except ValueError as error:
-            raise ConfigError(f"rates: {error}") from error
-        if any(not (isfinite(rate) and rate > 0) for rate in rates):
-            raise ConfigError(f"rates must be positive, got {self.rates}")
-        return rates
+    def rate_list(self) -> tuple[float, ...]:
+        return positive_numbers("rates", self.rates)
 
     @property
     def policy_list(self) -> list[str]:

@@ -27,9 +27,10 @@ def plot_sweep(path: str, points: Sequence[Mapping[str, Any]]) -> None:
         loads = [point["offered_req_s"] if point["rate"] is None else point["rate"] for point in own]
         left.plot(loads, [point["goodput_window_req_s"] for point in own], marker="o", label=name)
         right.plot(loads, [point["adherence"] for point in own], marker="o", label=name)
+    figure.suptitle("simulated", fontsize="medium")
     left.set(xlabel="offered (req/s)", ylabel="goodput (req/s)", ylim=(0, None))
     right.set(xlabel="offered (req/s)", ylabel="adherence", ylim=(0, 1.02))
     for axes in (left, right):
         axes.grid(alpha=0.3)
     right.legend(loc="lower left")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)

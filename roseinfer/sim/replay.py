@@ -3,24 +3,58 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import RequestOutput
-from roseinfer.core.plan import RowResult, StepPlan, StepResult
+from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.engine.record import NO_TOKEN
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.policies import Estimates, make_policy
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, TOKEN, Machine
 
 Rows = list[tuple[str, int, int]]  # request, start, count
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the run's scheduler was made with. `depth`: steps in flight."""
+
+    scheduler: SchedulerConfig
+    depth: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    prefix_caching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    sequence_ids: list[str]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the engine: when it planned, and committed the step that ended in it, if one did.
+
+    `duration_s` and `failed` (request -> error) are of that step, `rows` of the one that was planned.
+    """
+
+    plan_s: float
+    commit_s: float
+    duration_s: float | None
+    rows: Rows
+    failed: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,54 +66,97 @@ class RecordedEnd:
     ttft_s: float | None
     latency_s: float
 
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token behind the first; None without any."""
+        return tpot(self.ttft_s, self.latency_s, self.tokens)
+
 
 @dataclass(slots=True)
 class Recording:
-    """By turn of the engine: what came before it, when it began and ended, what it planned, what its step took."""
+    """`before[n]`: what came before turn n. `outputs[sequence][i]`: its i-th output token."""
 
-    adds: dict[int, list[Add]] = field(default_factory=dict)
-    aborts: dict[int, list[str]] = field(default_factory=dict)
-    begins_s: list[float] = field(default_factory=list)
-    ends_s: list[float] = field(default_factory=list)
-    durations_s: list[float | None] = field(default_factory=list)
-    plans: list[Rows] = field(default_factory=list)
+    setup: Setup
+    before: dict[int, list[Add | Aborted]] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    outputs: dict[str, dict[int, int]] = field(default_factory=dict)
     ends: dict[str, RecordedEnd] = field(default_factory=dict)
 
     @property
     def requests(self) -> list[Add]:
-        return [add for adds in self.adds.values() for add in adds]
+        return [entry for entries in self.before.values() for entry in entries if isinstance(entry, Add)]
+
+    @property
+    def plans(self) -> list[Rows]:
+        return [turn.rows for turn in self.turns]
 
 
+def tpot(ttft_s: float | None, latency_s: float, tokens: int) -> float | None:
+    return None if ttft_s is None or tokens < 2 else (latency_s - ttft_s) / (tokens - 1)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------
 def read_recording(path: str) -> Recording:
     """Raises `ConfigError` if the file is none that `Recorder` wrote."""
-    found = Recording()
     try:
-        for line in _lines(path):
-            _take(found, line)
+        lines = _lines(path)
+        reader = _Reader(_setup(next(lines, {})["setup"]))
+        for line in lines:
+            reader.take(line)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no recorded run: {error!r}") from error
-    return found
+    return reader.found
 
 
 def _lines(path: str) -> Iterator[dict[str, Any]]:
+    """Of a run that was killed, the last line may be cut."""
     with Path(path).open(encoding="utf-8") as lines:
         for text in lines:
-            yield json.loads(text)
+            if text.endswith("\n"):
+                yield json.loads(text)
 
 
-def _take(found: Recording, line: dict[str, Any]) -> None:
-    if "request" in line:
-        found.adds.setdefault(line.pop("step"), []).append(_add(line))
-    elif "abort" in line:
-        found.aborts.setdefault(line["step"], []).extend(line["abort"])
-    elif "end" in line:
-        end = RecordedEnd(line["tokens"], line["reason"], line["ttft_s"], line["latency_s"])
-        found.ends[line["end"]] = end
-    else:
-        found.begins_s.append(line["begin_s"])
-        found.ends_s.append(line["end_s"])
-        found.durations_s.append(line["duration_s"])
-        found.plans.append([(name, start, count) for name, start, count in line["rows"]])
+def _setup(given: dict[str, Any]) -> Setup:
+    scheduler = SchedulerConfig(**given.pop("scheduler"))
+    return Setup(scheduler=scheduler, eos_token_ids=tuple(given.pop("eos_token_ids")), **given)
+
+
+class _Reader:
+    def __init__(self, setup: Setup) -> None:
+        self.found = Recording(setup)
+        self._open: list[Rows] = []  # planned, and not ended yet
+        self._prompts: dict[str, int] = {}
+
+    def take(self, line: dict[str, Any]) -> None:
+        if "request" in line:
+            self._request(line)
+        elif "abort" in line:
+            entry = Aborted(line["abort"], line["at_s"])
+            self.found.before.setdefault(line["step"], []).append(entry)
+        elif "end" in line:
+            end = RecordedEnd(line["tokens"], line["reason"], line["ttft_s"], line["latency_s"])
+            self.found.ends[line["end"]] = end
+        else:
+            self._turn(line)
+
+    def _request(self, line: dict[str, Any]) -> None:
+        turn, add = line.pop("step"), _add(line)
+        self.found.before.setdefault(turn, []).append(add)
+        self._prompts |= _prompts(add)
+
+    def _turn(self, line: dict[str, Any]) -> None:
+        rows = [(name, start, count) for name, start, count in line["rows"]]
+        turn = Turn(line["plan_s"], line["commit_s"], line["duration_s"], rows, line.get("failed", {}))
+        self.found.turns.append(turn)
+        if rows:
+            self._open.append(rows)
+        if "sampled" in line:
+            self._sampled(self._open.pop(0), line["sampled"])
+
+    def _sampled(self, rows: Rows, tokens: list[int]) -> None:
+        for (name, start, size), token in zip(rows, tokens, strict=True):
+            if token != NO_TOKEN:
+                self.found.outputs.setdefault(name, {})[start + size - self._prompts[name]] = token
 
 
 def _add(line: dict[str, Any]) -> Add:
@@ -94,27 +171,42 @@ def _add(line: dict[str, Any]) -> Add:
     )
 
 
+def _prompts(add: Add) -> dict[str, int]:
+    """Prompt tokens by sequence."""
+    return {sequence_id(add.request_id, i): len(add.prompt_ids) for i in range(add.n)}
+
+
+# --- the run ----------------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Replay:
-    """`plans` by turn, as in the recording; `ttft_s`, `latency_s` of the requests that ended with output."""
+    """`plans` by turn, as in the recording; the others in seconds, of the sequences that ended with output."""
 
     plans: list[Rows] = field(default_factory=list)
     ttft_s: dict[str, float] = field(default_factory=dict)
+    tpot_s: dict[str, float | None] = field(default_factory=dict)
     latency_s: dict[str, float] = field(default_factory=dict)
 
 
-class RecordedRunner:
-    """Gives each step the recorded duration, and each request the recorded number of tokens."""
+class ReplayClock:
+    """Says what it is told to say."""
 
-    def __init__(self, recording: Recording, clock: ManualClock) -> None:
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now(self) -> float:
+        return self.at_s
+
+
+class RecordedRunner:
+    """Ends each step when a step ended in this turn of the recording, with the recorded tokens."""
+
+    def __init__(self, recording: Recording, clock: ReplayClock) -> None:
         self.submitted: StepPlan | None = None
-        self.turn = 0
-        self._recording = recording
+        self.turn = recording.turns[0] if recording.turns else None
         self._clock = clock
-        self._ends = recording.ends
-        self._prompts = {
-            sequence_id(add.request_id, i): len(add.prompt_ids) for add in recording.requests for i in range(add.n)
-        }
+        self._outputs = recording.outputs
+        self._prompts = {name: size for add in recording.requests for name, size in _prompts(add).items()}
+        self._other = next(token for token in count() if token not in recording.setup.eos_token_ids)
 
     def submit(self, plan: StepPlan) -> StepPlan:
         self.submitted = plan
@@ -124,57 +216,69 @@ class RecordedRunner:
         """Nothing to draw."""
 
     def collect(self, handle: StepPlan) -> StepResult:
-        """A turn that did not collect in the recording takes no time: the plans have parted by then."""
-        self._clock.advance(max(0.0, self._recording.ends_s[self.turn] - self._clock.now()))
-        rows = [RowResult(row.request_id, (self._token(row),) if row.sample else ()) for row in handle.rows]
-        return StepResult(handle.step, rows, self._recording.durations_s[self.turn] or 0.0)
+        """If no step ended in this turn of the recording the plans have parted, and this one takes no time."""
+        assert self.turn is not None, "there are turns only if some were recorded"
+        self._clock.at_s = max(self._clock.at_s, self.turn.commit_s)
+        return StepResult(handle.step, [self._result(row) for row in handle.rows], self.turn.duration_s or 0.0)
 
-    def _token(self, row: Any) -> int:
-        end = self._ends.get(row.request_id)
-        outputs = row.start + row.count - self._prompts[row.request_id] + 1
-        return END if end is not None and end.reason == "stop" and outputs >= end.tokens else TOKEN
+    def _result(self, row: Row) -> RowResult:
+        assert self.turn is not None
+        error = self.turn.failed.get(row.request_id)
+        if error is not None or not row.sample:
+            return RowResult(row.request_id, error=error)
+        index = row.start + row.count - self._prompts[row.request_id]
+        # One that the recording does not have (of a request that was cut off there) may be any but an end.
+        return RowResult(row.request_id, (self._outputs.get(row.request_id, {}).get(index, self._other),))
 
     def close(self) -> None:
         """Holds nothing."""
 
 
 def replay(
-    recording: Recording,
-    scheduler: SchedulerConfig,
-    machine: Machine,
-    *,
-    estimates: Estimates | None = None,
-    vocab_size: int = 1 << 20,
+    recording: Recording, scheduler: SchedulerConfig | None = None, *, estimates: Estimates | None = None
 ) -> Replay:
-    """Run the scheduler again. `scheduler` and the cache of `machine` must be those of the run for equal plans."""
-    clock, found = ManualClock(), Replay()
+    """Run the scheduler again, with other options than the run's if they are given.
+
+    `estimates`: what the run's policy knew at its start, if not what its options say.
+    """
+    setup, clock, found = recording.setup, ReplayClock(), Replay()
+    scheduler = scheduler or setup.scheduler
     runner = RecordedRunner(recording, clock)
-    kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
+    kv = KvManager(setup.num_blocks, setup.block_size, prefix_caching=setup.prefix_caching)
     core = EngineCore(
-        Scheduler(scheduler, kv, make_policy(scheduler, estimates), machine.max_model_len),
+        Scheduler(scheduler, kv, make_policy(scheduler, estimates), setup.max_model_len),
         runner,
         clock,
-        depth=2 if scheduler.overlap else 1,
-        eos_ids=(END,),
-        vocab_size=vocab_size,
+        depth=setup.depth,
+        eos_ids=setup.eos_token_ids,
+        vocab_size=setup.vocab_size,
     )
-    for turn, begin_s in enumerate(recording.begins_s):
-        clock.advance(max(0.0, begin_s - clock.now()))
+    tokens: dict[str, int] = {}
+    for number, turn in enumerate(recording.turns):
+        for entry in recording.before.get(number, []):
+            _apply(core, clock, entry)
+        clock.at_s = max(clock.at_s, turn.plan_s)
         runner.turn, runner.submitted = turn, None
-        for add in recording.adds.get(turn, []):
-            core.add(add)
-        if turn in recording.aborts:
-            core.abort(recording.aborts[turn])
         for output in core.step():
-            _note(found, output)
+            _note(found, tokens, output)
         rows = runner.submitted.rows if runner.submitted else []
         found.plans.append([(row.request_id, row.start, row.count) for row in rows])
     return found
 
 
-def _note(found: Replay, output: RequestOutput) -> None:
-    if output.end is None or not output.end.times.first_token_s:
+def _apply(core: EngineCore, clock: ReplayClock, entry: Add | Aborted) -> None:
+    if isinstance(entry, Add):
+        core.add(entry)
+    else:
+        clock.at_s = max(clock.at_s, entry.at_s)
+        core.abort(entry.sequence_ids)
+
+
+def _note(found: Replay, tokens: dict[str, int], output: RequestOutput) -> None:
+    name, end = output.request_id, output.end
+    tokens[name] = tokens.get(name, 0) + len(output.token_ids)
+    if end is None or not end.times.first_token_s:
         return
-    times = output.end.times
-    found.ttft_s[output.request_id] = times.first_token_s - times.arrival_s
-    found.latency_s[output.request_id] = times.finished_s - times.arrival_s
+    found.ttft_s[name] = end.times.first_token_s - end.times.arrival_s
+    found.latency_s[name] = end.times.finished_s - end.times.arrival_s
+    found.tpot_s[name] = tpot(found.ttft_s[name], found.latency_s[name], tokens[name])

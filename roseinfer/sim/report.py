@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import ceil, floor
+from math import ceil, floor, inf
 from statistics import fmean
 from typing import Any
 
 from roseinfer.sim.simulator import Lifetime, Simulation
 
 PERCENTILES = (50, 95, 99)
+TENTHS = 10
 
 
 def percentiles(values: Sequence[float], scale: float = 1e3) -> dict[str, float | None]:
@@ -43,6 +44,7 @@ def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, An
     lives = run.lifetimes
     served = [life for life in lives if life.served]
     good = [life for life in lives if life.good]
+    tenants = _by_tenant(lives)
     window_s = max(lives[-1].arrival_s - lives[0].arrival_s, 1e-9)
     summary = {
         "requests": len(lives),
@@ -54,20 +56,24 @@ def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, An
         "false_rejected": _false_rejected(lives, replay),
         "accepted_missed": 1 - len(good) / len(served) if served else 0.0,
         "good_tok_s": sum(len(life.token_s) for life in good) / run.elapsed_s,
+        "missed": _missed(lives),
         "classes": _by_class(lives),
         "terciles": _by_length(lives),
         "longest_gap_ms": 1e3 * max((gap for life in served for gap in _gaps(life)), default=0.0),
-        "fairness": _fairness(lives),
+        "tenants": tenants,
+        "fairness": jain(list(tenants.values())),
+        "cost_model": _cost_model(run.cost_errors),
         "steps": run.steps,
         "step_ms": 1e3 * run.busy_s / max(1, run.steps),
         "preemptions": run.preemptions,
+        "kv_peak": run.kv_peak,
         "scheduler_us_per_step": 1e6 * run.policy_s / max(1, run.steps),
     }
     return {**summary, **_latencies(served)}
 
 
 def mean_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, member by member; None where a run has none."""
+    """Means over seeds, member by member and item by item; None where a run has none."""
     merged: dict[str, Any] = {}
     for name, first in runs[0].items():
         values = [run.get(name) for run in runs]
@@ -75,6 +81,8 @@ def mean_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             merged[name] = mean_of([value for value in values if value is not None])
         elif any(value is None for value in values):
             merged[name] = None
+        elif isinstance(first, list):
+            merged[name] = [fmean(items) for items in zip(*values, strict=False)]
         else:
             merged[name] = fmean(value for value in values if value is not None)
     return merged
@@ -107,8 +115,20 @@ def _by_class(lives: Sequence[Lifetime]) -> dict[str, Any]:
     for name, group in sorted(groups.items()):
         served = [life for life in group if life.served]
         rejected = 1 - len(served) / len(group)
-        found[name] = {"adherence": adherence(group), "rejected": rejected, **_latencies(served)}
+        found[name] = {"adherence": adherence(group), "rejected": rejected, "missed": _missed(group)}
+        found[name] |= _latencies(served)
     return found
+
+
+def _missed(lives: Sequence[Lifetime]) -> dict[str, float]:
+    """Shares of all that were served and late, by objective; one request may miss several."""
+    served = [(life, life.slo) for life in lives if life.served and life.slo is not None]
+    late = {
+        "ttft": sum(life.ttft_s > (slo.ttft_s or inf) for life, slo in served),
+        "tpot": sum((life.tpot_s or 0.0) > (slo.tpot_s or inf) for life, slo in served),
+        "e2e": sum(life.latency_s > (slo.e2e_s or inf) for life, slo in served),
+    }
+    return {name: count / len(lives) for name, count in late.items()}
 
 
 def _by_length(lives: Sequence[Lifetime]) -> dict[str, float]:
@@ -118,9 +138,24 @@ def _by_length(lives: Sequence[Lifetime]) -> dict[str, float]:
     return {name: adherence(ordered[cuts[i] : cuts[i + 1]]) for i, name in enumerate(("short", "middle", "long"))}
 
 
-def _fairness(lives: Sequence[Lifetime]) -> float:
-    """Jain's index of the tenants' adherence."""
+def _by_tenant(lives: Sequence[Lifetime]) -> dict[str, float]:
+    """Adherence of each tenant's requests."""
     tenants: dict[str, list[Lifetime]] = {}
     for life in lives:
         tenants.setdefault(life.tenant, []).append(life)
-    return jain([adherence(group) for group in tenants.values()])
+    return {name: adherence(group) for name, group in sorted(tenants.items())}
+
+
+def _cost_model(errors: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
+    """Mean absolute relative error of the predicted step times, and the speed correction rho at the end: of the run,
+    and of each tenth of the steps in turn. None if fewer steps were predicted than that takes."""
+    if len(errors) < TENTHS:
+        return None
+    cuts = [round(i * len(errors) / TENTHS) for i in range(TENTHS + 1)]
+    tenths = [errors[start:end] for start, end in pairwise(cuts)]
+    return {
+        "mape": fmean(error for error, _ in errors),
+        "rho": errors[-1][1],
+        "mape_tenths": [fmean(error for error, _ in part) for part in tenths],
+        "rho_tenths": [part[-1][1] for part in tenths],
+    }

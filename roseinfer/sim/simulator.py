@@ -60,13 +60,19 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """`elapsed_s` simulated seconds, in `busy_s` of which a step ran. `policy_s`: real seconds of the policy's own."""
+    """`elapsed_s` simulated seconds, in `busy_s` of which a step ran. `policy_s`: real seconds of the policy's own.
+
+    `kv_peak`: the largest share of the KV blocks held behind a step. `cost_errors`: for each step that a policy's cost
+    model learnt from, |measured / predicted - 1| and rho after it; empty for policies that have none.
+    """
 
     lifetimes: list[Lifetime]
     elapsed_s: float
     busy_s: float
     steps: int
     preemptions: int
+    kv_peak: float = 0.0
+    cost_errors: list[tuple[float, float]] = field(default_factory=list)
     policy_s: float = field(default=0.0, compare=False)
 
 
@@ -89,6 +95,23 @@ class TimedPolicy:
         self.seconds += perf_counter() - start
 
 
+class Watch:
+    """What is looked at after each step, apart from the requests."""
+
+    def __init__(self, kv: KvManager, cost: CostModel) -> None:
+        self.blocks = 0
+        self.cost_errors: list[tuple[float, float]] = []
+        self._kv = kv
+        self._cost = cost
+        self._learnt = cost.steps
+
+    def look(self) -> None:
+        self.blocks = max(self.blocks, self._kv.num_blocks - self._kv.num_free)
+        if self._cost.steps > self._learnt:
+            self._learnt = self._cost.steps
+            self.cost_errors.append((abs(self._cost.errors[-1]), self._cost.rho))
+
+
 def simulate(
     arrivals: Sequence[Arrival],
     scheduler: SchedulerConfig,
@@ -101,7 +124,8 @@ def simulate(
     clock = ManualClock()
     runner = PricedRunner(machine, clock, seed)
     kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
-    policy = TimedPolicy(make_policy(scheduler, estimates or Estimates(cost=CostModel(machine.belief))))
+    estimates = estimates or Estimates(cost=CostModel(machine.belief))
+    policy = TimedPolicy(make_policy(scheduler, estimates))
     core = EngineCore(
         Scheduler(scheduler, kv, policy, machine.max_model_len),
         runner,
@@ -114,6 +138,7 @@ def simulate(
         sequence_id(str(number), 0): Lifetime(arrival.at_s, arrival.slo, arrival.output_len, arrival.tenant)
         for number, arrival in enumerate(arrivals)
     }
+    watch = Watch(kv, estimates.cost)
     number, count = 0, len(arrivals)
     while number < count or core.busy:
         if not core.busy and arrivals[number].at_s > clock.now():
@@ -122,9 +147,17 @@ def simulate(
             _add(core, runner, arrivals[number], str(number), machine.max_model_len)
             number += 1
         _note(core.step(), lives, clock.now())
+        watch.look()
     stats = core.stats()
     return Simulation(
-        list(lives.values()), clock.now(), runner.busy_s, stats.step, stats.preemptions, policy_s=policy.seconds
+        list(lives.values()),
+        clock.now(),
+        runner.busy_s,
+        stats.step,
+        stats.preemptions,
+        kv_peak=watch.blocks / kv.num_blocks,
+        cost_errors=watch.cost_errors,
+        policy_s=policy.seconds,
     )
 
 

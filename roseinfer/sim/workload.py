@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import log
 
 from roseinfer.core.slo import Slo
@@ -43,14 +43,33 @@ class LengthLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
-    """What requests are like: lengths, classes drawn uniformly (or by `weights`), a predictor's error in tokens."""
+class UniformLaw:
+    """Prompts and outputs uniform between the bounds (tokens)."""
 
-    lengths: LengthLaw
-    classes: tuple[Slo, ...]
+    prompt_min: int
+    prompt_max: int
+    output_min: int
+    output_max: int
+
+    def draw(self, rng: random.Random) -> tuple[int, int]:
+        return rng.randint(self.prompt_min, self.prompt_max), rng.randint(self.output_min, self.output_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What requests are like: lengths, classes and tenants drawn uniformly (or by weights).
+
+    No classes: nothing is promised. `predictor_rmse`: error of the predicted lengths in tokens; None = there are none.
+    `distinct`: no two prompts begin alike; else all do, for machines without a prefix cache.
+    """
+
+    lengths: LengthLaw | UniformLaw
+    classes: tuple[Slo, ...] = ()
     weights: tuple[float, ...] = ()
-    predictor_rmse: float = 195.0
-    tenants: tuple[str, ...] = field(default=("",))
+    predictor_rmse: float | None = 195.0
+    tenants: tuple[str, ...] = ("",)
+    tenant_weights: tuple[float, ...] = ()
+    distinct: bool = False
 
     def requests(self, times: Sequence[float], seed: int) -> list[Arrival]:
         """One request per time. Equal seeds give equal requests whatever the times."""
@@ -58,13 +77,27 @@ class Mix:
         found = []
         for at_s in times:
             prompt, output = self.lengths.draw(rng)
-            slo = rng.choices(self.classes, self.weights or None)[0]
-            predicted = self.predict(output, rng)
-            found.append(Arrival(at_s, [1] * prompt, output, slo, predicted, rng.choice(self.tenants)))
+            ids = [rng.randrange(3, VOCAB) for _ in range(prompt)] if self.distinct else [1] * prompt
+            found.append(self.promised(Arrival(at_s, ids, output), rng))
         return found
 
-    def predict(self, output: int, rng: random.Random) -> int:
+    def promised(self, arrival: Arrival, rng: random.Random) -> Arrival:
+        """With objectives, a predicted length, and a tenant."""
+        slo, predicted = self.slo(rng), self.predict(arrival.output_len, rng)
+        return replace(arrival, slo=slo, predicted_len=predicted, tenant=self.tenant(rng))
+
+    def slo(self, rng: random.Random) -> Slo | None:
+        return rng.choices(self.classes, self.weights or None)[0] if self.classes else None
+
+    def tenant(self, rng: random.Random) -> str:
+        if self.tenant_weights:
+            return rng.choices(self.tenants, self.tenant_weights)[0]
+        return rng.choice(self.tenants)
+
+    def predict(self, output: int, rng: random.Random) -> int | None:
         """SCORPIO's predictor as noise: N(0, rmse), less for short outputs, and never under 8 tokens."""
+        if self.predictor_rmse is None:
+            return None
         error = rng.gauss(0.0, self.predictor_rmse) * min(1.0, output / 300 + 0.3)
         return max(8, round(output + error))
 
@@ -88,7 +121,8 @@ def bursts(rate: float, count: int, seed: int, *, factor: float = 4.0, period_s:
     """Poisson arrivals that alternate between `factor` times the rate and what keeps the mean, half a period each."""
     rng = random.Random(f"times {seed}")
     high, low = min(factor, 2.0) * rate, max(0.0, 2.0 - factor) * rate
-    now, times = 0.0, []
+    now = 0.0
+    times: list[float] = []
     while len(times) < count:
         now += rng.expovariate(max(high, low))
         wanted = high if now % period_s < period_s / 2 else low

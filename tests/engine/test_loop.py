@@ -1,6 +1,7 @@
 """The engine's loop on hand-fed messages: who is told what, and how it ends."""
 
 import gc
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -122,6 +123,26 @@ def test_the_owner_is_told_of_each_step_once_whoever_asked(asker: int) -> None:
         assert [record.tokens for record in records] == [3] + [1] * 19
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_is_told_of_when_it_is_done(depth: int) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth)
+    script = play([(OWNER, add("a", 20))], [], [], core=core)
+    told = [message.steps for message in script.outputs(OWNER)]
+    assert [record.tokens for records in told for record in records][:20] == [3] + [1] * 19
+    assert all(len(records) == 1 for records in told), "with its outputs, neither earlier nor later"
+
+
+@pytest.mark.parametrize(("policy", "predicts"), [("scorpio", True), ("fifo", False)])
+def test_a_step_is_told_of_with_what_the_policy_expected(policy: str, predicts: bool) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=TimedRunner(0.5), scheduling_policy=policy)
+    script = play([(OWNER, add("a", 5))], core=core)
+    records = [record for message in script.outputs(OWNER) for record in message.steps]
+    assert [record.duration_s for record in records] == [0.5] * 5
+    assert [record.predicted_s > 0 for record in records] == [predicts] * 5
+    if predicts:
+        assert abs(records[-1].predicted_s - 0.5) < abs(records[0].predicted_s - 0.5), "the model learns"
+
+
 def test_everybody_hears_the_heart_beat_also_of_a_busy_engine() -> None:
     script = play([(1, add("a", 40))], turn_s=0.1)
     for client in (0, 1, 2):
@@ -142,6 +163,17 @@ def test_the_engine_ends_with_its_owner() -> None:
     script = play([(1, add("a", 50))], [], [(OWNER, Left())], [(1, add("b"))])
     assert script.turn == 3
     assert core_closed(script)
+
+
+class TimedRunner(FakeRunner):
+    """Says that every step took `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(BLOCKS, BLOCK_SIZE)
+        self._seconds = seconds
+
+    def collect(self, handle: int) -> StepResult:
+        return replace(super().collect(handle), duration_s=self._seconds)
 
 
 def core_closed(script: Script) -> bool:

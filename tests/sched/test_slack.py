@@ -229,13 +229,22 @@ def test_demand_counts_nothing_before_slack_is_used_up() -> None:
 def test_the_price_limit_is_where_the_cheapest_fill_the_machine() -> None:
     price = PriceLimit(window_s=10.0, every_s=1.0)
     for i in range(100):
-        price.offer(i / 10, 0.01 * (1 + i % 10))
+        price.offer(i / 10, 0.01 * (1 + i % 10), 0.01 * (1 + i % 10))
     assert price.update(10.0, 0.60)
     assert price.limit_s == float("inf"), "5.5 s of work in 10 s fit"
     assert not price.update(10.5, 0.30)
     assert price.update(11.0, 0.30)
     assert price.limit_s == pytest.approx(0.08)
     assert price.update(30.0, 0.30) and price.limit_s == float("inf"), "what was offered long ago does not count"
+
+
+def test_a_tenant_with_a_higher_price_does_not_leave_the_machine_idle() -> None:
+    """Work at its plain price fills the machine; the limit is the price up to which it does."""
+    price = PriceLimit(window_s=10.0, every_s=1.0)
+    for i in range(100):
+        price.offer(i / 10, 0.1, 0.1 * (3 if i % 2 else 1))
+    assert price.update(10.0, 0.75)
+    assert price.limit_s == pytest.approx(0.3), "5 s of the cheap, and half of the others"
 
 
 def test_the_peak_of_the_cache() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from roseinfer.sched.cost import CostParams
 from roseinfer.sim.arrivals import AtRate
 from roseinfer.sim.config import SweepConfig, WorkloadConfig
 from roseinfer.sim.machine import Machine
-from roseinfer.sim.report import jain, percentiles, summarise
+from roseinfer.sim.report import jain, mean_of, percentiles, summarise
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import Lifetime, Simulation, simulate
 from roseinfer.sim.sweep import Load, Sweep, contender, find_capacity, run_sweep
@@ -59,6 +60,66 @@ def test_a_summary_counts_the_rejected_in_the_denominator() -> None:
     assert found["longest_gap_ms"] == pytest.approx(200.0)
     assert found["scheduler_us_per_step"] == pytest.approx(100.0)
     assert found["false_rejected"] is None
+
+
+def test_misses_are_counted_by_objective() -> None:
+    late, slow = life(1.5, 0.05), life(0.5, 0.2)
+    lives = [life(0.5, 0.05), late, slow, Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED)]
+    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    assert found["missed"] == {"ttft": 0.25, "tpot": 0.25, "e2e": 0.0}
+    assert found["classes"]["a"]["missed"] == found["missed"]
+
+
+def test_the_longest_gap_and_the_thirds_by_output_length() -> None:
+    lives = [life(0.5, 0.05, tokens=n) for n in (2, 5, 20, 25)] + [life(0.5, 0.2, tokens=n) for n in (40, 50)]
+    lives[1].token_s[-1] += 3.0
+    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    assert found["longest_gap_ms"] == pytest.approx(3050.0)
+    assert found["terciles"] == {"short": 0.5, "middle": 1.0, "long": 0.0}
+
+
+def test_adherence_by_tenant_and_how_equal_it_is() -> None:
+    lives = [life(0.5, 0.05), life(0.5, 0.05), life(0.5, 0.05), life(0.5, 0.2)]
+    for number, tenant in enumerate("aabb"):
+        lives[number].tenant = tenant
+    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    assert found["tenants"] == {"a": 1.0, "b": 0.5}
+    assert found["fairness"] == pytest.approx(1.5**2 / (2 * 1.25))
+
+
+def test_the_error_of_the_cost_model_over_the_run() -> None:
+    """It believes in a machine a fifth faster: rho catches up within the first tenth, and stays."""
+    arrivals = SCORPIO_8B.mix.requests(poisson(7.0, 200, 0), 0)
+    config = SchedulerConfig(scheduling_policy="slack", **SCORPIO_8B.scheduler)
+    quiet = replace(SCORPIO_8B.machine, noise=0.0)
+    right, wrong = (simulate(arrivals, config, machine) for machine in (quiet, quiet.misjudged(1.25)))
+    assert 0.99 * right.steps < len(right.cost_errors) <= right.steps
+    assert max(error for error, _ in right.cost_errors) < 1e-6
+    assert wrong.cost_errors[0] == (pytest.approx(0.25), pytest.approx(1.005))
+    found = summarise(wrong)["cost_model"]
+    assert len(found["mape_tenths"]) == len(found["rho_tenths"]) == 10
+    assert found["mape_tenths"][0] > found["mape_tenths"][9]
+    assert found["mape_tenths"][9] < 0.01
+    assert found["rho"] == found["rho_tenths"][9] == wrong.cost_errors[-1][1]
+
+
+def test_a_policy_that_predicts_nothing_has_no_error() -> None:
+    config = SchedulerConfig(scheduling_policy="fifo")
+    run = simulate(SCORPIO_8B.mix.requests(poisson(7.0, 50, 0), 0), config, SCORPIO_8B.machine)
+    assert run.cost_errors == []
+    assert summarise(run)["cost_model"] is None
+
+
+def test_the_peak_of_the_cache_in_use() -> None:
+    machine = Machine(num_kv_blocks=8, block_size=16, max_model_len=64, prefix_caching=False)
+    arrivals = [Arrival(0.0, [1] * 16, 40), Arrival(0.0, [1] * 16, 10)]
+    assert simulate(arrivals, SchedulerConfig(), machine).kv_peak == 0.5  # 4 blocks, the short one has left
+    assert simulate(arrivals[:1] * 2, SchedulerConfig(), machine).kv_peak == 1.0
+
+
+def test_means_over_seeds_go_member_by_member() -> None:
+    runs = [{"a": 1, "b": {"c": 2.0}, "d": [1.0, 3.0], "e": None}, {"a": 2, "b": {"c": 4.0}, "d": [3.0, 5.0], "e": 1}]
+    assert mean_of(runs) == {"a": 1.5, "b": {"c": 3.0}, "d": [2.0, 4.0], "e": None}
 
 
 def test_percentiles_and_fairness() -> None:
@@ -151,7 +212,7 @@ def test_capacity_is_the_highest_rate_that_meets_the_target() -> None:
 
 
 def test_options_out_of_range() -> None:
-    assert SweepConfig(rates="5, 7.5").rate_list == [5.0, 7.5]
+    assert SweepConfig(rates="5, 7.5").rate_list == (5.0, 7.5)
     for rates in ("a", "-1", "0", "nan"):
         with pytest.raises(ConfigError, match="rates"):
             _ = SweepConfig(rates=rates).rate_list
@@ -183,3 +244,17 @@ def test_the_command_refuses_what_it_cannot_do(capsys: pytest.CaptureFixture[str
     assert cli.main(["simulate", "--setup", "scorpio-8b", "--policies", "lottery", "--rates", "5"]) != 0
     assert cli.main(["simulate", "--setup", "scorpio-8b", "--policies", "slack"]) != 0
     assert "rates" in capsys.readouterr().err
+    assert cli.main(["simulate", "--policies", "slack", "--capacity"]) != 0
+    assert "slo-classes" in capsys.readouterr().err
+
+
+def test_capacity_at_objectives_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step takes 10 ms and more: 20 ms a token can be kept, 9 ms cannot."""
+    file = tmp_path / "classes.toml"
+    file.write_text("[classes.chat]\nttft_ms = 500\ntpot_ms = 20\n")
+    flags = f"simulate --slo-classes {file} --step-ms 10 --row-us 100 --context-ns 0 --requests 60 --policies slack"
+    assert cli.main([*flags.split(), "--capacity", "--target", "0.9", "--jobs", "1"]) == 0
+    assert "class chat (TTFT 500 ms, TPOT 20 ms) is the tight one" in capsys.readouterr().out
+    file.write_text(file.read_text().replace("20", "9"))
+    assert cli.main([*flags.split(), "--rates", "1", "--jobs", "1", "--json", str(tmp_path / "out.json")]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["points"][0]["adherence"] < 0.5

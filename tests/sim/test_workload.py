@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Slo
 from roseinfer.sim.arrivals import make_arrivals
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.setups import SCORPIO_8B
@@ -107,3 +108,53 @@ def test_unreadable_traces_are_refused_by_name(tmp_path: Path) -> None:
             read_trace(str(tmp_path / name))
     with pytest.raises(ConfigError, match="go together"):
         WorkloadConfig(workload="trace")
+
+
+def test_classes_and_tenants_come_in_the_shares_asked_for() -> None:
+    options = {"setup": "scorpio-8b", "num_requests": 3000, "request_rate": 5.0}
+    config = WorkloadConfig(class_shares="1,1,1,4,4,4", tenant_shares="8,1,1", **options)
+    arrivals = make_arrivals(config, SCORPIO_8B)
+    loose = sum(arrival.slo.tpot_s == 0.05 for arrival in arrivals) / 3000
+    assert loose == pytest.approx(0.8, abs=0.03)
+    shares = [sum(arrival.tenant == name for arrival in arrivals) / 3000 for name in "123"]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.03)
+    assert {arrival.tenant for arrival in make_arrivals(WorkloadConfig(**options), SCORPIO_8B)} == {""}
+
+
+def test_a_trace_with_its_own_lengths_has_tenants_too(tmp_path: Path) -> None:
+    file = tmp_path / "azure.csv"
+    file.write_text(AZURE.replace("4808", "480"))
+    config = WorkloadConfig(
+        setup="scorpio-8b", workload="trace", trace=str(file), trace_lengths=True, tenant_shares="1"
+    )
+    assert [arrival.tenant for arrival in make_arrivals(config, SCORPIO_8B)] == ["1", "1"]
+
+
+def test_shares_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="class_shares: 2 shares for 6 classes"):
+        make_arrivals(WorkloadConfig(setup="scorpio-8b", class_shares="1,2"), SCORPIO_8B)
+    with pytest.raises(ConfigError, match="tenant_shares"):
+        WorkloadConfig(setup="scorpio-8b", tenant_shares="1,-1")
+    with pytest.raises(ConfigError, match="class_shares: 1 shares for 0 classes"):
+        make_arrivals(WorkloadConfig(class_shares="1"))
+
+
+def test_objectives_and_predictions_without_a_setup() -> None:
+    options = {"num_requests": 200, "request_rate": 5.0, "input_len": 64, "output_len": 400}
+    bare = make_arrivals(WorkloadConfig(**options))
+    assert {(arrival.slo, arrival.predicted_len, arrival.tenant) for arrival in bare} == {(None, None, "")}
+    assert len({tuple(arrival.prompt_ids[:4]) for arrival in bare}) == 200, "no shared prefixes"
+    classes = (Slo(0.5, 0.05, class_name="a"), Slo(None, None, class_name="b"))
+    config = WorkloadConfig(predictor_rmse=50.0, class_shares="3,1", **options)
+    arrivals = make_arrivals(config, classes=classes)
+    assert sum(arrival.slo is classes[0] for arrival in arrivals) == pytest.approx(150, abs=25)
+    errors = [arrival.predicted_len - arrival.output_len for arrival in arrivals if arrival.output_len > 300]
+    assert statistics.fmean(error**2 for error in errors) ** 0.5 == pytest.approx(50, rel=0.3)
+
+
+def test_classes_instead_of_those_of_the_setup() -> None:
+    slo = Slo(0.5, 0.05, class_name="a")
+    arrivals = make_arrivals(WorkloadConfig(setup="scorpio-8b", num_requests=20), SCORPIO_8B, (slo,))
+    assert {arrival.slo for arrival in arrivals} == {slo}
+    original = make_arrivals(WorkloadConfig(setup="scorpio-8b", num_requests=20), SCORPIO_8B)
+    assert arrivals[0].output_len == original[0].output_len

@@ -6,9 +6,11 @@ After QoServe/Niyama (ASPLOS 2026); token deadlines count from the real first to
 """
 
 from math import inf
+from operator import itemgetter
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Event, StepDone
+from roseinfer.core.outputs import PolicyStats
 from roseinfer.sched.cost import CostModel, Work, work_of
 from roseinfer.sched.ledger import Ledger, Track
 from roseinfer.sched.policies.planned import PlannedDecision
@@ -26,6 +28,18 @@ class QoServePolicy:
         self._cost = cost
         self._ledger = Ledger()
         self._seats = config.max_active_requests or config.max_num_seqs
+        self._budget_s = inf
+        self._late = 0  # prompts that can no longer be in time
+
+    def stats(self) -> PolicyStats:
+        ledger = self._ledger
+        return PolicyStats(
+            speed=self._cost.rho,
+            margin=MARGIN,
+            step_budget_s=self._budget_s if ledger.decoding and self._budget_s < inf else None,
+            demoted=self._late if ledger.waiting or ledger.filling else 0,
+            predicted_step_s=self._cost.predicted_s,
+        )
 
     def observe(self, event: Event) -> None:
         self._ledger.observe(event)
@@ -39,7 +53,7 @@ class QoServePolicy:
         tokens = self._room(view, decoding)
         chunks, starts, free_blocks = {}, [], view.free_blocks
         seats = min(view.free_seats, self._seats - len(view.running))
-        for track, left in self._order(view):
+        for track, left in self._order(view) if tokens > 0 else ():
             if tokens <= 0:
                 break
             request = track.request
@@ -64,11 +78,14 @@ class QoServePolicy:
             if track.anchor_s == inf and track.request.first_token_s:
                 track.set_pace(MARGIN, track.request.first_token_s)
             slack = min(slack, track.anchor_s + track.pace_s * len(track.tokens) - view.now_s)
+        self._budget_s = slack
         if slack == inf:
             return limit
         params = self._cost.params
         context = sum(len(track.tokens) for track in decoding)
-        spare = slack - params.seconds(Work(0, 0.0, len(decoding), context))
+        decode_s = params.seconds(Work(0, 0.0, len(decoding), context))
+        spare = slack - decode_s
+        self._budget_s = max(slack, decode_s)
         return int(max(0.0, min(limit, spare / params.token_s)))
 
     def _order(self, view: View) -> list[tuple[Track, int]]:
@@ -81,10 +98,12 @@ class QoServePolicy:
         queued_s = params.token_s * sum(left for _, left in found)
         weight = WEIGHT_LOADED_S if queued_s > LOADED_S else WEIGHT_LIGHT_S
 
-        def key(item: tuple[Track, int]) -> tuple[bool, float]:
-            track, left = item
-            due = track.due_s if track.due_s < inf else track.request.arrival_s + AGEING_S
-            late = view.now_s + params.step_s + params.token_s * left > due
-            return late, due + weight * left
-
-        return sorted(found, key=key)
+        in_time: list[tuple[float, Track, int]] = []
+        late: list[tuple[float, Track, int]] = []
+        for track, left in found:
+            due_s = track.due_s if track.due_s < inf else track.request.arrival_s + AGEING_S
+            missed = view.now_s + params.step_s + params.token_s * left > due_s
+            (late if missed else in_time).append((due_s + weight * left, track, left))
+        self._late = sum(track.due_s < inf for _, track, _ in late)
+        by_key = itemgetter(0)
+        return [(track, left) for _, track, left in sorted(in_time, key=by_key) + sorted(late, key=by_key)]

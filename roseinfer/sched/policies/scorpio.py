@@ -16,7 +16,7 @@ from math import inf
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event, StepDone
-from roseinfer.core.outputs import COMPLETE
+from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
 from roseinfer.sched.cost import CostModel, work_of
@@ -48,6 +48,12 @@ class VirtualBatch:
     @property
     def smallest(self) -> float:
         return min(self.counts, default=inf)
+
+    @property
+    def shares(self) -> float:
+        """The virtual batch size: the sum of each one's proportionality."""
+        counts = self.counts
+        return min(counts) * sum([count / tpot_s for tpot_s, count in counts.items()]) if counts else 0.0
 
     def with_one(self, tpot_s: float, context: int) -> tuple[float, float, float]:
         """Virtual batch size, mean context and smallest objective if a request joined."""
@@ -81,6 +87,12 @@ class ScorpioPolicy:
         self._lengths = lengths
         self._ledger = Ledger()
         self._admitted = 0
+        self._batch = VirtualBatch()
+
+    def stats(self) -> PolicyStats:
+        live, cost = self._ledger.decoding or self._ledger.filling, self._cost
+        rows = self._batch.shares if live else 0.0
+        return PolicyStats(None, cost.rho, None, None, rows, None, cost.predicted_s)
 
     def observe(self, event: Event) -> None:
         track = self._ledger.observe(event)
@@ -93,7 +105,7 @@ class ScorpioPolicy:
         for track in self._ledger.promote():
             track.credit = (self._admitted * GOLDEN) % 1.0 if self._stagger else 0.0
             self._admitted += 1
-        batch = VirtualBatch()
+        self._batch = batch = VirtualBatch()
         for track in [*self._ledger.decoding.values(), *self._ledger.filling.values()]:
             if track.tpot_s < inf:
                 batch.add(track.tpot_s, len(track.tokens))

@@ -15,14 +15,11 @@ in 3 and take what is left over, but age, so that none starves. Without any obje
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Admitted, Ended, Event, Queued, StepDone
-from roseinfer.core.outputs import COMPLETE
-from roseinfer.core.request import Request
-from roseinfer.sched.admission import Admission
+from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.sched.backlog import Backlog
 from roseinfer.sched.batch import Batch
 from roseinfer.sched.cost import CostModel, work_of
@@ -31,40 +28,13 @@ from roseinfer.sched.ledger import Ledger, Track
 from roseinfer.sched.lengths.base import LengthEstimator
 from roseinfer.sched.margin import Margin
 from roseinfer.sched.policies.fifo import FifoPolicy
-from roseinfer.sched.policies.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View, rejectable
 from roseinfer.sched.price import PriceLimit
+from roseinfer.sched.slack_step import SlackStep
 from roseinfer.sched.tenants import TenantShares
+from roseinfer.sched.tuning import Tuning
 
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """`cost_weight`: seconds of due time that a second of work is worth in the order. `roomy`: the utilisation below
-    which the price limit does not hold. `reserve`: share of the machine that is kept for requests that are urgent or
-    cheap; one of mean work whose first token is due in `patience` TPOT objectives or more leaves all of it free. The
-    others are bounds on a step and on waiting.
-    """
-
-    cost_weight: float = 4.0
-    roomy: float = 0.7
-    reserve: float = 0.1
-    patience: float = 100.0
-    price_window_s: float = 30.0
-    price_fill: float = 1.05
-    prefill_share: float = 0.35
-    longest_step: float = 8.0  # times the smallest TPOT objective
-    gap_limit: float = 4.0  # times the request's TPOT objective, between two tokens
-    smallest_chunk: int = 16
-    guard_steps: float = 6.0
-    guard_chunk: int = 256
-    ageing_s: float = 10.0  # stands for a TTFT objective
-    idle_limit_s: float = 1.0  # of requests that take what is left
-    priority_s: float = 1.0  # per level
-    fairness_s: float = 1.0  # for a tenant that has twice its share
-    refresh_s: float = 0.1
-    looked_at: int = 16
 
 
 class SlackPolicy:
@@ -90,10 +60,13 @@ class SlackPolicy:
         self.config = config
         self._fifo = FifoPolicy(config)
         self._promised = 0  # live requests with objectives
+        self._demoted = 0  # of `leftover`, those with a TPOT objective
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
         self._refreshed_s = -inf
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0
+        self._limit_s = inf
+        self._predicted_s = 0.0  # of the newest completed step; 0: nobody asked the model
 
     # --- what happens -------------------------------------------------------------------------------------------
     def observe(self, event: Event) -> None:
@@ -115,9 +88,11 @@ class SlackPolicy:
     def _step_done(self, event: StepDone) -> None:
         self._done, self._done_s = event.plan.step, event.now_s
         if not self._promised and event.plan.step % 4:
+            self._predicted_s = 0.0
             return  # nobody needs to know, but the model should stay true
         work = work_of(event.plan.rows)
         self.cost.observe(work, event.duration_s)
+        self._predicted_s = self.cost.predicted_s
         lasted_s = max(event.duration_s, 1e-6)
         self.prompt_rate += min(1.0, lasted_s) * (work.prompt_tokens / lasted_s - self.prompt_rate)
 
@@ -138,18 +113,14 @@ class SlackPolicy:
         track.key += self.tuning.priority_s * request.priority + self.tuning.fairness_s * excess
         if track.tpot_s < inf:
             # The constant part of a step is paid anyway, so a second of decoding costs more than one of prefill.
-            scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self._smallest_s))
+            scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self.batch.smallest_s))
             track.key += self.tuning.cost_weight * (prefill_s + scarce * decode_s)
             if not request.preemptions:
-                self.price.offer(request.arrival_s, track.work_s)
+                self.price.offer(request.arrival_s, track.work_s, track.work_s * (1 + excess))
             track.work_s *= 1 + excess
         self.backlog.add(track, self.price.limit_s)
         if track.ttft_s < inf:
             self.backlog.watch(track, track.due_s - prefill_s - p.step_s)
-
-    @property
-    def _smallest_s(self) -> float:
-        return self.batch.smallest_s if len(self.batch) else inf
 
     def _ended(self, track: Track, event: Ended) -> None:
         self._promised -= track.request.slo is not None
@@ -166,7 +137,8 @@ class SlackPolicy:
     def _leave(self, track: Track) -> None:
         """It decodes no longer."""
         name = track.request.request_id
-        self.leftover.pop(name, None)
+        if self.leftover.pop(name, None) is not None:
+            self._demoted -= track.tpot_s < inf
         self._unseen.pop(name, None)
         if track in self.batch:
             self.batch.remove(track)
@@ -181,7 +153,7 @@ class SlackPolicy:
         self._promote(now_s)
         step = SlackStep(self, view, now_s, in_flight)
         decision = step.decide()
-        self._planned, self._seconds = view.step, step.seconds
+        self._planned, self._seconds, self._limit_s = view.step, step.seconds, step.limit_s
         return decision
 
     def _promote(self, now_s: float) -> None:
@@ -193,8 +165,7 @@ class SlackPolicy:
         for track in self.ledger.promote():
             name, first_s = track.request.request_id, track.request.first_token_s
             if track.tpot_s == inf or track.doomed or self.unattainable(track):
-                track.idle_s = now_s
-                self.leftover[name] = track
+                self._set_aside(track, now_s)
                 continue
             self.batch.add(track, first_s or now_s)
             if not first_s:
@@ -202,8 +173,14 @@ class SlackPolicy:
 
     def demote(self, track: Track, now_s: float) -> None:
         self.batch.remove(track)
-        track.doomed, track.idle_s = True, now_s
+        track.doomed = True
+        self._set_aside(track, now_s)
+
+    def _set_aside(self, track: Track, now_s: float) -> None:
+        """It takes what is left over from now on."""
+        track.idle_s = now_s
         self.leftover[track.request.request_id] = track
+        self._demoted += track.tpot_s < inf
 
     def refresh_demand(self, now_s: float, slacks: Sequence[float], context: Sequence[int], smallest_s: float) -> None:
         """From the requests that run, now and then; in between, those that start are added."""
@@ -257,169 +234,16 @@ class SlackPolicy:
                 self.backlog.watch(track, max(latest_s, now_s))
         return found
 
-
-class SlackStep:
-    """One step. `seconds`: how long it is expected to take."""
-
-    def __init__(self, policy: SlackPolicy, view: View, now_s: float, in_flight: bool) -> None:
-        self.seconds = 0.0
-        self._policy = policy
-        self._tuning = policy.tuning
-        self._params = policy.cost.params
-        self._view = view
-        self._now_s = now_s
-        self._in_flight = in_flight
-        self._keep = 1 - policy.margin.value
-
-    def decide(self) -> Decision:
-        policy, p = self._policy, self._params
-        self._measure()
-        admission = Admission(policy, self._view, self._now_s)
-        admission.run(self._slacks, self._context)
-        filling = policy.ledger.filling.values()
-        prompts = [*((track, track.request.remaining) for track in filling), *admission.admitted]
-        self._rows = list(policy.batch.tracks)
-        self._decode_s = p.step_s + p.row_s * len(self._rows) + p.context_s * sum(self._context)
-        room = self._room(prompts)
-        self._take_turns()
-        chunks, starts = self._share(prompts, room)
-        self.seconds = self._decode_s + p.token_s * sum(chunks.values())
-        rows = [track.request for track in self._rows]
-        rows += self._leftovers()
-        if not rows and not chunks:  # somebody has to
-            rows = [track.request for track in policy.ledger.decoding.values()]
-        rows += [track.request for track in filling]
-        return PlannedDecision(rows, chunks, starts, list(admission.rejections.values()), self._yields)
-
-    def _measure(self) -> None:
-        """Slack of every decoding request; those that are lost are demoted."""
-        batch, now_s = self._policy.batch, self._now_s
-        self._context = batch.context()
-        due = batch.due_in_flight(self._context) if self._in_flight else batch.due(self._context)
-        self._slacks = [at_s - now_s for at_s in due]
-        if due and min(due) < now_s:
-            lost = [track for track, slack in zip(batch.tracks, self._slacks, strict=True) if self._lost(track, slack)]
-            for track in lost:
-                self._policy.demote(track, now_s)
-            if lost:
-                self._measure()
-
-    def _lost(self, track: Track, slack: float) -> bool:
-        """Whether it stays late even if it decodes in fast steps to its end."""
-        late_s = -slack - (track.tpot_s - track.pace_s) * track.outputs  # behind the objective itself
-        if late_s <= 0:
-            return False
-        fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._policy.batch)
-        left = self._policy.lengths.left(track.request, max(1, track.outputs))
-        return late_s > max(0.0, left * (track.tpot_s - fast_s))
-
-    # --- what the step holds ------------------------------------------------------------------------------------
-    def _room(self, prompts: Sequence[tuple[Track, int]]) -> float:
-        """Prompt tokens that fit before the first token is late; makes room by letting requests sit out."""
-        policy, token_s = self._policy, self._params.token_s
-        if not self._rows:
-            self._limit_s = inf
-            return float(self._view.token_budget)
-        smallest_s = policy.batch.smallest_s
-        tau = min(max(min(self._slacks), self._decode_s), self._tuning.longest_step * smallest_s)
-        self._limit_s = tau
-        room = (tau - self._decode_s) / token_s
-        short = sum(left for track, left in prompts if track.request.slo is not None) - room
-        over_s = self._decode_s - smallest_s * self._keep
-        if short > 0 or over_s > 0:
-            room = self._skip(short * token_s, over_s) / token_s
-        return room
-
-    def _skip(self, short_s: float, over_s: float) -> float:
-        """Leave out those with the most slack, for `short_s` of prompts or because the rows alone take too long.
-
-        Returns the seconds that are left for prompts.
-        """
-        policy, p, tau, full_s = self._policy, self._params, self._limit_s, self._decode_s
-        room_s = tau - full_s
-        # One that is ahead by less would soon be the most urgent, and steps would become short and many.
-        ahead_s = max(full_s, policy.batch.smallest_s)
-        order = sorted(range(len(self._rows)), key=self._slacks.__getitem__)
-        tracks, skipped = self._rows, set()
-        while order:
-            index = order[-1]
-            slack = self._slacks[index]
-            wanted = short_s > 0 and slack > tau + ahead_s
-            too_long = over_s > 0 and slack > 2 * self._decode_s
-            if not (wanted or too_long):
-                break
-            order.pop()
-            if not self._may_skip(tracks[index], tau):
-                continue
-            saved_s = p.row_s + p.context_s * self._context[index]
-            skipped.add(index)
-            self._decode_s -= saved_s
-            short_s -= saved_s
-            over_s -= saved_s
-            room_s += saved_s
-        self._rows = [track for index, track in enumerate(policy.batch.tracks) if index not in skipped]
-        return room_s
-
-    def _take_turns(self) -> None:
-        """No more decoding rows than the options allow: the most urgent."""
-        most = self._policy.config.max_batch_size
-        if most is not None and len(self._rows) > most:
-            due = {track.request.request_id: track.anchor_s + track.pace_s * len(track.tokens) for track in self._rows}
-            self._rows.sort(key=lambda track: due[track.request.request_id])
-            del self._rows[most:]
-
-    def _may_skip(self, track: Track, tau: float) -> bool:
-        """A reader should not notice: two tokens are never further apart than the gap limit."""
-        step = self._view.step
-        if track.idle_step != step - 1:
-            track.idle_s = self._now_s
-        if self._now_s + tau - track.idle_s > self._tuning.gap_limit * track.tpot_s:
-            return False
-        track.idle_step = step
-        return True
-
-    def _share(self, prompts: Sequence[tuple[Track, int]], room: float) -> tuple[dict[str, int], list[Request]]:
-        """The step's prompt tokens, in order."""
-        config = self._policy.config
-        most = config.prefill_max_tokens or self._view.token_budget
-        left = int(max(0.0, min(room, most, self._view.token_budget - len(self._rows))))
-        if self._rows and left < self._tuning.smallest_chunk:
-            left = 0
-        if not left and prompts:
-            left = min(most, self._guard(*prompts[0]))
-        chunks: dict[str, int] = {}
-        starts: list[Request] = []
-        longest = config.long_prefill_token_threshold or left
-        for track, wanted in prompts:
-            if left <= 0 or len(starts) >= (config.prefill_max_batch_size or left):
-                break
-            chunks[track.request.request_id] = min(left, wanted, longest)
-            left -= chunks[track.request.request_id]
-            if track.request.seat is None:
-                starts.append(track.request)
-        return chunks, starts
-
-    def _guard(self, track: Track, wanted: int) -> int:
-        """Tokens for a prompt for which there is no room, but which is about to be late."""
-        left_s = track.due_s - self._now_s
-        if left_s < self._tuning.guard_steps * self._decode_s + wanted * self._params.token_s:
-            return min(self._tuning.guard_chunk, wanted)
-        return 0
-
-    def _leftovers(self) -> list[Request]:
-        """Requests that are owed nothing decode while the step stays within its limit, or if they waited long."""
-        p, chosen = self._params, []
-        for track in self._policy.leftover.values():
-            row_s = p.row_s + p.context_s * len(track.tokens)
-            if self.seconds + row_s < self._limit_s or self._now_s - track.idle_s > self._tuning.idle_limit_s:
-                track.idle_s = self._now_s
-                self.seconds += row_s
-                chosen.append(track.request)
-        return chosen
-
-    def _yields(self, request: Request) -> float:
-        """Who gives up its blocks first: those that are owed nothing, then those furthest ahead."""
-        track = self._policy.ledger.decoding.get(request.request_id)
-        if track is None or track not in self._policy.batch:
-            return inf
-        return track.anchor_s + track.pace_s * len(track.tokens)
+    # --- looking in ---------------------------------------------------------------------------------------------
+    def stats(self) -> PolicyStats:
+        """Utilisation counts no slack that requests have saved up: it is what they need in the long run."""
+        cost, batch, margin = self.cost, self.batch, self.margin.value
+        if not self._promised:
+            return PolicyStats(0.0, cost.rho, margin, None, 0.0, 0, self._predicted_s)
+        p = cost.params
+        busy = p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s + p.step_s / batch.smallest_s
+        busy += min(self.tuning.prefill_share, p.token_s * self.prompt_rate)
+        utilisation, rows, budget_s = busy / (1 - margin), 0.0, None
+        if len(batch):
+            rows, budget_s = batch.smallest_s * batch.tokens_per_s, self._limit_s
+        return PolicyStats(utilisation, cost.rho, margin, budget_s, rows, self._demoted, self._predicted_s)

@@ -1,0 +1,181 @@
+"""One step of the slack policy: how long it may take, which rows it holds, and how many prompt tokens beside them."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from roseinfer.core.request import Request
+from roseinfer.sched.admission import Admission
+from roseinfer.sched.ledger import Track
+from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.policy import Decision, View
+
+if TYPE_CHECKING:
+    from roseinfer.sched.policies.slack import SlackPolicy
+
+
+class SlackStep:
+    """`seconds`: how long it is expected to take. `limit_s`: how long it may take, inf if nobody is owed a token."""
+
+    def __init__(self, policy: "SlackPolicy", view: View, now_s: float, in_flight: bool) -> None:
+        self.seconds = 0.0
+        self.limit_s = inf
+        self._policy = policy
+        self._tuning = policy.tuning
+        self._params = policy.cost.params
+        self._view = view
+        self._now_s = now_s
+        self._in_flight = in_flight
+        self._keep = 1 - policy.margin.value
+
+    def decide(self) -> Decision:
+        policy, p = self._policy, self._params
+        self._measure()
+        admission = Admission(policy, self._view, self._now_s)
+        admission.run(self._slacks, self._context)
+        filling = policy.ledger.filling.values()
+        prompts = [*((track, track.request.remaining) for track in filling), *admission.admitted]
+        self._rows = list(policy.batch.tracks)
+        self._decode_s = p.step_s + p.row_s * len(self._rows) + p.context_s * sum(self._context)
+        room = self._room(prompts)
+        self._take_turns()
+        chunks, starts = self._share(prompts, room)
+        self.seconds = self._decode_s + p.token_s * sum(chunks.values())
+        rows = [track.request for track in self._rows]
+        rows += self._leftovers()
+        if not rows and not chunks:  # somebody has to
+            rows = [track.request for track in policy.ledger.decoding.values()]
+        rows += [track.request for track in filling]
+        return PlannedDecision(rows, chunks, starts, list(admission.rejections.values()), self._yields)
+
+    def _measure(self) -> None:
+        """Slack of every decoding request; those that are lost are demoted."""
+        batch, now_s = self._policy.batch, self._now_s
+        self._context = batch.context()
+        due = batch.due_in_flight(self._context) if self._in_flight else batch.due(self._context)
+        self._slacks = [at_s - now_s for at_s in due]
+        if due and min(due) < now_s:
+            lost = [track for track, slack in zip(batch.tracks, self._slacks, strict=True) if self._lost(track, slack)]
+            for track in lost:
+                self._policy.demote(track, now_s)
+            if lost:
+                self._measure()
+
+    def _lost(self, track: Track, slack: float) -> bool:
+        """Whether it stays late even if it decodes in fast steps to its end."""
+        late_s = -slack - (track.tpot_s - track.pace_s) * track.outputs  # behind the objective itself
+        if late_s <= 0:
+            return False
+        fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._policy.batch)
+        left = self._policy.lengths.left(track.request, max(1, track.outputs))
+        return late_s > max(0.0, left * (track.tpot_s - fast_s))
+
+    # --- what the step holds ------------------------------------------------------------------------------------
+    def _room(self, prompts: Sequence[tuple[Track, int]]) -> float:
+        """Prompt tokens that fit before the first token is late; makes room by letting requests sit out."""
+        policy, token_s = self._policy, self._params.token_s
+        if not self._rows:
+            return float(self._view.token_budget)
+        smallest_s = policy.batch.smallest_s
+        tau = min(max(min(self._slacks), self._decode_s), self._tuning.longest_step * smallest_s)
+        self.limit_s = tau
+        room = (tau - self._decode_s) / token_s
+        short = sum(left for track, left in prompts if track.request.slo is not None) - room
+        over_s = self._decode_s - smallest_s * self._keep
+        if short > 0 or over_s > 0:
+            room = self._skip(short * token_s, over_s) / token_s
+        return room
+
+    def _skip(self, short_s: float, over_s: float) -> float:
+        """Leave out those with the most slack, for `short_s` of prompts or because the rows alone take too long.
+
+        Returns the seconds that are left for prompts.
+        """
+        policy, p, tau, full_s = self._policy, self._params, self.limit_s, self._decode_s
+        room_s = tau - full_s
+        # One that is ahead by less would soon be the most urgent, and steps would become short and many.
+        ahead_s = max(full_s, policy.batch.smallest_s)
+        order = sorted(range(len(self._rows)), key=self._slacks.__getitem__)
+        tracks, skipped = self._rows, set()
+        while order:
+            index = order[-1]
+            slack = self._slacks[index]
+            wanted = short_s > 0 and slack > tau + ahead_s
+            too_long = over_s > 0 and slack > 2 * self._decode_s
+            if not (wanted or too_long):
+                break
+            order.pop()
+            if not self._may_skip(tracks[index], tau):
+                continue
+            saved_s = p.row_s + p.context_s * self._context[index]
+            skipped.add(index)
+            self._decode_s -= saved_s
+            short_s -= saved_s
+            over_s -= saved_s
+            room_s += saved_s
+        self._rows = [track for index, track in enumerate(policy.batch.tracks) if index not in skipped]
+        return room_s
+
+    def _take_turns(self) -> None:
+        """No more decoding rows than the options allow: the most urgent."""
+        most = self._policy.config.max_batch_size
+        if most is not None and len(self._rows) > most:
+            due = {track.request.request_id: track.anchor_s + track.pace_s * len(track.tokens) for track in self._rows}
+            self._rows.sort(key=lambda track: due[track.request.request_id])
+            del self._rows[most:]
+
+    def _may_skip(self, track: Track, tau: float) -> bool:
+        """A reader should not notice: two tokens are never further apart than the gap limit."""
+        step = self._view.step
+        if track.idle_step != step - 1:
+            track.idle_s = self._now_s
+        if self._now_s + tau - track.idle_s > self._tuning.gap_limit * track.tpot_s:
+            return False
+        track.idle_step = step
+        return True
+
+    def _share(self, prompts: Sequence[tuple[Track, int]], room: float) -> tuple[dict[str, int], list[Request]]:
+        """The step's prompt tokens, in order."""
+        config = self._policy.config
+        most = config.prefill_max_tokens or self._view.token_budget
+        left = int(max(0.0, min(room, most, self._view.token_budget - len(self._rows))))
+        if self._rows and left < self._tuning.smallest_chunk:
+            left = 0
+        if not left and prompts:
+            left = min(most, self._guard(*prompts[0]))
+        chunks: dict[str, int] = {}
+        starts: list[Request] = []
+        longest = config.long_prefill_token_threshold or left
+        for track, wanted in prompts:
+            if left <= 0 or len(starts) >= (config.prefill_max_batch_size or left):
+                break
+            chunks[track.request.request_id] = min(left, wanted, longest)
+            left -= chunks[track.request.request_id]
+            if track.request.seat is None:
+                starts.append(track.request)
+        return chunks, starts
+
+    def _guard(self, track: Track, wanted: int) -> int:
+        """Tokens for a prompt for which there is no room, but which is about to be late."""
+        left_s = track.due_s - self._now_s
+        if left_s < self._tuning.guard_steps * self._decode_s + wanted * self._params.token_s:
+            return min(self._tuning.guard_chunk, wanted)
+        return 0
+
+    def _leftovers(self) -> list[Request]:
+        """Requests that are owed nothing decode while the step stays within its limit, or if they waited long."""
+        p, chosen = self._params, []
+        for track in self._policy.leftover.values():
+            row_s = p.row_s + p.context_s * len(track.tokens)
+            if self.seconds + row_s < self.limit_s or self._now_s - track.idle_s > self._tuning.idle_limit_s:
+                track.idle_s = self._now_s
+                self.seconds += row_s
+                chosen.append(track.request)
+        return chosen
+
+    def _yields(self, request: Request) -> float:
+        """Who gives up its blocks first: those that are owed nothing, then those furthest ahead."""
+        track = self._policy.ledger.decoding.get(request.request_id)
+        if track is None or track not in self._policy.batch:
+            return inf
+        return track.anchor_s + track.pace_s * len(track.tokens)

@@ -1,0 +1,31 @@
+"""The slack policy's constants."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """`cost_weight`: seconds of due time that a second of work is worth in the order. `roomy`: the utilisation below
+    which the price limit does not hold. `reserve`: share of the machine that is kept for requests that are urgent or
+    cheap; one of mean work whose first token is due in `patience` TPOT objectives or more leaves all of it free. The
+    others are bounds on a step and on waiting.
+    """
+
+    cost_weight: float = 4.0
+    roomy: float = 0.7
+    reserve: float = 0.1
+    patience: float = 100.0
+    price_window_s: float = 30.0
+    price_fill: float = 1.05
+    prefill_share: float = 0.35
+    longest_step: float = 8.0  # times the smallest TPOT objective
+    gap_limit: float = 4.0  # times the request's TPOT objective, between two tokens
+    smallest_chunk: int = 16
+    guard_steps: float = 6.0
+    guard_chunk: int = 256
+    ageing_s: float = 10.0  # stands for a TTFT objective
+    idle_limit_s: float = 1.0  # of requests that take what is left
+    priority_s: float = 1.0  # per level
+    fairness_s: float = 1.0  # for a tenant that has twice its share
+    refresh_s: float = 0.1
+    looked_at: int = 16

@@ -1,0 +1,25 @@
+"""What the engine says survives the wire."""
+
+import msgspec
+import pytest
+
+from roseinfer.core.outputs import PolicyStats, RequestOutput, SchedulerStats
+from roseinfer.engine.api import StepRecord
+from roseinfer.engine.messages import EngineMessage, Heartbeat, Outputs
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        PolicyStats(),
+        PolicyStats(speed=1.08, virtual_batch_size=11 / 6, predicted_step_s=0.02),
+        PolicyStats(0.9, 1.08, 0.02, 0.03, 11 / 6, 2, 0.02),
+    ],
+)
+def test_figures_of_the_policy_and_predictions_of_steps(policy: PolicyStats | None) -> None:
+    stats, steps = SchedulerStats(step=3, steps_done=2, policy=policy), [StepRecord(5, 0.01, 0.02), StepRecord(1, 0.01)]
+    for message in (Outputs([RequestOutput("a:0", (1,))], stats, 1.0, steps), Heartbeat(stats, 1.0, steps)):
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=EngineMessage)
+        assert sent == message
+        assert isinstance(sent.stats, SchedulerStats) and sent.steps[0].predicted_s == 0.02
