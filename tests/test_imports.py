@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "layers": {"core", "kernels"},
     "models": {"core", "kernels", "attention", "layers"},
     "runner": {"core", "kernels", "attention", "layers", "models"},
-    "server": {"core", "text", "engine"},
+    "server": {"core", "text", "engine", "predictor"},
     "bench": {"core", "kv", "attention", "models", "engine", "hub", "text", "server"},
     "commands": {"core", "options", "hub", "text", "engine", "server", "bench", "sim", "calibration", "predictor"},
     "cli": {"core", "options", "commands", "openmp"},

@@ -12,8 +12,8 @@ def recorded_samples(path: str) -> list[Sample]:
     With two steps in flight a turn collects the step of an earlier one; steps end in the order of their plans.
     """
     recording = read_recording(path)
-    plans = [rows for rows in recording.plans if rows]
-    durations = [seconds for seconds in recording.durations_s if seconds is not None]
+    plans = [turn.rows for turn in recording.turns if turn.rows]
+    durations = [turn.duration_s for turn in recording.turns if turn.duration_s is not None]
     # The last plans of a run that was cut off have no durations.
     return [Sample(work_of(_as_rows(rows)), seconds) for rows, seconds in zip(plans, durations, strict=False)]
 

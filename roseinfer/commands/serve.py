@@ -7,6 +7,7 @@ from typing import Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.core.config import EngineConfig, ServerConfig
+from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
 
 NAME = "serve"
@@ -21,8 +22,32 @@ def configure(parser: OptionParser) -> None:
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     engine = engine_config(OPTIONS, given)
-    _serve(engine, OPTIONS.build(ServerConfig, given))
+    server = OPTIONS.build(ServerConfig, given)
+    if server.length_predictor is not None:
+        _check_predictor(server.length_predictor, engine)
+    if server.slo_classes is not None:
+        _check_classes(server, engine)
+    _serve(engine, server)
     return 0
+
+
+def _check_classes(server: ServerConfig, engine: EngineConfig) -> None:
+    """Raises `ConfigError` before anything is downloaded or loaded."""
+    from roseinfer.server.slo_classes import configured_classes
+
+    configured_classes(server, engine.model.model)
+
+
+def _check_predictor(path: str, engine: EngineConfig, tokenizer: Path | None = None) -> None:
+    """Raises `ConfigError` before anything is downloaded or loaded; with the tokenizer's folder, for its vocabulary."""
+    from roseinfer.server.length_prediction import check_vocabulary, read_predictor
+    from roseinfer.text.tokenizer import Tokenizer
+
+    if engine.scheduler.length_estimator == "ecdf":
+        raise ConfigError("length_predictor: length_estimator ecdf does without predictions")
+    learnt = read_predictor(path).settings
+    if tokenizer is not None:
+        check_vocabulary(path, learnt, Tokenizer.from_folder(tokenizer))
 
 
 def _serve(engine: EngineConfig, server: ServerConfig) -> None:
@@ -35,6 +60,8 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
     model = engine.model
     model_folder(model)
     folder = tokenizer_folder(model)
+    if server.length_predictor is not None:
+        _check_predictor(server.length_predictor, engine, folder)
     workers = worker_count(server.api_workers, model.device)
     running = _one(engine, server, folder) if workers == 1 else _several(engine, server, folder, workers)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -33,14 +33,15 @@ def run(args: Namespace) -> int:
     from roseinfer.engine.start import load_tokenizer
     from roseinfer.predictor.data import read_rows
     from roseinfer.predictor.train import train
+    from roseinfer.predictor.vocabulary import fingerprint
 
     print(header("roseinfer train-predictor", given), flush=True)
     tokenizer = load_tokenizer(ModelConfig(model=config.model))
-    rows = read_rows(config.data, tokenizer.encode)
-    if rows.bad:
-        print(rows.complaint())
+    rows = read_rows(config.data, tokenizer.encode, tokenizer.vocab_size)
+    for remark in rows.remarks():
+        print(remark)
     start = perf_counter()
-    trained = train(rows, config)
+    trained = train(rows, config, fingerprint(tokenizer.backend.get_vocab(with_added_tokens=True)))
     spent_s = perf_counter() - start
     trained.predictor.save(config.out)
     width = trained.predictor.settings.width

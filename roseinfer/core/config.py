@@ -141,12 +141,15 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConfig:
-    """Recording where the time of steps goes. Off, it costs nothing."""
+    """Recording where the time of steps goes, or the whole run. Off, it costs nothing."""
 
     profile: str | None = option(None, "write traces of some steps there, and mark all with NVTX ranges", metavar="DIR")
     profile_steps: int = option(16, "steps of a trace")
     profile_start: tuple[int, ...] = option(
         (), "step with which a trace begins; may be given several times (default: 64)"
+    )
+    record: str | None = option(
+        None, "write the run there, to replay it: every request with its prompt, plan and step time", metavar="FILE"
     )
 
     def __post_init__(self) -> None:
@@ -183,6 +186,12 @@ class ServerConfig:
     api_key: tuple[str, ...] = option((), "a key that requests must carry; may be given several times", metavar="KEY")
     served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
+    slo_classes: str | None = option(
+        None, "named classes of latency objectives, and who gets which by default", metavar="FILE"
+    )
+    length_predictor: str | None = option(
+        None, "predict output lengths with this file of `roseinfer train-predictor`", metavar="FILE"
+    )
     allowed_origins: tuple[str, ...] = option((), "CORS origins", metavar="ORIGIN")
     max_num_queued_reqs: int = option(1024, "prompts in the server, running ones included; more get a 503")
     max_body_bytes: int = option(8 * 2**20, "largest request body; more gets a 413")

@@ -8,6 +8,7 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Rejection, Slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,9 @@ class GenerateRequest:
 
     `arrival_s`: monotonic seconds at which the request reached us (None = now). Sample i draws with seed + i.
     `stop` strings in `params` are matched on the API side; everything else runs in the engine.
+
+    `slo`: what it was promised, None or empty = best effort. `deadline_s`: monotonic seconds at which it ends with
+    `TIMEOUT`, whatever it has. `tenant`: on whose account it runs. `predicted_len`: output tokens, if somebody guessed.
     """
 
     request_id: str
@@ -25,6 +29,10 @@ class GenerateRequest:
     cache_salt: str = ""
     priority: int = 0
     arrival_s: float | None = None
+    slo: Slo | None = None
+    tenant: str = ""
+    deadline_s: float | None = None
+    predicted_len: int | None = None
 
 
 @dataclass(slots=True)
@@ -35,7 +43,7 @@ class SequenceChunk:
     is set on the last chunk of the sample; `stop_reason` is then the stop string or stop token id that ended it, None
     for EOS. `logprobs` is one entry per token of `token_ids` when asked for. `prompt_logprobs` comes once, in the
     first chunk of sample 0: one entry per prompt token, the first of them None. `num_output_tokens` counts from the
-    start. `times`, `preemptions` are set on the last chunk.
+    start. `times`, `preemptions` are set on the last chunk, `rejection` on that of a request that was turned away.
     """
 
     index: int
@@ -49,6 +57,7 @@ class SequenceChunk:
     cached_tokens: int = 0
     preemptions: int = 0
     times: RequestTimes | None = None
+    rejection: Rejection | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float | int]
     startup_s: dict[str, float]
+    scheduling_policy: str = "slack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +89,13 @@ class EngineHealth:
 
 
 class StepRecord(NamedTuple):
-    """One engine step: the tokens it computed, and its wall time in seconds as the runner saw it."""
+    """One engine step: the tokens it computed, its wall time in seconds as the runner saw it, and the time that the
+    scheduling policy's cost model predicted (0 = it predicts none).
+    """
 
     tokens: int
     duration_s: float
+    predicted_s: float = 0.0
 
 
 class Sink(Protocol):

@@ -136,6 +136,10 @@ class AsyncEngine(EngineWatch):
                 request.cache_salt,
                 request.priority,
                 self._clock.now() if request.arrival_s is None else request.arrival_s,
+                request.slo,
+                request.tenant,
+                request.deadline_s,
+                request.predicted_len,
             )
             self._transport.send(add)
         except (TypeError, OverflowError, UnicodeEncodeError) as error:

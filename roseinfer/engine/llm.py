@@ -17,6 +17,7 @@ from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.engine.output import SequenceText
@@ -31,7 +32,7 @@ Part = TypeVar("Part", ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig)
 
 @dataclass(slots=True)
 class Sample:
-    """One generated sequence. `error` is set when `finish_reason` is "error"."""
+    """One generated sequence. `error` is set when `finish_reason` is "error", `rejection` when it is "rejected"."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -39,6 +40,7 @@ class Sample:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    rejection: Rejection | None = None
 
 
 @dataclass(slots=True)
@@ -79,16 +81,18 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        slo: Slo | None = None,
     ) -> list[Completion]:
         """Complete one prompt or many, batched; results in the order of the prompts.
 
-        A prompt is text or token ids. `params` is one for all, or one for each. Raises `InvalidRequestError` if a
+        A prompt is text or token ids. `params` is one for all, or one for each. `slo`: what each is promised from now
+        on; the scheduling policy may turn away those for which it is out of reach. Raises `InvalidRequestError` if a
         request is wrong, before any of them has run.
         """
         batch = _as_batch(prompts)
         all_params = self._params_of_each(params, len(batch))
         jobs = [
-            _Job(self._prompt_ids(p), sampling, n, self.tokenizer)
+            _Job(self._prompt_ids(p), sampling, n, self.tokenizer, slo)
             for p, sampling in zip(batch, all_params, strict=True)
         ]
         texts = self._add(jobs)
@@ -174,7 +178,7 @@ class LLM:
         try:
             for job in jobs:
                 request_id = f"llm-{next(self._numbers)}"
-                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n))
+                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n, slo=job.slo))
                 for text in job.texts:
                     texts[sequence_id(request_id, text.index)] = (job, text)
         except InvalidRequestError:
@@ -221,7 +225,10 @@ class LLM:
 class _Job:
     """One prompt of a call and what has come of it."""
 
-    def __init__(self, prompt_ids: list[int], params: SamplingParams, n: int, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, prompt_ids: list[int], params: SamplingParams, n: int, tokenizer: Tokenizer, slo: Slo | None = None
+    ) -> None:
+        self.slo = slo
         self.prompt_ids = prompt_ids
         self.params = params
         self.n = n
@@ -239,6 +246,7 @@ class _Job:
         if chunk.index == 0:
             self.completion.cached_tokens = chunk.cached_tokens
         sample.finish_reason, sample.stop_reason = chunk.finish_reason, chunk.stop_reason
+        sample.rejection = chunk.rejection
         if chunk.finish_reason is FinishReason.ERROR:
             sample.error = str(chunk.stop_reason)
             sample.stop_reason = None

@@ -79,6 +79,7 @@ class SequenceText:
     def _add_end(self, chunk: SequenceChunk, end: End) -> None:
         chunk.times = end.times
         chunk.preemptions = end.preemptions
+        chunk.rejection = end.rejection
         if chunk.finish_reason is None:
             chunk.finish_reason = end.reason
             if end.stop_token in self._params.stop_token_ids:

@@ -23,6 +23,7 @@ from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.observed import ObservedScheduler
+from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.kv.manager import KvManager
@@ -49,6 +50,8 @@ def build_engine(
     from roseinfer.runner.threaded import ThreadedRunner
 
     started = time.monotonic()
+    record = config.profile.record
+    make_core = EngineCore if record is None else partial(RecordingCore, Recorder(record))
     built = build_runner(config, folder)
     facts = built.facts
     overlap = config.scheduler.overlap
@@ -61,7 +64,7 @@ def build_engine(
     kv = KvManager(facts.num_blocks, config.cache.block_size, prefix_caching=config.cache.enable_prefix_caching)
     make_scheduler = Scheduler if observer is None else partial(ObservedScheduler, observer)
     scheduler = make_scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len)
-    core = EngineCore(
+    core = make_core(
         scheduler,
         runner,
         MonotonicClock(),
@@ -83,6 +86,7 @@ def build_engine(
         eos_token_ids=facts.eos_token_ids,
         default_sampling=dict(facts.default_sampling),
         startup_s={**facts.startup_s, "engine": time.monotonic() - started},
+        scheduling_policy=config.scheduler.policy_name,
     )
     return core, info
 

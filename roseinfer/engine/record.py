@@ -1,137 +1,218 @@
 """A run written down as it happens, so that it can be replayed without its machine. One JSON object a line:
 
-    {"request": id, "step": n, "arrival_s", "prompt_ids", "params": {...}, "n", "slo", "tenant", ...}   before step n
-    {"abort": [ids], "step": n}                                                                         before step n
-    {"step": n, "begin_s", "duration_s", "rows": [[id, start, count], ...]}            planned, and how long it took
-    {"end": id, "tokens": k, "reason": r, "ttft_s", "latency_s"}                                 what came of a request
+    {"setup": {...}}                                                  first: the scheduler's options, cache and context
+    {"request": id, "step": n, "arrival_s", "prompt_ids", "params": {...}, "n", "slo", "tenant", ...}     before turn n
+    {"abort": [ids], "step": n, "at_s"}                                                                   before turn n
+    {"step": n, "plan_s", "commit_s", "duration_s", "rows": [[id, start, count], ...], "sampled": [...]}        a turn
+    {"end": id, "tokens": k, "reason": r, "ttft_s", "latency_s"}                                what came of a sequence
 
-Steps count the turns of the engine; a turn that planned nothing has no rows. Prompts are in it: it is as private as
-they are.
+Steps count the turns of the engine. `plan_s` and `commit_s` are what the scheduler was told of the time (monotonic
+seconds). `rows` were planned in this turn; `duration_s` and `sampled` are of the step that ended in it, with one token
+per row of its plan, NO_TOKEN where none was drawn; `failed` maps those of its rows that failed to their errors. Prompts
+and outputs are in it: the file is as private as they are.
 """
 
-import json
-from dataclasses import asdict
+import logging
+import os
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+import msgspec
 
 from roseinfer.core.clock import Clock
-from roseinfer.core.outputs import RequestOutput, SchedulerStats
-from roseinfer.core.plan import Row, StepPlan, StepResult
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.outputs import End, RequestOutput
+from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.engine.core import EngineCore, Runner
 from roseinfer.engine.messages import Add
+from roseinfer.sched.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+NO_TOKEN = -1
+# What a process that is killed under load can lose.
+FLUSH_EVERY_S = 1.0
+BUFFER_BYTES = 2**20
+# Request, start and count of a row; one is made per row and step.
+_WHAT = itemgetter(0, 2, 3)
 
 
 class Recorder:
-    """Give `runner(...)` to the core instead of its runner, and use `core(...)` in its place."""
+    """The file. It is emptied first, and nobody else may read it. Raises `ConfigError` if it cannot be written."""
 
     def __init__(self, path: str | Path) -> None:
-        self._file: TextIO = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
-        self.planned: StepPlan | None = None
-        self.duration_s: float | None = None
-
-    def runner(self, runner: Runner) -> "RecordingRunner":
-        return RecordingRunner(runner, self)
-
-    def core(self, core: EngineCore, clock: Clock) -> "RecordingCore":
-        return RecordingCore(core, clock, self)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"record: {path} cannot be written: {error.strerror}") from error
+        self._file = os.fdopen(descriptor, "wb", buffering=BUFFER_BYTES)
+        self._encode = msgspec.json.Encoder().encode
+        self.flushed_s = 0.0
 
     def write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        if self._file.closed:
+            return
+        try:
+            self._file.write(self._encode(line) + b"\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def flush(self, now_s: float) -> None:
+        """Out of this process."""
+        if self._file.closed:
+            return
+        self.flushed_s = now_s
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            log.error("the end of the recording is lost: %s", error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A full disk must not stop the engine."""
+        log.error("recording ends here: %s", error)
+        self.close()
 
 
 class RecordingRunner:
-    """Passes everything on; notes plans and durations."""
+    """Passes everything on; keeps what was planned, and what came of a step, until `take`."""
 
-    def __init__(self, runner: Runner, recorder: Recorder) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._recorder = recorder
+        self._planned: StepPlan | None = None
+        self._result: StepResult | None = None
 
     def submit(self, plan: StepPlan) -> Any:
-        self._recorder.planned = plan
+        self._planned = plan
         return self._runner.submit(plan)
 
     def sample(self, handle: Any) -> None:
         self._runner.sample(handle)
 
     def collect(self, handle: Any) -> StepResult:
-        result = self._runner.collect(handle)
-        self._recorder.duration_s = result.duration_s
-        return result
+        self._result = self._runner.collect(handle)
+        return self._result
 
     def close(self) -> None:
         self._runner.close()
 
+    def take(self) -> tuple[StepPlan | None, StepResult | None]:
+        """The last plan and the last result, each once."""
+        taken = self._planned, self._result
+        self._planned = self._result = None
+        return taken
 
-class RecordingCore:
-    """An engine core for the engine's loop. Requests that are refused are not recorded."""
 
-    def __init__(self, core: EngineCore, clock: Clock, recorder: Recorder) -> None:
-        self._core = core
+class RecordingClock:
+    """Remembers what it said."""
+
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.said_s: list[float] = []
+
+    def now(self) -> float:
+        self.said_s.append(self._clock.now())
+        return self.said_s[-1]
+
+
+class RecordingCore(EngineCore):
+    """An engine core that writes down its run; the other arguments are those of `EngineCore`.
+
+    Requests that are refused are not recorded.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock,
+        *,
+        depth: int = 1,
+        eos_ids: tuple[int, ...] = (),
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
         self._recorder = recorder
-        self._step = 0
+        self._seen = RecordingRunner(runner)
+        self._read = RecordingClock(clock)
+        self._turn = 0
         self._tokens: dict[str, int] = {}
+        super().__init__(
+            scheduler, self._seen, self._read, depth=depth, eos_ids=eos_ids, vocab_size=vocab_size, seed=seed
+        )
+        setup = {
+            "scheduler": scheduler.config,
+            "depth": depth,
+            "eos_token_ids": eos_ids,
+            "vocab_size": vocab_size,
+            "max_model_len": scheduler.max_model_len,
+            "num_blocks": scheduler.kv.num_blocks,
+            "block_size": scheduler.kv.block_size,
+            "prefix_caching": scheduler.kv.prefix_caching,
+        }
+        recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:
-        new.arrival_s = new.arrival_s or self._clock.now()
-        self._core.add(new)
+        new.arrival_s = new.arrival_s or self._read.now()
+        super().add(new)
         line = {field: getattr(new, field) for field in new.__struct_fields__}
-        line["request"] = line.pop("request_id")
-        line["params"] = asdict(new.params)
-        line["slo"] = asdict(new.slo) if new.slo else None
-        self._recorder.write({**line, "step": self._step})
+        self._recorder.write({"request": line.pop("request_id"), "step": self._turn, **line})
 
     def abort(self, sequence_ids: list[str]) -> None:
-        self._recorder.write({"abort": sequence_ids, "step": self._step})
-        self._core.abort(sequence_ids)
-
-    @property
-    def busy(self) -> bool:
-        return self._core.busy
+        super().abort(sequence_ids)
+        self._recorder.write({"abort": sequence_ids, "step": self._turn, "at_s": self._read.said_s[-1]})
 
     def step(self) -> list[RequestOutput]:
-        recorder = self._recorder
-        recorder.planned = recorder.duration_s = None
-        begin_s = self._clock.now()
-        outputs = self._core.step()
-        end_s = self._clock.now()
-        planned: list[Row] = recorder.planned.rows if recorder.planned else []
-        recorder.write(
-            {
-                "step": self._step,
-                "begin_s": begin_s,
-                "end_s": end_s,
-                "duration_s": recorder.duration_s,
-                "rows": [(row.request_id, row.start, row.count) for row in planned],
-            }
-        )
-        self._step += 1
-        for output in outputs:
-            self._note(output)
+        self._read.said_s.clear()
+        outputs = super().step()
+        said_s = self._read.said_s
+        self._recorder.write(self._line(*self._seen.take()))
+        self._turn += 1
+        tokens = self._tokens
+        for name, token_ids, _, _, _, end in outputs:
+            tokens[name] = tokens.get(name, 0) + len(token_ids)
+            if end is not None:
+                self._write_end(name, end)
+        if not self.busy or said_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
+            self._recorder.flush(said_s[-1])
         return outputs
 
-    def _note(self, output: RequestOutput) -> None:
-        name = output.request_id
-        self._tokens[name] = self._tokens.get(name, 0) + len(output.token_ids)
-        if output.end is None:
-            return
-        times = output.end.times
+    def _line(self, planned: StepPlan | None, result: StepResult | None) -> dict[str, Any]:
+        said_s = self._read.said_s
+        line: dict[str, Any] = {
+            "step": self._turn,
+            "plan_s": said_s[0],
+            "commit_s": said_s[-1],
+            "duration_s": result.duration_s if result else None,
+            "rows": list(map(_WHAT, planned.rows)) if planned else [],
+        }
+        if result:
+            line["sampled"] = [row.token_ids[0] if row.token_ids else NO_TOKEN for row in result.rows]
+            if any(row.error is not None for row in result.rows):
+                line["failed"] = {row.request_id: row.error for row in result.rows if row.error is not None}
+        return line
+
+    def _write_end(self, name: str, end: End) -> None:
+        times = end.times
         self._recorder.write(
             {
                 "end": name,
                 "tokens": self._tokens.pop(name),
-                "reason": output.end.reason,
+                "reason": end.reason,
                 "ttft_s": times.first_token_s - times.arrival_s if times.first_token_s else None,
                 "latency_s": times.finished_s - times.arrival_s,
             }
         )
 
-    def stats(self) -> SchedulerStats:
-        return self._core.stats()
-
     def close(self) -> None:
-        self._core.close()
-        self._recorder.close()
+        try:
+            super().close()
+        finally:
+            self._recorder.close()

@@ -13,10 +13,12 @@ class TrainConfig:
     """What it learns from, and how."""
 
     data: str | None = option(
-        None, 'JSON lines {"prompt" or "prompt_token_ids", "output_len"}, one per request', metavar="DATA"
+        None,
+        'JSON lines {"prompt" or "prompt_token_ids", "output_len"}, one per request, or what `serve --record` wrote',
+        metavar="DATA",
     )
     out: str | None = option(None, "write the predictor to this file", metavar="FILE")
-    model: str = option("tiny", "whose tokenizer reads prompts that are text", metavar="MODEL")
+    model: str = option("tiny", "whose tokenizer the prompts are for", metavar="MODEL")
     longest: int | None = option(None, "output tokens that 100 buckets span; default: the longest output of the data")
     readout: str = option(
         "mean", "prediction: mean of the buckets by probability, or mode, the likeliest one", choices=READOUTS

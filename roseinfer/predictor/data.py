@@ -1,4 +1,4 @@
-"""Prompts and the lengths of the answers to them, from JSON lines."""
+"""Prompts and the lengths of the answers to them, from JSON lines or from a recorded run."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.predictor.recorded import Recording, is_recorded
 
 MOST_BAD = 0.1  # of the rows: more are no slips
 LEAST_ROWS = 50
@@ -19,58 +20,113 @@ class BadRowError(ValueError):
 
 @dataclass(slots=True)
 class Rows:
-    """`prompts` as token ids and `lengths` in tokens, row by row; `bad`: what was left out and why, by line."""
+    """`prompts` as token ids, `lengths` in tokens and whether `max_tokens` `cut` them, row by row.
+
+    `bad`: what was left out and why, by line; `left_out`: outputs of a recorded run that say nothing, by reason.
+    """
 
     prompts: list[list[int]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    cut: list[bool] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def add(self, prompt: list[int], length: int, cut: bool = False) -> None:
+        self.prompts.append(prompt)
+        self.lengths.append(length)
+        self.cut.append(cut)
 
     def complaint(self) -> str:
         """`3 rows left out: line 7: ...; ...`"""
         more = f"; and {len(self.bad) - SHOWN} more" if len(self.bad) > SHOWN else ""
         return f"{len(self.bad)} rows left out: {'; '.join(self.bad[:SHOWN])}{more}"
 
+    def remarks(self) -> list[str]:
+        """What a reader should know of the data, a sentence each."""
+        found = [self.complaint()] if self.bad else []
+        if self.left_out:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
+            found.append(f"outputs that did not end by themselves, left out: {reasons}")
+        if any(self.cut):
+            found.append(f"{sum(self.cut)} of {len(self)} outputs were cut by max_tokens: counted as longer")
+        return found
 
-def read_rows(path: str, encode: Callable[[str], list[int]]) -> Rows:
+
+def read_rows(path: str, encode: Callable[[str], list[int]], vocab_size: int | None = None) -> Rows:
     """Rows that say nothing are left out. Raises `ConfigError` if they are many, or too few are left.
 
-    `encode` turns a prompt that is text into token ids.
+    `encode` turns a prompt that is text into token ids; ids from `vocab_size` on are none of its.
     """
-    found = Rows()
+    found, recording = Rows(), Recording()
     try:
         with Path(path).open(encoding="utf-8") as lines:
             for number, text in enumerate(lines, 1):
                 if text.strip():
-                    _take(found, text, f"line {number}", encode)
+                    _take(found, recording, text, f"line {number}", encode, vocab_size)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    if len(found.bad) > MOST_BAD * (len(found) + len(found.bad)):
-        raise ConfigError(f"{path}: {found.complaint()}; of {len(found) + len(found.bad)}, that is too many")
-    if len(found) < LEAST_ROWS:
-        raise ConfigError(f"{path} has {len(found)} rows to learn from; {LEAST_ROWS} are needed at least")
+    recording.close()
+    found.left_out = {reason: count for reason, count in recording.left_out.items() if count}
+    _check(path, found)
     return found
 
 
-def _take(found: Rows, text: str, where: str, encode: Callable[[str], list[int]]) -> None:
+def _check(path: str, found: Rows) -> None:
+    if len(found.bad) > MOST_BAD * (len(found) + len(found.bad)):
+        raise ConfigError(f"{path}: {found.complaint()}; of {len(found) + len(found.bad)}, that is too many")
+    whole = len(found) - sum(found.cut)
+    if whole < LEAST_ROWS:
+        remarks = "".join(f"; {remark}" for remark in found.remarks())
+        raise ConfigError(f"{path} has {whole} rows to learn from; {LEAST_ROWS} are needed at least{remarks}")
+
+
+def _take(
+    found: Rows,
+    recording: Recording,
+    text: str,
+    where: str,
+    encode: Callable[[str], list[int]],
+    vocab_size: int | None,
+) -> None:
     try:
-        prompt, length = _parse(text, encode)
+        row = _object(text)
+        if is_recorded(row):
+            prompt, length, cut = _recorded(recording, row)
+        else:
+            prompt, length = _parse(row, encode)
+            cut = row.get("finish_reason") == "length"
+        if vocab_size is not None and max(prompt, default=0) >= vocab_size:
+            raise BadRowError(f"token id {max(prompt)} is outside the vocabulary of {vocab_size} (another model's?)")
     except BadRowError as error:
         found.bad.append(f"{where}: {error}")
         return
-    found.prompts.append(prompt)
-    found.lengths.append(length)
+    if length:
+        found.add(prompt, length, cut)
 
 
-def _parse(text: str, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
+def _object(text: str) -> dict[str, Any]:
     try:
         row: Any = json.loads(text)
     except ValueError as error:
         raise BadRowError(f"no JSON ({error})") from error
     if not isinstance(row, dict):
         raise BadRowError("no JSON object")
+    return row
+
+
+def _recorded(recording: Recording, row: dict[str, Any]) -> tuple[list[int], int, bool]:
+    """Length 0: nothing has ended."""
+    try:
+        ended = recording.take(row)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadRowError(f"no line of a recorded run ({error!r})") from error
+    return ([], 0, False) if ended is None else (ended.prompt, ended.length, ended.cut)
+
+
+def _parse(row: dict[str, Any], encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
     length = row.get("output_len")
     if type(length) is not int or length < 1:
         raise BadRowError(f"output_len must be a positive integer, got {length!r}")

@@ -20,12 +20,16 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`width`: tokens of a bucket. `tokenizer`: of the prompts it learnt from; others' token ids mean nothing to it."""
+    """`width`: tokens of a bucket. `tokenizer`: of the prompts it learnt from; others' token ids mean nothing to it.
+
+    `vocabulary`: `fingerprint` of that tokenizer's; older files do not say.
+    """
 
     width: float
     buckets: int = 100
     readout: str = "mean"
     tokenizer: str = ""
+    vocabulary: str = ""
     features: FeatureSpec = field(default_factory=FeatureSpec)
 
 

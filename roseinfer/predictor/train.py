@@ -1,8 +1,9 @@
 """Training: 100 equal-width buckets of output lengths, as SCORPIO's predictor has, over hashed n-grams.
 
 Summed embeddings of a prompt's features, one hidden layer, a softmax. Neighbouring buckets are nearly right, so the
-target is a narrow bell around the true one. The rows are split 6:2:2; the epoch with the least error (RMSE of the
-mean) on the second part is kept, the third only judges.
+target is a narrow bell around the true one; an output that was cut only says that its bucket is none before. The rows
+are split 6:2:2; the epoch with the least error (RMSE of the mean) on the second part is kept, the third only judges,
+by the outputs that were not cut.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy, embedding_bag
+from torch.nn.functional import embedding_bag
 
 from roseinfer.predictor.config import READOUTS, TrainConfig
 from roseinfer.predictor.data import Rows
@@ -41,6 +42,15 @@ class Trained:
     best_epoch: int
 
 
+class _Outputs(NamedTuple):
+    """`targets` [rows, buckets]: a bell, or for a row that was cut 1 for the buckets that are possible."""
+
+    bags: Bags
+    lengths: NDArray[np.float64]
+    cut: NDArray[np.bool_]
+    targets: Tensor
+
+
 class _Layers(NamedTuple):
     table: Tensor
     bias: Tensor
@@ -48,17 +58,27 @@ class _Layers(NamedTuple):
     out_bias: Tensor
 
 
-def train(rows: Rows, config: TrainConfig) -> Trained:
-    """Equal rows, options and thread counts give equal weights."""
-    longest = config.longest or max(rows.lengths)
-    settings = Settings(width=max(1, ceil(longest / 100)), readout=config.readout, tokenizer=config.model)
+def train(rows: Rows, config: TrainConfig, vocabulary: str = "") -> Trained:
+    """Equal rows, options and thread counts give equal weights. `vocabulary`: fingerprint of the tokenizer's."""
+    width = max(1, ceil((config.longest or max(rows.lengths)) / 100))
+    settings = Settings(width=width, readout=config.readout, tokenizer=config.model, vocabulary=vocabulary)
     order = np.random.default_rng(config.seed).permutation(len(rows))
     parts = np.split(order, [len(rows) * 6 // 10, len(rows) * 8 // 10])
-    bags, lengths = bags_of(rows.prompts, settings.features), np.asarray(rows.lengths, dtype=np.float64)
-    weights, best = _learn(bags, lengths, parts[0], parts[1], settings, config)
+    outputs = _outputs(rows, settings)
+    weights, best = _learn(outputs, parts[0], parts[1], settings, config)
     predictor = Predictor(settings, weights)
-    held_out = [rows.prompts[i] for i in parts[2]]
-    return Trained(predictor, _figures(predictor, held_out, lengths[parts[2]]), len(parts[0]), best)
+    held_out = parts[2][~outputs.cut[parts[2]]]
+    figures = _figures(predictor, [rows.prompts[i] for i in held_out], outputs.lengths[held_out])
+    return Trained(predictor, figures, len(parts[0]), best)
+
+
+def _outputs(rows: Rows, settings: Settings) -> "_Outputs":
+    lengths, cut = np.asarray(rows.lengths, dtype=np.float64), np.asarray(rows.cut, dtype=bool)
+    buckets = bucket_of(lengths, settings.width, settings.buckets)
+    bells, cut_rows = _bells(buckets, settings.buckets), torch.from_numpy(cut)
+    beyond = torch.arange(settings.buckets)[None, :] >= torch.from_numpy(buckets)[:, None]
+    targets = torch.where(cut_rows[:, None], beyond.float(), bells)
+    return _Outputs(bags_of(rows.prompts, settings.features), lengths, cut, targets)
 
 
 def _figures(predictor: Predictor, prompts: Sequence[list[int]], true: NDArray[np.float64]) -> dict[str, Figures]:
@@ -71,35 +91,49 @@ def _figures(predictor: Predictor, prompts: Sequence[list[int]], true: NDArray[n
 
 
 def _learn(
-    bags: Bags,
-    lengths: NDArray[np.float64],
+    outputs: _Outputs,
     learnt: NDArray[np.int64],
     chosen_by: NDArray[np.int64],
     settings: Settings,
     config: TrainConfig,
 ) -> tuple[Weights, int]:
     generator = torch.Generator().manual_seed(config.seed)
-    targets = _bells(bucket_of(lengths, settings.width, settings.buckets), settings.buckets)
-    layers = _start(settings, targets[learnt].mean(dim=0), generator)
+    whole = learnt[~outputs.cut[learnt]]
+    layers = _start(settings, outputs.targets[whole].mean(dim=0), generator)
     optimizer = torch.optim.AdamW(layers, lr=LEARNING_RATE, weight_decay=DECAY)
-    middles = (torch.arange(settings.buckets) + 0.5) * settings.width
     best, best_error, best_epoch = _as_weights(layers), float("inf"), 0
     for epoch in range(1, config.epochs + 1):
         shuffled = learnt[torch.randperm(len(learnt), generator=generator).numpy()]
         for first in range(0, len(shuffled), BATCH):
             batch = shuffled[first : first + BATCH]
-            loss = cross_entropy(_logits(layers, bags.select(batch), generator), targets[batch])
+            loss = _loss(_logits(layers, outputs.bags.select(batch), generator), outputs, batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        with torch.no_grad():
-            said = _logits(layers, bags.select(chosen_by)).softmax(dim=1) @ middles
-        error = float(np.sqrt(np.mean((said.numpy() - lengths[chosen_by]) ** 2)))
+        error = _error(layers, outputs, chosen_by, settings)
         if error < best_error:
             best, best_error, best_epoch = _as_weights(layers), error, epoch
         elif epoch - best_epoch >= PATIENCE:
             break
     return best, best_epoch
+
+
+def _loss(logits: Tensor, outputs: _Outputs, rows: NDArray[np.int64]) -> Tensor:
+    """Cross entropy with the bell; for a row that was cut, minus the logarithm of all that is possible."""
+    logs, targets = logits.log_softmax(dim=1), outputs.targets[rows]
+    possible = -(logs + targets.log()).logsumexp(dim=1)
+    return torch.where(torch.from_numpy(outputs.cut[rows]), possible, -(targets * logs).sum(dim=1)).mean()
+
+
+def _error(layers: _Layers, outputs: _Outputs, rows: NDArray[np.int64], settings: Settings) -> float:
+    """Root mean square, tokens. A row that was cut is taken for as long as the prediction has it beyond the cut."""
+    middles = (torch.arange(settings.buckets) + 0.5) * settings.width
+    with torch.no_grad():
+        shares = _logits(layers, outputs.bags.select(rows)).softmax(dim=1)
+        possible = shares * outputs.targets[rows]
+        beyond = (possible @ middles) / possible.sum(dim=1).clamp_min(1e-30)
+    true = np.where(outputs.cut[rows], beyond.numpy(), outputs.lengths[rows])
+    return float(np.sqrt(np.mean(((shares @ middles).numpy() - true) ** 2)))
 
 
 def _bells(buckets: NDArray[np.int64], count: int) -> Tensor:

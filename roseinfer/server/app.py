@@ -18,7 +18,7 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import Engine
 from roseinfer.server import documents
 from roseinfer.server.auth import AuthMiddleware
-from roseinfer.server.errors import ApiError, as_api_error
+from roseinfer.server.errors import DROPPED_REASON, ApiError, as_api_error
 from roseinfer.server.inference import Inference
 from roseinfer.server.metrics import HttpMetrics
 from roseinfer.server.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, LaneMiddleware
@@ -123,7 +123,7 @@ def _in_front(app: ASGIApp, routes: Iterable[str], service: Service) -> ASGIApp:
             allow_origins=config.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After", "x-should-retry"],
+            expose_headers=["X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", DROPPED_REASON],
         )
     return EdgeMiddleware(app, observe=HttpMetrics(service.tallies, routes).observe)
 

@@ -28,13 +28,23 @@ class AuthMiddleware:
     def _allowed(self, scope: Scope) -> bool:
         if scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
             return True
-        digest = _digest(_bearer_token(scope))
+        digest = _digest(_bearer_token(scope["headers"]))
         # Every key is compared, so that the time taken does not tell which one matched.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
 
-def _bearer_token(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
+def key_digest(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """SHA-256, in hexadecimal, of the key that a request carries."""
+    return _digest(_bearer_token(headers)).hex()
+
+
+def digests(keys: Iterable[str]) -> list[str]:
+    """The same of the server's keys."""
+    return [_digest(key.encode()).hex() for key in keys]
+
+
+def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")
             return token.strip() if scheme.lower() == b"bearer" else b""

@@ -14,16 +14,18 @@ from roseinfer.server.schemas import (
     TokenizeRequest,
 )
 
-INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 _WHAT = {
     400: "a field is wrong or not supported, or the prompt is too long",
     401: "no API key, or a wrong one",
     404: "no such model",
     408: "the body came too slowly",
     413: "the body is too large",
-    429: "as many requests are in the engine as it was told to take; see Retry-After",
+    429: "the latency objectives cannot be met, or as many requests are in the engine as it was told to take; see "
+    "Retry-After",
     500: "the engine failed",
     503: "queue full, loading, draining, or the engine is not healthy; see Retry-After",
+    504: "the request's time limit was over before its first token",
 }
 _REQUESTS: tuple[type[RequestModel], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 
@@ -37,6 +39,7 @@ class ErrorFields(Answer):
     type: str
     param: str | None
     code: str | None
+    predicted_ttft_ms: float | None = None
 
 
 class ErrorBody(Answer):
@@ -47,11 +50,20 @@ class CachedTokens(Answer):
     cached_tokens: int
 
 
+class SloUsage(Answer):
+    """As the server saw them, in ms; the worst of all choices."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    met: bool | None
+
+
 class UsageFields(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    slo: SloUsage | None = None
 
 
 class CompletionLogprobsFields(Answer):
@@ -74,7 +86,7 @@ class CompletionChoice(Answer):
     index: int
     text: str
     logprobs: CompletionLogprobsFields | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "timeout"]
     stop_reason: int | str | None
     prompt_logprobs: PromptLogprobs | None = None
     token_ids: list[int] | None = None
@@ -114,7 +126,7 @@ class ChatChoice(Answer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "timeout"]
     stop_reason: int | str | None
     token_ids: list[int] | None = None
 

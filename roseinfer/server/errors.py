@@ -1,6 +1,8 @@
 """Errors as they go over the wire: `{"error": {"message", "type", "param", "code"}}` with a status and retry advice."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
@@ -11,15 +13,20 @@ from roseinfer.core.errors import (
     RequestFailedError,
     RoseinferError,
 )
+from roseinfer.core.slo import Rejection
 
 MAX_MESSAGE_CHARS = 1000
+# openai clients do not come back by themselves after a longer wait.
+MAX_RETRY_S = 60.0
+DROPPED_REASON = "x-llm-d-request-dropped-reason"
 
 
 class ApiError(RoseinferError):
     """An answer other than success.
 
     `retry_after_s` becomes `Retry-After`; `should_retry` becomes `x-should-retry`, which openai clients obey (None
-    leaves the decision to the client); `closes` ends the connection after the answer.
+    leaves the decision to the client); `closes` ends the connection after the answer. `more` and `more_headers` are
+    added to the error's fields and to the headers.
     """
 
     def __init__(
@@ -33,6 +40,8 @@ class ApiError(RoseinferError):
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
         closes: bool = False,
+        more: Mapping[str, Any] | None = None,
+        more_headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -43,10 +52,12 @@ class ApiError(RoseinferError):
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
         self.closes = closes
+        self.more = more or {}
+        self.more_headers = more_headers or {}
 
     def body(self) -> bytes:
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": fields})
+        return orjson.dumps({"error": fields | self.more})
 
     def headers(self) -> dict[str, str]:
         headers = {}
@@ -58,7 +69,7 @@ class ApiError(RoseinferError):
             headers["WWW-Authenticate"] = "Bearer"
         if self.closes:
             headers["Connection"] = "close"
-        return headers
+        return headers | self.more_headers
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -104,6 +115,39 @@ def unavailable(code: str, message: str, retry_after_s: float, should_retry: boo
 def too_many_inflight(message: str, retry_after_s: float) -> ApiError:
     """429: turned away on purpose, at the operator's limit."""
     return ApiError(429, message, type="overloaded_error", code="too_many_inflight", retry_after_s=retry_after_s)
+
+
+class SloUnattainable(ApiError):
+    """429: the scheduler turned the request away before its first token, since it could not keep what was promised."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        predicted_s = rejection.predicted_ttft_s if math.isfinite(rejection.predicted_ttft_s) else None
+        wait_s = min(max(predicted_s or 1.0, 0.001), MAX_RETRY_S)
+        super().__init__(
+            429,
+            _why_unattainable(rejection, predicted_s),
+            type="overloaded_error",
+            code="slo_unattainable",
+            retry_after_s=wait_s,
+            should_retry=False if rejection.hopeless else None,
+            more={"predicted_ttft_ms": None if predicted_s is None else round(predicted_s * 1000, 3)},
+            more_headers={"retry-after-ms": str(math.ceil(wait_s * 1000)), DROPPED_REASON: "rejected-saturated"},
+        )
+        self.rejection = rejection
+
+
+def _why_unattainable(rejection: Rejection, predicted_s: float | None) -> str:
+    where = "even on an idle server" if rejection.hopeless else "under the present load"
+    message = f"The request's {rejection.reason.upper()} objective cannot be met {where}"
+    if predicted_s is None or rejection.reason != "ttft":
+        return message
+    return f"{message}: the first token would come after {predicted_s * 1000:.1f} ms"
+
+
+def deadline_exceeded() -> ApiError:
+    """504: its time was over before its first token. Trying again would come later still."""
+    message = "The request's time limit was over before its first token"
+    return ApiError(504, message, type="timeout_error", code="deadline_exceeded", should_retry=False)
 
 
 def internal_error() -> ApiError:

@@ -79,11 +79,11 @@ class EventEncoder:
             events += self._event(self._finish(choice.index, piece.finish, piece.stop_reason))
         return events
 
-    def tail(self) -> bytes:
+    def tail(self, usage: Usage) -> bytes:
         """The end of a stream in which every choice has finished."""
         if not self._options.include_usage:
             return DONE
-        return self._head + b'],"usage":' + dumps(self._usage().as_dict()) + self._take_once() + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + dumps(usage.as_dict()) + self._take_once() + b"}\n\n" + DONE
 
     def _has_news(self, piece: Piece) -> bool:
         """Whether a finished choice has something left to say: the token that ended it may have no text."""

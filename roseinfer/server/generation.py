@@ -5,12 +5,13 @@ from typing import Protocol
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RequestFailedError, RoseinferError
-from roseinfer.core.outputs import FinishReason
+from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.account import Account, PromptRun, Sample
+from roseinfer.server.errors import SloUnattainable, deadline_exceeded
 from roseinfer.server.job import Job
 
-_PROPER_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+_PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 
 
 class Observer(Protocol):
@@ -58,7 +59,12 @@ class Generation:
                 params=prompt.params,
                 n=job.n,
                 cache_salt=job.cache_salt,
+                priority=job.priority,
                 arrival_s=job.arrival_s,
+                slo=job.slo,
+                tenant=job.tenant,
+                deadline_s=job.deadline_s,
+                predicted_len=prompt.predicted_len,
             )
             samples = [Sample() for _ in range(job.n)]
             run = PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)
@@ -95,14 +101,26 @@ class Generation:
         sample = run.samples[chunk.index]
         new_tokens = chunk.num_output_tokens - sample.tokens
         if chunk.index == 0:  # the other samples share what sample 0 computed, which is no hit of the prompt's
-            if not sample.tokens:
+            if not sample.tokens and (new_tokens or chunk.finish_reason in COMPLETE):
                 self._observer.prompt_done(run.prompt_tokens, chunk.cached_tokens)
             run.cached_tokens = chunk.cached_tokens
         sample.note(chunk)
         if new_tokens > 0:
             self._note_tokens(run, sample, new_tokens)
-        if chunk.finish_reason is not None and chunk.finish_reason not in _PROPER_ENDS:
+        if chunk.finish_reason is not None:
+            self._check_end(sample, chunk)
+
+    def _check_end(self, sample: Sample, chunk: SequenceChunk) -> None:
+        """Raises if the answer as a whole comes to nothing: one sample of it was turned away, or none has a token."""
+        if chunk.finish_reason is FinishReason.REJECTED:
+            assert chunk.rejection is not None, "the scheduler says why"
+            raise SloUnattainable(chunk.rejection)
+        if chunk.finish_reason is FinishReason.TIMEOUT and not self.account.begun:
+            raise deadline_exceeded()
+        if chunk.finish_reason not in _PROPER_ENDS:
             raise RequestFailedError(f"a sample ended with {chunk.finish_reason}")
+        if not sample.tokens and chunk.finish_reason in COMPLETE:  # none was wanted: the prompt was scored
+            sample.first_s = sample.last_s = self._clock.now()
 
     def _note_tokens(self, run: PromptRun, sample: Sample, tokens: int) -> None:
         now_s = self._clock.now()
@@ -111,6 +129,8 @@ class Generation:
             self._observer.first_token(now_s - run.arrival_s)
         if sample.last_s:
             self._observer.inter_token((now_s - sample.last_s) / tokens, tokens)
+        else:
+            sample.first_s = now_s
         sample.last_s = now_s
 
 

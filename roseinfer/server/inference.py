@@ -1,24 +1,30 @@
 """The life of one inference request: admitted, read, planned, run, answered, accounted for."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.server.errors import as_api_error, too_many_inflight
+from roseinfer.server.account import Usage
+from roseinfer.server.attainment import usage_of
+from roseinfer.server.auth import key_digest
+from roseinfer.server.errors import as_api_error, deadline_exceeded, too_many_inflight
 from roseinfer.server.events import EventEncoder
 from roseinfer.server.generation import Generation, Receiver
 from roseinfer.server.guard import Guard
 from roseinfer.server.ids import check_request_id
 from roseinfer.server.job import Job
 from roseinfer.server.limits import Limits, read_json
+from roseinfer.server.objectives import SHEDDING, Headers
 from roseinfer.server.report import log_start, report
 from roseinfer.server.responses import JsonResponse
 from roseinfer.server.service import Backend, Service
-from roseinfer.server.stream import EventStream, StreamAnswer
+from roseinfer.server.stream import AllBegun, EventStream, StreamAnswer
 from roseinfer.server.whole import WholeAnswer
 from roseinfer.server.wire import EXTENSION, Wire
 
@@ -33,10 +39,16 @@ class Call:
     backend: Backend
     state: dict[str, Any]
     arrival_s: float
+    headers: Headers = ()
 
     @property
     def limits(self) -> Limits:
         return self.service.limits
+
+    @property
+    def key(self) -> str | None:
+        """Digest of the request's API key, if anything depends on it."""
+        return key_digest(self.headers) if self.service.slo_classes.keys else None
 
     @property
     def request_id(self) -> str:
@@ -65,10 +77,12 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        call = Call(service, service.admit(), scope["state"], service.clock.now())
+        call = Call(service, service.admit(), scope["state"], service.clock.now(), scope["headers"])
         with service.lifecycle.ticket() as ticket:
             job = await self._plan(call, await read_json(scope, receive, service.limits))
             ticket.grow(len(job.prompts))
+            if call.backend.lengths is not None:
+                job = await call.backend.lengths.fill(job)
             wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
             await Run(service, call.backend, job, wire).answer(scope, receive, send)
 
@@ -82,6 +96,9 @@ class Run:
         self._job = job
         self._wire = wire
         self._guard = Guard()
+        promised = job.slo is not None and not job.slo.empty
+        self._refusable = promised and backend.info.scheduling_policy in SHEDDING
+        self._limited = job.deadline_s is not None or job.first_token_by_s is not None
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.metrics, service.clock)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +123,7 @@ class Run:
         await JsonResponse(await self._render(answer))(scope, receive, send)
 
     async def _render(self, answer: WholeAnswer) -> dict[str, Any]:
-        usage = self._generation.account.usage()
+        usage = self._usage()
         if self._job.logprobs is None and self._job.prompt_logprobs is None:
             return answer.body(usage)
         # The log probabilities of a long text are much to write down.
@@ -118,9 +135,11 @@ class Run:
         # The log probabilities of a long prompt are much to write down, here too.
         heavy = self._job.echo and self._job.logprobs is not None
         interval_s = self._service.config.sse_keep_alive_interval
-        answer = StreamAnswer(encoder, events, interval_s, self._service.offload if heavy else None)
+        offload = self._service.offload if heavy else None
+        answer = StreamAnswer(encoder, events, interval_s, offload, self._refusable or self._limited)
+        together = self._refusable and len(self._job.prompts) > 1
         try:
-            last = await self._run(answer, answer.run)
+            last = await self._run(AllBegun(answer, len(self._job.prompts)) if together else answer, answer.run)
         except ClientDisconnect:
             return
         except Exception as error:
@@ -128,14 +147,20 @@ class Run:
                 raise
             await events.fail(as_api_error(error))
             return
-        await events.close(last + encoder.tail())
+        await events.close(last + encoder.tail(self._usage()))
+
+    def _usage(self) -> Usage:
+        """When all is said."""
+        account = self._generation.account
+        usage = account.usage()
+        return replace(usage, slo=usage_of(self._job, account.runs)) if self._job.report_slo else usage
 
     async def _run(self, receiver: Receiver, work: Callable[[], Awaitable[Result]]) -> Result:
         """Starts the engine's side and awaits `work`. However it ends, nothing of the job stays in the engine."""
         cause: BaseException | None = None
         self._wire.watch(self._on_gone)
         try:
-            with self._service.lifecycle.live(self._guard), self._guard:
+            with self._service.lifecycle.live(self._guard), self._guard, self._first_token_timer():
                 self._start(receiver)
                 result = await work()
             self._service.lifecycle.finished(len(self._job.prompts))
@@ -146,7 +171,26 @@ class Run:
         finally:
             self._wire.watch(None)
             self._generation.cancel()
-            report(self._job, self._generation.account, self._backend.metrics, self._service.clock.now(), cause)
+            backend, now_s = self._backend, self._service.clock.now()
+            report(self._job, self._generation.account, backend.metrics, backend.slo_metrics, now_s, cause)
+            if self._backend.lengths is not None:
+                self._backend.lengths.ended(self._job, self._generation.account)
+
+    @contextmanager
+    def _first_token_timer(self) -> Iterator[None]:
+        by_s = self._job.first_token_by_s
+        if by_s is None:
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(max(0.0, by_s - self._service.clock.now()), self._on_late)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _on_late(self) -> None:
+        if not self._generation.account.begun:
+            self._guard.interrupt(deadline_exceeded())
 
     def _on_gone(self) -> None:
         self._guard.interrupt(ClientDisconnect())

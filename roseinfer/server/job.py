@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
 
 
 class Kind(Enum):
@@ -27,11 +28,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`text` is what `echo` gives back: the prompt as written, or decoded from the ids; empty without `echo`."""
+    """`text` is what `echo` gives back: the prompt as written, or decoded from the ids; empty without `echo`.
+
+    `predicted_len`: how many tokens the output will have, if somebody guessed.
+    """
 
     ids: list[int]
     params: SamplingParams
     text: str = ""
+    predicted_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,10 @@ class Job:
 
     `logprobs` and `prompt_logprobs` are the numbers of alternatives asked for (None = none); `stream` is None for a
     whole answer. `created` is in Unix seconds, `arrival_s` on the server's monotonic clock.
+
+    `slo`: None = nothing was promised. `deadline_s`: on the same clock, when it ends with what it has;
+    `first_token_by_s`: when it ends unless it has a token. `report_slo`: whether the usage says how it went.
+    `lengths_predicted`: whether the `predicted_len` of its prompts are our own predictor's.
     """
 
     kind: Kind
@@ -66,6 +75,13 @@ class Job:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     warnings: tuple[str, ...] = ()
+    slo: Slo | None = None
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    first_token_by_s: float | None = None
+    report_slo: bool = False
+    lengths_predicted: bool = False
 
     @property
     def id(self) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from roseinfer.core.outputs import FinishReason, SchedulerStats
+from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
 from roseinfer.server.account import PromptRun, Sample
 from roseinfer.server.tallies import Counter, Histogram, Numbers, Tallies, total
@@ -28,6 +28,7 @@ TOKEN_S = (.001, .002, .003, .004, .005, .0075, .01, .015, .02, .025, .03, .04, 
 REQUEST_S = (.001, .0025, .005, .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60,
              120, 240, 480, 960, 1920, 7680)
 STEP_S = (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5)
+STEP_RATIO = (.25, .5, .67, .8, .9, .95, .98, 1, 1.02, 1.05, 1.1, 1.25, 1.5, 2, 4)
 HTTP_S = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
@@ -81,11 +82,15 @@ class StepMetrics:
         tokens, seconds = "Tokens computed in a step", "Duration of an engine step"
         steps = tallies.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
         times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
-        self._tokens, self._time = steps.labels(*values), times.labels(*values)
+        said = "Duration of an engine step over what the scheduling policy's cost model predicted"
+        ratios = tallies.histograms("roseinfer:step_time_ratio", said, STEP_RATIO, LABELS)
+        self._tokens, self._time, self._ratio = (family.labels(*values) for family in (steps, times, ratios))
 
     def step(self, record: StepRecord) -> None:
         self._tokens.observe(record.tokens)
         self._time.observe(record.duration_s)
+        if record.predicted_s > 0:
+            self._ratio.observe(record.duration_s / record.predicted_s)
 
 
 class EngineMetrics:
@@ -231,6 +236,7 @@ class Exposition:
         yield from self._tallies.metrics(shown.numbers)
         if info is not None and shown.stats is not None:
             yield from self._engine(shown.stats, shown.heartbeat_age_s)
+            yield from self._objectives(shown.stats.policy or PolicyStats())
             yield from self._fixed(info)
 
     def _engine(self, stats: SchedulerStats, heartbeat_age_s: float) -> Iterator[Metric]:
@@ -245,6 +251,25 @@ class Exposition:
         yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
         help = "Since the engine's last turn"
         yield self._gauge("roseinfer:engine_heartbeat_age_seconds", help, heartbeat_age_s)
+
+    def _objectives(self, policy: PolicyStats) -> Iterator[Metric]:
+        """What the scheduling policy goes by, as far as it has these figures."""
+        utilisation = "Share of the machine that the objectives of running requests ask for; at 1 it is full"
+        speed = "Duration of steps lately over what the fitted cost model expects; above 1 the machine is slower"
+        margin = "Share by which token deadlines are brought forward so that few are missed"
+        budget = "How long the next step may take before the most urgent request is late; absent if none is urgent"
+        batch = "Rows in a mean step if every request decodes exactly at the pace of its objective"
+        demoted = "Requests served from what is left over because their objective is already lost"
+        for name, help, value in (
+            ("roseinfer:slo_utilisation", utilisation, policy.utilisation),
+            ("roseinfer:slo_speed_ratio", speed, policy.speed),
+            ("roseinfer:slo_margin", margin, policy.margin),
+            ("roseinfer:slo_step_budget_seconds", budget, policy.step_budget_s),
+            ("roseinfer:slo_virtual_batch_size", batch, policy.virtual_batch_size),
+            ("roseinfer:slo_demoted_requests", demoted, policy.demoted),
+        ):
+            if value is not None:
+                yield self._gauge(name, help, value)
 
     def _fixed(self, info: EngineInfo) -> Iterator[Metric]:
         cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}

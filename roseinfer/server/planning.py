@@ -6,8 +6,9 @@ from typing import Any
 from roseinfer.server.errors import bad_request
 from roseinfer.server.inference import Call
 from roseinfer.server.job import Job, Kind, Prompt, StreamChoices
+from roseinfer.server.objectives import Objectives, objectives
 from roseinfer.server.prompts import Encoded
-from roseinfer.server.refused import check_extras, check_priority
+from roseinfer.server.refused import check_extras
 from roseinfer.server.sampling import LogprobsAsked, fit, sampling_params
 from roseinfer.server.schemas import GenerationRequest, StreamOptions, unknown_fields
 
@@ -30,14 +31,14 @@ class Draft:
         self.asked = asked
         self.n = self._checked_n(prompts)
         self.warnings = check_extras(unknown_fields(request), self.n)
-        check_priority(request.priority)
+        self.objectives = self._checked_objectives()
         self.stream = self._stream_choices()
         self.salt = _checked_salt(request.cache_salt)
         self.params = sampling_params(request, max_tokens, asked, call.backend.info, call.limits)
 
     def job(self, kind: Kind, encoded: list[Encoded], echo: bool = False) -> Job:
         """Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too much."""
-        call, request = self.call, self.request
+        call, request, promised = self.call, self.request, self.objectives
         context = call.backend.info.max_model_len
         param = "messages" if kind is Kind.CHAT else "prompt"
         prompts = tuple(
@@ -45,6 +46,7 @@ class Draft:
                 ids=entry.ids,
                 params=fit(self.params, len(entry.ids), context, param),
                 text=entry.text if echo else "",
+                predicted_len=promised.predicted_len,
             )
             for entry in encoded
         )
@@ -65,7 +67,22 @@ class Draft:
             return_token_ids=bool(request.return_token_ids),
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
             warnings=tuple(self.warnings[: call.limits.max_warnings]),
+            slo=promised.slo,
+            tenant=promised.tenant,
+            priority=promised.priority,
+            deadline_s=None if promised.timeout_s is None else call.arrival_s + promised.timeout_s,
+            first_token_by_s=None if promised.ttl_s is None else call.arrival_s + promised.ttl_s,
+            report_slo=promised.report,
         )
+
+    def _checked_objectives(self) -> Objectives:
+        """A tier that names no class is ignored, like any field that says nothing here."""
+        call, request = self.call, self.request
+        classes = call.service.slo_classes
+        if request.service_tier is not None and request.service_tier not in classes.service_tiers:
+            self.warnings.append("service_tier")
+        policy = call.backend.info.scheduling_policy
+        return objectives(request, call.headers, classes, self.model, call.key, policy)
 
     def _checked_n(self, prompts: int) -> int:
         n, limits = given(self.request.n, 1), self.call.limits
@@ -93,7 +110,7 @@ class Draft:
         options = request.stream_options or StreamOptions.model_validate({})
         self.warnings += [f"stream_options.{name}"[:100] for name in unknown_fields(options)]
         return StreamChoices(
-            include_usage=bool(options.include_usage),
+            include_usage=bool(options.include_usage) or self.objectives.report,
             continuous_usage=bool(options.continuous_usage_stats),
             interval=interval,
         )

@@ -35,7 +35,6 @@ def _unless(*harmless: Any) -> Asks:
 _GUIDED = "constrained output (guided_* fields, now structured_outputs) is not available"
 _TOOLS = "tool calling is not available"
 _MEDIA = "the server takes and gives text only"
-_DEADLINE = "deadlines are not available"
 
 REFUSALS: dict[str, Refusal] = {
     "response_format": Refusal("only {'type': 'text'} is available", _unless({"type": "text"})),
@@ -54,8 +53,6 @@ REFUSALS: dict[str, Refusal] = {
     "allowed_token_ids": Refusal("the vocabulary cannot be restricted", _always),
     "use_beam_search": Refusal("there is no beam search", _unless(False)),
     "suffix": Refusal("text cannot be filled in before a suffix", _always),
-    "timeout_s": Refusal(_DEADLINE, _always),
-    "deadline_ms": Refusal(_DEADLINE, _always),
     "truncate_prompt_tokens": Refusal("prompts are not truncated", _always),
     "prompt_embeds": Refusal("prompts are text or token ids", _always),
     "chat_template": Refusal("the server's own template is used", _always),
@@ -81,12 +78,6 @@ def check_extras(extras: dict[str, Any], n: int) -> list[str]:
             ignored.append(name[:100])
     _check_best_of(extras.get("best_of"), n)
     return ignored
-
-
-def check_priority(priority: int | None) -> None:
-    if priority:
-        message = "priority is not supported: the fifo scheduling policy knows no priorities"
-        raise bad_request(message, "priority", "unsupported_field")
 
 
 def _check_best_of(best_of: Any, n: int) -> None:

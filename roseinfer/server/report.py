@@ -9,9 +9,11 @@ from starlette.requests import ClientDisconnect
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.server.account import Account
-from roseinfer.server.errors import ApiError
+from roseinfer.server.attainment import class_of
+from roseinfer.server.errors import ApiError, SloUnattainable
 from roseinfer.server.job import Job
 from roseinfer.server.metrics import EngineMetrics
+from roseinfer.server.slo_metrics import SloMetrics
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +24,27 @@ def log_start(job: Job) -> None:
     log.info("request=%s started %s choices=%d prompt_tokens=%d", job.request_id, kind, job.num_choices, tokens)
 
 
-def report(job: Job, account: Account, metrics: EngineMetrics, now_s: float, cause: BaseException | None) -> None:
+def report(
+    job: Job,
+    account: Account,
+    metrics: EngineMetrics,
+    slo_metrics: SloMetrics,
+    now_s: float,
+    cause: BaseException | None,
+) -> None:
     """`cause`: what ended the request before its time, None if all of it finished."""
     reason, why = _classify(cause)
     for run in account.runs:
         metrics.prompt_ended(run, reason, now_s)
     if reason == FinishReason.ABORT:
         metrics.aborted(why)
-    line = _line(job, account, now_s, reason if cause else "", why)
+    if isinstance(cause, SloUnattainable):
+        metrics.refused("slo_unattainable")
+    came = slo_metrics.ended(job, account.runs, cause)
+    line = _line(job, account, now_s, reason if cause else "")
+    line += f" slo_class={class_of(job)} slo={came or 'invalid'}"
+    if why:
+        line += f" why={why!r}"
     if reason == FinishReason.ERROR:
         log.error("%s", line, exc_info=None if isinstance(cause, RoseinferError) else cause)
     else:
@@ -46,12 +61,14 @@ def _classify(cause: BaseException | None) -> tuple[str, str]:
         return "rejected", cause.code or "invalid"
     if isinstance(cause, ApiError) and cause.status == 429:
         return "rejected", cause.code or "limit"
+    if isinstance(cause, ApiError) and cause.status == 504:
+        return FinishReason.TIMEOUT, cause.code or "limit"
     if cause is None:
         return "", ""
     return FinishReason.ERROR, f"{type(cause).__name__}: {cause}"[:500]
 
 
-def _line(job: Job, account: Account, now_s: float, reason: str, why: str) -> str:
+def _line(job: Job, account: Account, now_s: float, reason: str) -> str:
     usage = account.usage()
     ends: set[str] = set()
     first_s, queued_s = math.inf, -math.inf
@@ -72,4 +89,4 @@ def _line(job: Job, account: Account, now_s: float, reason: str, why: str) -> st
         line += f" ttft_ms={(first_s - job.arrival_s) * 1000:.1f}"
     if queued_s > -math.inf:
         line += f" queue_ms={queued_s * 1000:.1f}"
-    return f"{line} why={why!r}" if why else line
+    return line

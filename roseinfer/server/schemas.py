@@ -39,6 +39,18 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = Field(None, description="send the usage so far in every chunk")
 
 
+class SloFields(RequestModel):
+    """Latency objectives. A name that is not here would be a promise that nobody keeps, so it is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ttft_ms: float | None = Field(None, description="from arrival to the first token")
+    tpot_ms: float | None = Field(None, description="mean time per token after the first")
+    e2e_ms: float | None = Field(None, description="from arrival to the last token")
+    class_: str | None = Field(None, alias="class", description="a class of the server's; 'none' = best effort")
+    report: bool | None = Field(None, description="tell in usage.slo how the objectives were kept; default false")
+
+
 class ModelField(RequestModel):
     model: str | None = Field(None, description="a served model; default: the first one")
 
@@ -65,7 +77,14 @@ class GenerationRequest(ModelField):
     stream: bool | None = Field(None, description="answer as server-sent events")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
     stream_interval: int | None = Field(None, description="tokens per chunk, at least; default 1")
-    priority: int | None = Field(None, description="0: the scheduling policy knows no priorities")
+    slo: SloFields | None = Field(None, description="latency objectives; default: the class's")
+    ttft: float | None = Field(None, description="like slo.ttft_ms")
+    tpot: float | None = Field(None, description="like slo.tpot_ms")
+    pred_output_len: int | None = Field(None, description="output tokens, as the client guesses")
+    timeout_s: float | None = Field(None, description="seconds from arrival after which the request ends")
+    deadline_ms: float | None = Field(None, description="like timeout_s, in milliseconds")
+    service_tier: str | None = Field(None, description="names a class, if the server's file says so")
+    priority: int | None = Field(None, description="lower is sooner; only with policies that know priorities")
     cache_salt: str | None = Field(None, description="only requests with the same salt share cached prefixes")
     request_id: str | None = Field(None, description="used if there is no X-Request-Id header")
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
@@ -142,7 +161,8 @@ def _as_bad_request(error: ValidationError) -> ApiError:
     listed = [f"{_place(d['loc'])}: {d['msg']}"[:MAX_ERROR_CHARS] for d in details[:MAX_LISTED_ERRORS]]
     if len(details) > MAX_LISTED_ERRORS:
         listed.append(f"and {len(details) - MAX_LISTED_ERRORS} more")
-    param = str(details[0]["loc"][0])[:100] if details[0]["loc"] else None
+    loc = details[0]["loc"]
+    param = _place(loc) if loc[:1] == ("slo",) else str(loc[0])[:100] if loc else None
     return bad_request("; ".join(listed), param)
 
 

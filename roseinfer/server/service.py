@@ -9,11 +9,14 @@ from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.server.errors import ApiError, model_not_found, unavailable
+from roseinfer.server.length_prediction import LengthPrediction, length_prediction
 from roseinfer.server.lifecycle import Lifecycle, Room
 from roseinfer.server.limits import Limits
 from roseinfer.server.metrics import EngineMetrics, Exposition, Snapshot, StepMetrics, snapshot
 from roseinfer.server.offload import Offload
 from roseinfer.server.prompts import PromptEncoder
+from roseinfer.server.slo_classes import SloClasses, configured_classes
+from roseinfer.server.slo_metrics import SloMetrics
 from roseinfer.server.tallies import Tallies
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -31,6 +34,8 @@ class Backend:
     info: EngineInfo
     prompts: PromptEncoder
     metrics: EngineMetrics
+    slo_metrics: SloMetrics
+    lengths: LengthPrediction | None = None
     engine_ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @property
@@ -41,8 +46,8 @@ class Backend:
 class Service:
     """One per process that answers requests. Use from the event loop's thread only.
 
-    Who serves beside others gives a `room` that they share, the `share` of the requests that it gets, and a `gather`
-    that adds what the others have counted.
+    Who serves beside others gives a `room` that they share, the `share` of the requests that it gets, a `gather` that
+    adds what the others have counted, and the `slo_classes` that all have. Raises `ConfigError` for a wrong file.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Service:
         room: Room | None = None,
         share: float = 1.0,
         gather: Gather | None = None,
+        slo_classes: SloClasses | None = None,
     ) -> None:
         self.config = config
         self.model_name = model_name
@@ -61,6 +67,7 @@ class Service:
         self.created = int(time.time())
         self.clock = clock or MonotonicClock()
         self.limits = Limits.of(config)
+        self.slo_classes = configured_classes(config, model_name) if slo_classes is None else slo_classes
         self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock, room, share)
         self.tallies = Tallies()
         self._exposition = Exposition(self.tallies, self.served_names[0])
@@ -69,12 +76,16 @@ class Service:
         self._backend: Backend | None = None
 
     def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        """From now on requests are taken. Raises `ConfigError` if the chat template does not compile."""
+        """From now on requests are taken. Raises `ConfigError` if the chat template does not compile, or if the length
+        predictor is none for the model.
+        """
         info = engine.info
         prompts = PromptEncoder(tokenizer, self.offload, info.max_model_len, info.vocab_size)
         metrics = EngineMetrics(self.tallies, info, self.served_names[0])
         engine.on_step(StepMetrics(self.tallies, self.served_names[0]).step)
-        self._backend = Backend(engine, info, prompts, metrics)
+        name = self.served_names[0]
+        lengths = length_prediction(self.config.length_predictor, tokenizer, self.offload, self.tallies, name)
+        self._backend = Backend(engine, info, prompts, metrics, SloMetrics(self.tallies, name), lengths)
         self.lifecycle.ready()
 
     @property

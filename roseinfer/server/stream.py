@@ -8,6 +8,7 @@ from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.choice import Choice, Piece
 from roseinfer.server.errors import ApiError
 from roseinfer.server.events import EventEncoder
+from roseinfer.server.generation import Receiver
 from roseinfer.server.offload import Offload
 from roseinfer.server.wire import Wire
 
@@ -58,16 +59,23 @@ class StreamAnswer:
 
     The task writes what begins and ends the stream, and what the client was too slow to take: then each choice gathers
     its chunks until there is room. `keep_alive_s`: seconds between comments on an idle stream, 0 = none. `offload`:
-    where events are encoded if that is much work, None if it is not.
+    where events are encoded if that is much work, None if it is not. `refusable`: until it has begun it may still be
+    refused, and a comment would have said 200.
     """
 
     def __init__(
-        self, encoder: EventEncoder, events: EventStream, keep_alive_s: float, offload: Offload | None
+        self,
+        encoder: EventEncoder,
+        events: EventStream,
+        keep_alive_s: float,
+        offload: Offload | None,
+        refusable: bool = False,
     ) -> None:
         self._encoder = encoder
         self._events = events
         self._keep_alive_s = keep_alive_s
         self._offload = offload
+        self._refusable = refusable
         self._due: dict[Choice, None] = {}
         self._news = asyncio.Event()
         self._waiting = False
@@ -140,8 +148,34 @@ class StreamAnswer:
             self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        if self._idle:
+        if self._idle and (self._events.started or not self._refusable):
             self._comment_due = True
             self._news.set()
         self._idle = True
         self._set_timer()
+
+
+class AllBegun:
+    """A `Receiver` that passes nothing on until every prompt has its first chunk: until then, one of them may be
+    turned away, and the request with it.
+    """
+
+    def __init__(self, receiver: Receiver, prompts: int) -> None:
+        self._receiver = receiver
+        self._left = set(range(prompts))
+        self._held: list[tuple[int, SequenceChunk]] = []
+
+    def put(self, prompt: int, chunk: SequenceChunk) -> None:
+        if not self._left:
+            self._receiver.put(prompt, chunk)
+            return
+        self._held.append((prompt, chunk))
+        if chunk.num_output_tokens or chunk.finish_reason is not None:
+            self._left.discard(prompt)
+        if not self._left:
+            held, self._held = self._held, []
+            for earlier in held:
+                self._receiver.put(*earlier)
+
+    def end(self, error: Exception | None) -> None:
+        self._receiver.end(error)

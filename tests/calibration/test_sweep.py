@@ -13,7 +13,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.record import Recorder
+from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostParams, Work
 from roseinfer.sched.fit import fit_cost
@@ -93,9 +93,9 @@ def test_the_sweep_is_the_same_each_time() -> None:
 def test_a_recorded_run_gives_its_steps(overlap: bool, tmp_path) -> None:
     core, _, clock = engine(overlap=overlap)
     file = tmp_path / "run.jsonl"
-    recorder = Recorder(file)
-    core._runner = recorder.runner(core._runner)
-    recording = recorder.core(core, clock)
+    recording = RecordingCore(
+        Recorder(file), core.scheduler, core._runner, clock, depth=2 if overlap else 1, vocab_size=1000
+    )
     for number in range(40):
         params = SamplingParams(max_tokens=5 + 11 * number % 60, ignore_eos=True)
         recording.add(Add(f"r{number}", [7 + number] * (20 + 97 * number % 700), params))

@@ -20,6 +20,7 @@ from roseinfer.core.errors import (
 from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineInfo, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
@@ -199,6 +200,56 @@ def test_over_the_inflight_limit_requests_are_refused_until_one_ends() -> None:
             await read(first)
             await read(client.generate(request("c")))
             await read(second)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_that_is_turned_away_says_why(n: int) -> None:
+    """The engine's clock stands at 0."""
+
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
+            late = replace(request("late", n=n), slo=Slo(ttft_s=1.0), arrival_s=-5.0)
+            away, fine = await asyncio.gather(read(client.generate(late)), read(client.generate(request("fine"))))
+            assert sorted(chunk.index for chunk in away) == list(range(n))
+            for chunk in away:
+                assert chunk.finish_reason is FinishReason.REJECTED and not chunk.token_ids and not chunk.text
+                assert chunk.rejection is not None and chunk.rejection.reason == "ttft"
+                assert chunk.rejection.predicted_ttft_s > 5.0 and not chunk.rejection.hopeless
+            assert fine[-1].finish_reason is FinishReason.LENGTH and fine[-1].rejection is None
+            await until(lambda: live() == 0)
+            assert client.num_live == 0
+
+    asyncio.run(main())
+
+
+def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
+    async def main() -> None:
+        runner = GatedRunner(free_steps=0)
+        core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB)
+        client = await AsyncEngine.start(ThreadTransport(lambda: (core, info())), byte_tokenizer())
+        slo = Slo(ttft_s=1.0, tpot_s=0.5, e2e_s=9.0, class_name="chat")
+        own = replace(request("r"), slo=slo, tenant="me", deadline_s=7.5, predicted_len=3, priority=-2, arrival_s=-0.25)
+        stream = client.generate(own)
+        await until(lambda: core.scheduler.num_live == 1)
+        (held,) = core.scheduler._requests.values()
+        assert (held.slo, held.tenant, held.deadline_s) == (slo, "me", 7.5)
+        assert (held.predicted_len, held.priority, held.arrival_s) == (3, -2, -0.25)
+        runner.gate.set()
+        assert (await read(stream))[-1].finish_reason is FinishReason.LENGTH
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_time_is_over_ends_with_what_it_has() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
+            chunks = await read(client.generate(replace(request("late", n=2), deadline_s=-1.0)))
+            assert [chunk.finish_reason for chunk in chunks] == [FinishReason.TIMEOUT] * 2
+            assert all(chunk.num_output_tokens == 0 for chunk in chunks)
+            await until(lambda: live() == 0)
 
     asyncio.run(main())
 

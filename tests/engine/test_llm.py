@@ -7,6 +7,7 @@ import pytest
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
 from roseinfer.engine.llm import LLM
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -119,3 +120,13 @@ def test_wrong_requests_run_nothing(llm: LLM) -> None:
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_seqs"):
         LLM("tiny", max_seqs=4)
+
+
+def test_objectives_without_a_server(llm: LLM) -> None:
+    kept, away = Slo(ttft_s=100.0, tpot_s=10.0), Slo(ttft_s=1e-6)
+    (sample,) = llm.generate("def main(", GREEDY, slo=kept)[0].samples
+    assert sample.token_ids == llm.generate("def main(", GREEDY)[0].samples[0].token_ids
+    assert sample.finish_reason is FinishReason.LENGTH and sample.rejection is None
+    for sample in llm.generate("def main(", GREEDY, n=2, slo=away)[0].samples:
+        assert sample.finish_reason is FinishReason.REJECTED and not sample.text
+        assert sample.rejection is not None and sample.rejection.hopeless

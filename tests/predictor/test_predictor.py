@@ -8,15 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from roseinfer import cli
+from roseinfer.core.config import ModelConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig
 from roseinfer.predictor.data import Rows
 from roseinfer.predictor.features import FeatureSpec, bags_of
 from roseinfer.predictor.model import Predictor, Settings
 from roseinfer.predictor.train import Trained, train
+from roseinfer.predictor.vocabulary import fingerprint
 
 CONFIG = TrainConfig(seed=1)
 KINDS = {7: 40, 8: 200, 9: 600}  # first token -> output length
@@ -29,8 +33,7 @@ def planted(count: int, seed: int = 0, *, related: bool = True) -> Rows:
         kind, last = rng.choice(list(KINDS)), rng.choice([20, 21])
         middle = [rng.randrange(100, 400) for _ in range(rng.randrange(5, 60))]
         length = KINDS[kind if related else rng.choice(list(KINDS))] * (last - 19 if related else 1)
-        rows.prompts.append([kind, *middle, last])
-        rows.lengths.append(max(1, round(length * rng.uniform(0.9, 1.1))))
+        rows.add([kind, *middle, last], max(1, round(length * rng.uniform(0.9, 1.1))))
     return rows
 
 
@@ -124,6 +127,18 @@ def test_file_round_trip(trained: Trained, tmp_path) -> None:
     assert loaded.predict_batch(prompts) == trained.predictor.predict_batch(prompts)
 
 
+def test_a_file_from_before_vocabularies_were_noted(trained: Trained, tmp_path) -> None:
+    file = tmp_path / "predictor"
+    trained.predictor.save(str(file))
+    with safe_open(file, framework="np") as opened:
+        metadata = opened.metadata()
+    settings = json.loads(metadata["settings"])
+    del settings["vocabulary"]
+    save_file(load_file(file), file, {**metadata, "settings": json.dumps(settings)})
+    loaded = Predictor.load(str(file))
+    assert loaded.settings.vocabulary == "" and loaded.predict([7, 20]) == trained.predictor.predict([7, 20])
+
+
 def test_files_that_hold_no_predictor(trained: Trained, tmp_path) -> None:
     with pytest.raises(ConfigError, match="no file"):
         Predictor.load(str(tmp_path / "nowhere"))
@@ -156,7 +171,8 @@ def test_the_command(capsys, tmp_path) -> None:
     printed = capsys.readouterr().out
     assert "1 rows left out: line 301: no JSON" in printed and "tau" in printed and "rmse" in printed
     predictor = Predictor.load(str(out))
-    assert predictor.settings == Settings(width=10, tokenizer="tiny")
+    vocabulary = fingerprint(load_tokenizer(ModelConfig()).backend.get_vocab(with_added_tokens=True))
+    assert predictor.settings == Settings(width=10, tokenizer="tiny", vocabulary=vocabulary)
     assert predictor.predict([7, 500, 20]) > 0
     assert json.loads(figures.read_text())["figures"]["mean"]["rows"] == 61
 

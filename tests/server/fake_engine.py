@@ -1,4 +1,7 @@
-"""An engine for the server's tests: no model, replies by script, and a record of what was asked of it."""
+"""An engine for the server's tests: no model, replies by script, and a record of what was asked of it.
+
+A step of a script that can be called is called.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from dataclasses import dataclass, replace
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk, Sink, StepRecord
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -32,7 +36,7 @@ class Wait:
     """Holds a script until `FakeEngine.release()`."""
 
 
-Step = SequenceChunk | RoseinferError | Exception | Wait
+Step = SequenceChunk | RoseinferError | Exception | Wait | Callable[[], None]
 Script = Callable[[GenerateRequest], list[Step]]
 
 
@@ -130,6 +134,8 @@ class FakeSubmission:
                 self._end()
                 self._sink.fail(step)  # type: ignore[arg-type]
                 return
+            elif callable(step):
+                step()
             else:
                 await asyncio.sleep(0)
                 if step is steps[-1]:
@@ -159,6 +165,17 @@ def fake_logprobs(token: int, position: int, top: int) -> TokenLogprobs:
 
 def fake_prompt_logprobs(ids: list[int], top: int) -> list[TokenLogprobs | None]:
     return [None, *(fake_logprobs(token, i, top) for i, token in enumerate(ids[1:]))]
+
+
+def rejected(reason: str = "ttft", predicted_s: float = 2.5, hopeless: bool = False, index: int = 0) -> SequenceChunk:
+    """The end of a sample that the scheduler turned away."""
+    why = Rejection(reason, predicted_s, hopeless)
+    return SequenceChunk(index, finish_reason=FinishReason.REJECTED, rejection=why)
+
+
+def timed_out(tokens: int = 0, index: int = 0) -> SequenceChunk:
+    """The end of a sample whose time was over after so many tokens."""
+    return SequenceChunk(index, finish_reason=FinishReason.TIMEOUT, num_output_tokens=tokens)
 
 
 def dead(request: GenerateRequest) -> list[Step]:

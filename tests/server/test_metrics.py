@@ -5,7 +5,7 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
 from tests.server.live import LiveServer
@@ -67,6 +67,37 @@ def test_steps(server: LiveServer) -> None:
     assert server.metric("vllm:iteration_tokens_total_count") == before + 1
     assert server.metric("vllm:iteration_tokens_total_sum") >= 100
     assert server.metric("roseinfer:step_time_seconds_sum") >= 0.5
+
+
+def test_predicted_against_measured_step_times(server: LiveServer) -> None:
+    """Only of steps that were predicted."""
+
+    def numbers() -> list[float]:
+        ratio = "roseinfer:step_time_ratio"
+        at_most = [server.metric(f"{ratio}_bucket", le=bound) for bound in ("0.95", "1.05", "1.25")]
+        return [*at_most, server.metric(f"{ratio}_count"), server.metric(f"{ratio}_sum")]
+
+    before = numbers()
+    for measured, predicted in ((0.9, 1.0), (0.012, 0.010), (5.0, 0.0)):
+        server.call(lambda: server.engine.step(StepRecord(1, measured, predicted)))  # noqa: B023
+    assert [now - was for now, was in zip(numbers(), before, strict=True)] == [1, 1, 2, 2, pytest.approx(2.1)]
+
+
+SLO_GAUGES = ("utilisation", "speed_ratio", "margin", "step_budget_seconds", "virtual_batch_size", "demoted_requests")
+
+
+def test_what_the_policy_goes_by_is_shown_as_far_as_it_has_it(server: LiveServer) -> None:
+    def shown(stats: PolicyStats | None) -> dict[str, float]:
+        server.engine.snapshot = SchedulerStats(policy=stats)
+        families = text_string_to_metric_families(server.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples]
+        values = {sample.name: sample.value for sample in samples if sample.labels == LABELS}
+        return {name: values[f"roseinfer:slo_{name}"] for name in SLO_GAUGES if f"roseinfer:slo_{name}" in values}
+
+    values = (0.75, 1.08, 0.02, 0.03, 11 / 6, 3)
+    assert shown(PolicyStats(*values)) == dict(zip(SLO_GAUGES, values, strict=True))
+    assert shown(PolicyStats(utilisation=0.0, demoted=0)) == {"utilisation": 0, "demoted_requests": 0}
+    assert shown(None) == {}
 
 
 def deltas(server: LiveServer, names: list[str], **body: object) -> list[float]:
@@ -142,7 +173,7 @@ def test_one_log_line_per_request(server: LiveServer, caplog: pytest.LogCaptureF
         server.post("/v1/completions", {"prompt": "hello world", "max_tokens": 3}, headers={"X-Request-Id": "mine"})
         server.until(lambda: server.service.lifecycle.requests == 0)
     [line] = [record.getMessage() for record in caplog.records if record.name.startswith("roseinfer.server")]
-    for part in ("request=mine", "finish=length", "prompt_tokens=3", "output_tokens=3", "queue_ms=250.0"):
+    for part in ("request=mine", "finish=length", "prompt_tokens=3", "output_tokens=3", "queue_ms=250.0", "slo=met"):
         assert part in line.split()
     assert "ttft_ms=" in line
     assert "hello" not in line

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.server.metrics import Snapshot, combined
 from roseinfer.server.tallies import Tallies, total
 
@@ -72,9 +72,11 @@ def test_processes_add_up_also_what_only_one_of_them_knows() -> None:
 
 def test_snapshots_travel_and_the_newest_view_of_the_engine_counts() -> None:
     old = Snapshot(counted(a=1).numbers(), SchedulerStats(step=3, running=9), 0.4)
-    new = Snapshot(counted(a=2).numbers(), SchedulerStats(step=7, running=1), 0.1)
+    figures = PolicyStats(utilisation=0.5, demoted=2, predicted_step_s=0.01)
+    new = Snapshot(counted(a=2).numbers(), SchedulerStats(step=7, running=1, policy=figures), 0.1)
     sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=Snapshot) for part in (new, old, Snapshot({}))]
     both = combined(sent)
     assert both.numbers["c"] == {("a",): [3.0]}
     assert both.stats is not None and (both.stats.running, both.heartbeat_age_s) == (1, 0.1)
+    assert both.stats.policy == figures
     assert combined([Snapshot({})]).stats is None

@@ -11,6 +11,7 @@ import msgspec
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.server.metrics import Snapshot
+from roseinfer.server.slo_classes import SloClasses
 
 
 class WorkerBoot(msgspec.Struct):
@@ -21,6 +22,7 @@ class WorkerBoot(msgspec.Struct):
     """
 
     config: ServerConfig
+    slo_classes: SloClasses
     model_name: str
     tokenizer: str
     engine: str

@@ -18,6 +18,7 @@ from roseinfer.server.fleet.doorman import Doorman
 from roseinfer.server.fleet.scrapes import Scrapes
 from roseinfer.server.hosting import Signals, configure_logging, first_of, greeting, listen, say
 from roseinfer.server.metrics import Snapshot, StepMetrics, snapshot
+from roseinfer.server.slo_classes import configured_classes
 from roseinfer.server.tallies import Tallies
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Fleet:
 
     def __init__(self, served: Served, announce: Callable[[str], None]) -> None:
         self._served = served
+        self._slo_classes = configured_classes(served.server, served.model_name)  # once: the file may change
         self._announce = announce
         self._listener = listen(served.server)
         self._engine = OwnedEngine(served.engine)
@@ -122,6 +124,7 @@ class Fleet:
         served = self._served
         return WorkerBoot(
             config=served.server,
+            slo_classes=self._slo_classes,
             model_name=served.model_name,
             tokenizer=str(served.tokenizer),
             engine=str(self._engine.address),

@@ -101,6 +101,7 @@ class Worker:
             room=SharedRoom(self._board, boot.index),
             share=1 / boot.workers,
             gather=self._gather,
+            slo_classes=boot.slo_classes,
         )
         self._server = GivenServer(uvicorn_config(self._service, self._on_closed))
 

@@ -10,6 +10,7 @@ from roseinfer.core.config import ServerConfig
 from roseinfer.server.fleet import crew as module
 from roseinfer.server.fleet.control import FromWorker, WorkerBoot
 from roseinfer.server.fleet.crew import Crew, Member, WorkersDiedError
+from roseinfer.server.slo_classes import SloClasses
 
 NO_BOARD = 2**15  # no such descriptor: a worker that is told of it ends at once
 
@@ -31,6 +32,7 @@ class Audience:
 def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
     return WorkerBoot(
         config=ServerConfig(log_level="error"),
+        slo_classes=SloClasses(),
         model_name="none",
         tokenizer="none",
         engine="none",

@@ -1,0 +1,142 @@
+"""What a recorded run leaves on the disk, however it ends."""
+
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer import cli
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.plan import RowResult, StepPlan, StepResult
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.llm import LLM
+from roseinfer.engine.messages import Add
+from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.sim.parity import parity_of
+from roseinfer.sim.replay import read_recording, replay
+from tests.helpers.engines import make_core
+from tests.helpers.fake_runner import FakeRunner
+from tests.server.real_server import RealServer, alive, until
+
+COUNT = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in file.read_text().splitlines()]
+
+
+def recording(core: EngineCore, file: Path) -> RecordingCore:
+    """A core that records, with what another one has."""
+    return RecordingCore(Recorder(file), core.scheduler, core._runner, core._clock, eos_ids=(3,), vocab_size=50)
+
+
+def run_all(core: EngineCore) -> None:
+    while core.busy:
+        core.step()
+    core.close()
+
+
+def test_the_offline_engine_records_too(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with LLM("tiny", threads=1, record=str(file)) as llm:
+        (said,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    found = read_recording(str(file))
+    assert [add.prompt_ids for add in found.requests] == [[5, 6, 7]]
+    assert list(found.outputs["llm-0:0"].values()) == said.samples[0].token_ids
+    assert found.ends["llm-0:0"].tokens == 8
+    assert parity_of(str(file)).plans_agree
+
+
+def test_it_is_private_and_starts_anew(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    for _ in range(2):
+        run_all(recording(make_core(), file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [list(line) for line in lines(file)] == [["setup"]]
+
+
+class FailingRunner(FakeRunner):
+    """One request of a step fails, as the runner says."""
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        result = super().collect(handle)
+        rows = [RowResult(r.request_id, error="broken") if r.request_id == "b:0" else r for r in result.rows]
+        return StepResult(result.step, rows, result.duration_s)
+
+
+def test_a_request_that_fails_fails_again(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    core = recording(make_core(runner=FailingRunner(64, 4, 50), scheduling_policy="fifo"), file)
+    for name in ("a", "b"):
+        core.add(Add(name, [5, 6, 7], SamplingParams(max_tokens=4)))
+    run_all(core)
+    found = read_recording(str(file))
+    assert found.ends["b:0"].reason == "error"
+    assert replay(found).plans == found.plans
+
+
+def test_refused_requests_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    core = recording(make_core(), file)
+    with pytest.raises(Exception, match="vocabulary"):
+        core.add(Add("a", [99], SamplingParams()))
+    run_all(core)
+    assert read_recording(str(file)).requests == []
+
+
+def test_a_run_that_was_cut_off_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    core = recording(make_core(), file)
+    core.add(Add("a", [5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True)))
+    run_all(core)
+    whole = read_recording(str(file))
+    text = file.read_text()
+    file.write_text(text[: text.index('{"step":3') + 20])
+    cut = read_recording(str(file))
+    assert cut.turns == whole.turns[:3] and not cut.ends
+    assert replay(cut).plans == whole.plans[:3]
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no full disk to write to")
+    core = recording(make_core(), Path("/dev/full"))
+    core.add(Add("a", [5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True)))
+    core._recorder.flush(1e9)
+    run_all(core)
+    assert "recording ends here" in caplog.text
+
+
+def test_a_path_that_cannot_be_written_is_refused_at_the_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path / "no" / "run.jsonl", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            LLM("tiny", record=str(path))
+    assert cli.main(["serve", "tiny", "--port", "0", "--record", str(tmp_path / "no" / "run.jsonl")]) == 2
+    assert "--record" in capfd.readouterr().err
+
+
+def test_a_server_writes_its_run_and_loses_little_when_its_engine_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with RealServer("--record", str(file)) as server:
+        assert server.http.post("/v1/completions", json=COUNT).is_success
+        server.process.terminate()
+        assert server.exit_code() == 0
+    parity = parity_of(str(file))
+    assert parity.plans_agree and parity.requests == 1 and parity.turns >= 40
+    with RealServer("--record", str(file)) as server:
+        with server.http.stream("POST", "/v1/completions", json={**COUNT, "max_tokens": 1200, "stream": True}) as said:
+            text = said.iter_lines()  # closes the stream when it is forgotten
+            assert said.is_success and next(text)
+            begun = file.stat().st_size
+            until(lambda: file.stat().st_size > begun)  # written while it runs
+            os.kill(server.engine, signal.SIGKILL)
+        until(lambda: not alive(server.engine))
+    parity = parity_of(str(file))
+    assert parity.plans_agree and parity.turns > 1 and parity.compared == 0
