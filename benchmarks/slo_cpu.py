@@ -1,0 +1,238 @@
+"""Latency objectives on real execution: policies against loads, the embedded model on a CPU, over real HTTP.
+
+    python benchmarks/slo_cpu.py [--policies fifo,sarathi,...] [--rates a,b,...] [--seconds 12] [--json FILE]
+
+A server per policy runs on this machine, with one thread for the engine. Objectives are SCORPIO's six classes scaled to
+what one stream alone sees: a token's time I gives the TPOT objectives tight = 3 I and loose = 5 I, and TTFT objectives
+are scaled as tight is to SCORPIO's 30 ms. (1.5 I and 2.5 I, as for a GPU, leave no room here: I is mostly the part of a
+step that grows with every request.) Without `--rates` they are shares of what the fifo server does when it has more
+than enough to do. Every policy gets the same arrivals, prompts, lengths and classes, and each load is put on one policy
+after the other before the next, so that what else the machine does falls on all of them. Client and servers share the
+cores: see "late", by how much the client sent its requests too late. Needs the bench extra.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from roseinfer.bench.config import OpenLoopConfig
+from roseinfer.bench.http_load import server
+from roseinfer.bench.open_loop import Outcome, run
+from roseinfer.bench.open_loop_report import summarise
+from roseinfer.bench.report import header, host, table, write_json
+from roseinfer.bench.slo_classes import read_classes
+
+POLICIES = ("fifo", "sarathi", "qoserve", "scorpio", "slack")
+# Of SCORPIO's classes for an 8B model: TTFT in ms, whether the TPOT is the tight one; its tight TPOT in ms.
+CLASSES = ((500, True), (2000, True), (3000, True), (500, False), (1000, False), (7500, False))
+SCORPIO_TIGHT_MS = 30.0
+SHARES = (0.6, 0.9, 1.2, 1.6)  # of the capacity
+PROMPTS, OUTPUTS, VOCAB = (32, 384), (16, 128), 2000
+CAPACITY_REQUESTS = 80
+WARM_UP_S = 4.0
+SMALLEST_BUDGET = 16
+BUDGETS = (1, 2, 4)  # for sarathi, times what lasts as long as the tight TPOT; the best at each load counts
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one stream alone sees, in seconds: per token, and the first token behind a short and the longest prompt."""
+
+    token_s: float
+    first_s: float
+    longest_first_s: float
+
+    @property
+    def prompt_token_s(self) -> float:
+        return max(1e-6, (self.longest_first_s - self.first_s) / (PROMPTS[1] - PROMPTS[0]))
+
+
+def load(url: str, **options: Any) -> OpenLoopConfig:
+    lengths = {"in_min": PROMPTS[0], "in_len": PROMPTS[1], "out_min": OUTPUTS[0], "out_len": OUTPUTS[1]}
+    return OpenLoopConfig(url=url, vocab=VOCAB, procs=1, timeout=60.0, **{**lengths, **options})
+
+
+async def put(config: OpenLoopConfig) -> list[Outcome]:
+    outcomes = await asyncio.to_thread(run, config)
+    broken = [outcome.error for outcome in outcomes if outcome.status not in (200, 429, 503)]
+    if broken:
+        raise RuntimeError(f"{len(broken)} of {len(outcomes)} requests failed: {broken[0]}")
+    return outcomes
+
+
+async def measure_alone(url: str, repeats: int = 5) -> Alone:
+    async def one(seed: int, in_len: int, out_len: int) -> Outcome:
+        (outcome,) = await put(load(url, num=1, seed=seed, in_min=0, out_min=0, in_len=in_len, out_len=out_len))
+        return outcome
+
+    short = [await one(9000 + i, PROMPTS[0], OUTPUTS[1]) for i in range(repeats)]
+    long = [await one(9000 + i, PROMPTS[1], 1) for i in range(repeats)]
+    return Alone(*(median(values) for values in (
+        [outcome.tpot_s for outcome in short], [o.ttft_s for o in short], [o.ttft_s for o in long]
+    )))  # fmt: skip
+
+
+async def measure_capacity(url: str) -> float:
+    """Requests a second, all of them there at once."""
+    outcomes = await put(load(url, num=CAPACITY_REQUESTS, seed=9100))
+    return len(outcomes) / max(outcome.end_s for outcome in outcomes)
+
+
+def scaled_classes(tight_ms: float, loose_ms: float) -> list[dict[str, Any]]:
+    """As the JSON of `roseinfer bench serve --slo-classes` has them."""
+    scale = tight_ms / SCORPIO_TIGHT_MS
+    return [
+        {"name": f"c{n}", "ttft": ttft_ms * scale / 1e3, "tpot": (tight_ms if tight else loose_ms) / 1e3}
+        for n, (ttft_ms, tight) in enumerate(CLASSES, 1)
+    ]
+
+
+def sarathi_budget(alone: Alone, tight_ms: float) -> int:
+    """Tokens of a step that lasts as long as the tight TPOT objective."""
+    tokens = (tight_ms / 1e3 - alone.token_s) / alone.prompt_token_s
+    return max(SMALLEST_BUDGET, int(tokens) // SMALLEST_BUDGET * SMALLEST_BUDGET)
+
+
+def contenders(policies: Sequence[str], budget: int) -> dict[str, list[str]]:
+    """Name -> options of its server."""
+    found: dict[str, list[str]] = {}
+    for policy in policies:
+        options = ["--scheduling-policy", policy]
+        if policy == "sarathi":
+            found |= {f"sarathi {n * budget}": [*options, "--sarathi-token-budget", str(n * budget)] for n in BUDGETS}
+        else:
+            found[policy] = options
+    return found
+
+
+async def main(args: argparse.Namespace) -> dict[str, Any]:
+    policies = args.policies.split(",")
+    base = ("--threads", "1", "--api-workers", "1")
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(server(args.model, [*base, "--scheduling-policy", "fifo"]))
+        alone = await measure_alone(first)
+        tight_ms, loose_ms = args.tight * alone.token_s * 1e3, args.loose * alone.token_s * 1e3
+        capacity = await measure_capacity(first)
+        rates = [float(rate) for rate in args.rates.split(",")] if args.rates else [s * capacity for s in SHARES]
+        budget = sarathi_budget(alone, tight_ms)
+        urls = {}
+        for name, options in contenders(policies, budget).items():
+            own = nullcontext(first) if name == "fifo" else server(args.model, [*base, *options])
+            urls[name] = await stack.enter_async_context(own)
+        found = {
+            "alone_ms": {"token": 1e3 * alone.token_s, "longest_first": 1e3 * alone.longest_first_s},
+            "capacity_req_s": capacity,
+            "sarathi_token_budget": budget,
+            "classes": scaled_classes(tight_ms, loose_ms),
+        }
+        print_setting(found)
+        points = await put_loads(urls, rates, found["classes"], args)
+        after = await measure_alone(first)
+    print(f"alone, afterwards: a token every {1e3 * after.token_s:.2f} ms")
+    return {**found, "alone_afterwards_ms": 1e3 * after.token_s, "points": points}
+
+
+async def put_loads(
+    urls: Mapping[str, str], rates: Sequence[float], classes: Sequence[Mapping[str, Any]], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Each load on every policy, beginning with another one each time."""
+    names = list(urls)
+    points: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "classes.json")
+        file.write_text(json.dumps(classes))
+        for url in urls.values():  # cost models and length estimates learn
+            await put(load(url, **poisson(rates[0], WARM_UP_S, 9200), slo_classes=str(file)))
+        for seed in range(args.seed, args.seed + args.seeds):
+            for rate in rates:
+                for name in names:
+                    config = load(urls[name], **poisson(rate, args.seconds, seed), slo_classes=str(file))
+                    summary = summarise(await put(config), read_classes(str(file)))
+                    slo = summary["slo"]
+                    points.append({"policy": name, "rate": rate, "seed": seed, "busy": os.getloadavg()[0], **summary})
+                    print(f"  {name:12} {rate:6.2f} req/s, seed {seed}: {slo['adherence']:.3f}", flush=True)
+                names = names[1:] + names[:1]
+    return points
+
+
+def poisson(rate: float, seconds: float, seed: int) -> dict[str, Any]:
+    return {"workload": "poisson", "rate": rate, "num": max(1, round(rate * seconds)), "seed": seed}
+
+
+# --- what is printed --------------------------------------------------------------------------------------------
+def print_setting(found: Mapping[str, Any]) -> None:
+    alone = found["alone_ms"]
+    print(f"alone: a token every {alone['token']:.2f} ms, the longest prompt takes {alone['longest_first']:.1f} ms")
+    print(f"capacity: {found['capacity_req_s']:.2f} requests/s; sarathi's budget: {found['sarathi_token_budget']}")
+    limits = [f"{1e3 * c['ttft']:.0f}/{1e3 * c['tpot']:.1f}" for c in found["classes"]]
+    print(f"classes, TTFT/TPOT in ms: {', '.join(limits)}")
+    if min(c["ttft"] for c in found["classes"]) * 1e3 < alone["longest_first"]:
+        print("note: the tightest TTFT is shorter than the longest prompt takes alone")
+
+
+def merged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row per policy and rate, seeds together, the best of those that differ in their settings."""
+    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for point in points:
+        groups.setdefault((point["policy"], point["rate"]), []).append(point)
+    rows = []
+    for (policy, rate), runs in sorted(groups.items(), key=lambda item: item[0][1]):
+        slos = [point["slo"] for point in runs]
+        requests, accepted = sum(slo["requests"] for slo in slos), sum(slo["accepted"] for slo in slos)
+        rows.append(
+            {
+                "policy": policy,
+                "req/s": rate,
+                "requests": requests,
+                "adherence": f"{sum(slo['good'] for slo in slos) / requests:.3f}",
+                "goodput (window)": _mean([slo["goodput_window_req_s"] for slo in slos]),
+                "(drain)": _mean([slo["goodput_req_s"] for slo in slos]),
+                "refused": sum(slo["rejected"] for slo in slos),
+                "accepted, missed": f"{sum(slo['accepted_missed'] for slo in slos) / max(1, accepted):.3f}",
+                "by TTFT": sum(slo["missed"]["ttft"] for slo in slos),
+                "by TPOT": sum(slo["missed"]["tpot"] for slo in slos),
+                "late ms p99": _mean([point["sent_late_ms"]["p99"] for point in runs]),
+            }
+        )
+    best: dict[tuple[str, float], dict[str, Any]] = {}
+    for row in rows:
+        key = row["policy"].split()[0], row["req/s"]
+        if key not in best or row["adherence"] > best[key]["adherence"]:
+            best[key] = row
+    return list(best.values())
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--rates", help="requests a second, with commas; default: around the capacity")
+    parser.add_argument("--seconds", type=float, default=12.0, help="for which requests of a load arrive")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="loads of each rate")
+    parser.add_argument("--tight", type=float, default=3.0, help="TPOT objective, in tokens' times of a stream alone")
+    parser.add_argument("--loose", type=float, default=5.0)
+    parser.add_argument("--json")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    given = parse()
+    print(header("Latency objectives on the CPU", vars(given), host()), flush=True)
+    result = asyncio.run(main(given))
+    print(table(merged(result["points"])))
+    if given.json:
+        write_json(given.json, result, vars(given), host())

@@ -1,0 +1,226 @@
+"""Latency objectives on real execution: Qwen3-8B with dummy weights on one GPU, policies against loads, over real HTTP.
+
+    python benchmarks/slo_gpu.py --out DIR [--policies slack,fifo] [--rates 15,25] [--client FILE] [--repeat N]
+    python benchmarks/slo_gpu.py --show slo-h200.json [--plot FILE.png]
+
+Each policy gets a server of its own, one after the other, and each rate 20 s of arrivals with prompts of its own;
+requests are in one of six classes of objectives (`CLASSES`) and say so. Every policy sees the same requests. Good =
+both objectives kept; goodput = good requests over the wall time, the drain included; missed = served, but late. Prints
+a table with the peer's figures and the targets, and writes DIR/slo-gpu.json after every run. `--client FILE` measures
+with another client that takes `--slo` and `--send-slo` (default: `roseinfer bench serve`); `--models-dir` and
+`--commit` as in gpu_table.py.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gpu_rows import MEMORY_SHARE, MODELS
+from gpu_server import Server, ServerError
+from gpu_table import git_commit, gpu, torch_versions, without_folders
+from model_folders import write_folder
+
+from roseinfer.bench.report import host, table, versions
+from roseinfer.sim.plot import plot_sweep
+
+MODEL = "qwen3-8b"
+RATES = (15, 25, 35, 50, 70)
+SECONDS = 20
+LOAD = "--workload poisson --in-min 32 --in-len 1024 --out-min 16 --out-len 512 --procs 8"
+WARM_UP = "--num 16 --in-len 256 --out-len 32 --procs 2 --seed 987654"
+# Name, TTFT objective in s, TPOT objective in s: SCORPIO's six (arXiv 2505.23022), scaled to this GPU. Equal shares.
+CLASSES = (
+    ("c1", 0.13, 0.008),
+    ("c2", 0.53, 0.008),
+    ("c3", 0.8, 0.008),
+    ("c4", 0.13, 0.013),
+    ("c5", 0.27, 0.013),
+    ("c6", 2.0, 0.013),
+)
+# vLLM 0.24.0 on one H200, which knows no objectives: rate -> (adherence, goodput in requests a second).
+PEER = {15: (0.933, 13.2), 25: (0.484, 11.1), 35: (0.070, 2.0), 50: (0.001, 0.0), 70: (0.000, 0.0)}
+TARGETS = {
+    15: ("adherence", 0.99),
+    25: ("adherence", 0.92),
+    35: ("adherence", 0.75),
+    50: ("goodput_req_s", 24.0),
+    70: ("goodput_req_s", 24.0),
+}
+POLICIES = {
+    "slack": "--scheduling-policy slack",
+    "fifo": "--scheduling-policy fifo",
+    "sarathi": "--scheduling-policy sarathi",
+    "qoserve": "--scheduling-policy qoserve",
+    "scorpio": "--scheduling-policy scorpio",
+    "scorpio-mixed": "--scheduling-policy scorpio --scorpio-mixed --scorpio-stagger --scorpio-eps 1.1",
+}
+KEPT = ("requests", "ok", "rejected", "failed", "adherence", "goodput_req_s", "classes")
+TIMES = ("ttft_ms", "tpot_ms", "itl_ms")
+
+
+def class_list() -> list[dict[str, Any]]:
+    """As clients read it."""
+    return [
+        {
+            "name": name,
+            "share": round(1 / len(CLASSES), 4),
+            "ttft": ttft_s,
+            "tpot": tpot_s,
+            "body": {"slo": {"ttft_ms": 1e3 * ttft_s, "tpot_ms": 1e3 * tpot_s}},
+        }
+        for name, ttft_s, tpot_s in CLASSES
+    ]
+
+
+def run_client(args: argparse.Namespace, server: Server, flags: Iterable[str], *, objectives: bool) -> dict[str, Any]:
+    """The client's summary. Raises `ServerError` if it ends without one."""
+    command = [sys.executable, "-m", "roseinfer.cli", "bench", "serve"]
+    names = ("--slo-classes", "--send-objectives")
+    if args.client:
+        command, names = [sys.executable, str(args.client)], ("--slo", "--send-slo")
+    with tempfile.TemporaryDirectory() as folder:
+        file, classes = Path(folder, "client.json"), Path(folder, "classes.json")
+        classes.write_text(json.dumps(class_list()))
+        command += ["--url", server.url, "--model", MODEL, *flags, "--json", str(file)]
+        if objectives:
+            command += [names[0], f"@{classes}" if args.client else str(classes), names[1]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        if not file.is_file():
+            raise ServerError(f"the client ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
+        summary = dict(json.loads(file.read_text())["summary"])
+    return {**summary, **summary.get("slo", {})}
+
+
+def measure(args: argparse.Namespace, server: Server, rate: int, seed: int) -> dict[str, Any]:
+    flags = [*shlex.split(LOAD), "--rate", str(rate), "--num", str(SECONDS * rate), "--seed", str(seed)]
+    summary = run_client(args, server, flags, objectives=True)
+    quantiles = {name: {q: summary[name].get(q) for q in ("p50", "p99")} for name in TIMES}
+    good = sum(entry["good"] for entry in summary["classes"].values())
+    kept = {name: summary[name] for name in KEPT}
+    return {"seed": seed, **kept, "missed": summary["ok"] - good, **quantiles}
+
+
+def run_policy(args: argparse.Namespace, policy: str, folder: Path, points: list[dict[str, Any]]) -> None:
+    """All rates, then all of them again for each repetition, on one server."""
+    context = str(MODELS[MODEL].max_model_len)
+    options = ["--served-model-name", MODEL, "--load-format", "dummy", "--max-model-len", context]
+    options += ["--gpu-memory-utilization", MEMORY_SHARE, *shlex.split(POLICIES[policy])]
+    server = Server([str(folder), *options, *shlex.split(args.server_args)], args.out / f"slo-{policy}.log")
+    try:
+        server.await_health(180.0)
+        run_client(args, server, shlex.split(WARM_UP), objectives=False)
+        for repetition in range(args.repeat):
+            for rate in args.rates:
+                run = measure(args, server, rate, args.seed + 1000 * repetition)
+                points.append({"policy": policy, "rate": rate, **run})
+                write(args, points)
+                print(f"  {policy:14} {rate:3d} req/s: adherence {run['adherence']:.3f}", flush=True)
+    finally:
+        server.stop()
+
+
+def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
+    facts = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["python", "benchmarks/slo_gpu.py", *map(without_folders, sys.argv[1:])]),
+        "commit": args.commit or git_commit(),
+        "hardware": {**gpu(), **host()},
+        "versions": {**versions(), **torch_versions()},
+        "client": ["python", args.client.name] if args.client else ["roseinfer", "bench", "serve"],
+        "load": f"{LOAD}, {SECONDS} s of arrivals",
+        "classes": class_list(),
+        "peer": {"name": "vLLM 0.24.0, another machine of the kind", "adherence and goodput": PEER},
+        "points": points,
+    }
+    (args.out / "slo-gpu.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def show(found: Mapping[str, Any], picture: str | None) -> None:
+    """The table of results, and the plot: goodput over the arrivals, which is adherence times the rate."""
+    print(table(rows(found["points"])))
+    if picture is None:
+        return
+    peers = [{"policy": "vLLM 0.24.0", "rate": rate, "adherence": kept} for rate, (kept, _) in PEER.items()]
+    drawn = [*found["points"], *peers]
+    plot_sweep(
+        picture,
+        [{**point, "goodput_window_req_s": point["rate"] * point["adherence"]} for point in drawn],
+        "measured: Qwen3-8B on one H200",
+    )
+
+
+def rows(points: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A line per policy and rate, medians over repetitions."""
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for point in points:
+        groups.setdefault((point["policy"], point["rate"]), []).append(point)
+    found = []
+    for (policy, rate), runs in groups.items():
+        line: dict[str, Any] = {"policy": policy, "req/s": rate}
+        line["adherence"] = f"{median(run['adherence'] for run in runs):.3f}"
+        line["goodput"] = f"{median(run['goodput_req_s'] for run in runs):.1f}"
+        line["refused"] = sum(run["rejected"] for run in runs)
+        line["missed"] = sum(run["missed"] for run in runs)
+        line["failed"] = sum(run["failed"] for run in runs)
+        for name in TIMES:
+            line[f"{name[:-3].upper()} p50/p99 ms"] = "/".join(
+                f"{median(run[name][q] for run in runs):.3g}" for q in ("p50", "p99")
+            )
+        if rate in PEER:
+            line["peer"] = "{:.3f} {:.1f}".format(*PEER[rate])
+        if policy == "slack" and rate in TARGETS:
+            name, least = TARGETS[rate]
+            value = median(run[name] for run in runs)
+            line["target"] = f"{name.split('_')[0]} {least}: {'yes' if value >= least else 'NO'}"
+        found.append(line)
+    return found
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for slo-gpu.json and the logs")
+    parser.add_argument("--show", type=Path, help="print the table of an earlier run's JSON, and measure nothing")
+    parser.add_argument("--plot", help="with --show: a picture of it")
+    parser.add_argument("--policies", default="slack", help=f"of {', '.join(POLICIES)}, with commas")
+    parser.add_argument("--rates", default=",".join(map(str, RATES)), help="requests a second, with commas")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--client", type=Path, help="another client's script")
+    parser.add_argument("--models-dir", type=Path, help="where the model folder is, instead of making one")
+    parser.add_argument("--server-args", default="", help="more arguments of `roseinfer serve`, in one word")
+    parser.add_argument("--commit", help="of roseinfer, where there is no git repository to ask")
+    args = parser.parse_args()
+    args.policies = args.policies.split(",")
+    args.rates = [int(rate) for rate in args.rates.split(",")]
+    if (args.out is None) == (args.show is None):
+        parser.error("give --out to measure, or --show")
+    if unknown := set(args.policies) - set(POLICIES):
+        parser.error(f"unknown policies: {', '.join(sorted(unknown))}")
+    return args
+
+
+def main() -> int:
+    args = parse_args()
+    if args.show is not None:
+        show(json.loads(args.show.read_text()), args.plot)
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    points: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.models_dir / MODEL if args.models_dir else write_folder(MODEL, Path(made))
+        for policy in args.policies:
+            run_policy(args, policy, folder, points)
+    print(table(rows(points)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
