@@ -1,9 +1,11 @@
 """What an open-loop load sends, and when: drawn from its options alone."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roseinfer.bench.config import OpenLoopConfig, parse_numbers
+from roseinfer.bench.slo_classes import LoadClass, read_classes
 
 # Ids below are special tokens of most vocabularies.
 FIRST_ID = 10
@@ -17,11 +19,22 @@ class Planned:
     at_s: float
     prompt_ids: list[int]
     output_len: int
+    slo: LoadClass | None = None
 
 
-def draw(config: OpenLoopConfig) -> list[Planned]:
-    """The load's requests in order of arrival; the same options draw the same requests."""
+def classes_of(config: OpenLoopConfig) -> tuple[LoadClass, ...]:
+    """Those that the options name, none without. Raises `ConfigError` for a file that holds none."""
+    return read_classes(config.slo_classes) if config.slo_classes else ()
+
+
+def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[Planned]:
+    """The load's requests in order of arrival; the same options draw the same requests.
+
+    `classes` change nothing but the objectives, and these do not depend on whether the server is told.
+    """
     rng = random.Random(_key(config))
+    classes_rng = random.Random(f"classes {_key(config)}")
+    shares = [entry.share for entry in classes]
     cycle = parse_numbers("cycle", config.cycle) if config.cycle else None
     planned: list[Planned] = []
     at_s = 0.0
@@ -35,7 +48,8 @@ def draw(config: OpenLoopConfig) -> list[Planned]:
         prompt_ids = _prompt(config, rng, input_len)
         if config.same_prompt and planned:
             prompt_ids = planned[0].prompt_ids
-        planned.append(Planned(number, at_s, prompt_ids, output_len))
+        slo = classes_rng.choices(classes, shares)[0] if classes else None
+        planned.append(Planned(number, at_s, prompt_ids, output_len, slo))
     return planned
 
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
-from roseinfer.bench.arrivals import Planned, draw
+from roseinfer.bench.arrivals import Planned, classes_of, draw
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.core.errors import ConfigError, RoseinferError
 
@@ -39,17 +39,21 @@ class ClientFailedError(RoseinferError):
 class Outcome:
     """What became of one request.
 
-    `start_s` and `end_s`: seconds after the load began. `chunk_s`: when each chunk was read, seconds after the request
-    was sent. `output_tokens`: as the server's usage says, else the number of chunks. `ok`: its stream had a proper end.
+    `due_s`, `start_s`, `end_s`: seconds after the load began. `chunk_s`: when each chunk was read, seconds after the
+    request was sent. `output_tokens`: as the server's usage says, else the number of chunks. `ok`: its stream had a
+    proper end. `code`: of the error it was refused with. `class_name`: of its objectives.
     """
 
     number: int
     prompt_tokens: int
     wanted_tokens: int
+    class_name: str = ""
+    due_s: float = 0.0
     start_s: float = 0.0
     end_s: float = 0.0
     status: int | None = None
     error: str | None = None
+    code: str | None = None
     ok: bool = False
     output_tokens: int = 0
     chunk_s: list[float] = field(default_factory=list)
@@ -99,6 +103,7 @@ class StreamClient:
 
     def body(self, planned: Planned) -> bytes:
         """The request as it is sent: encoded before it is due."""
+        told = planned.slo if self._config.send_objectives else None
         return json.dumps(
             {
                 "model": self._model,
@@ -108,22 +113,33 @@ class StreamClient:
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
+                **(told.body if told else {}),
             }
         ).encode()
 
     async def send(self, planned: Planned, body: bytes) -> Outcome:
-        """Never raises for what the server does: that is a result."""
-        outcome = Outcome(planned.number, len(planned.prompt_ids), planned.output_len)
+        """Never raises for what the server does: that is a result. Nothing is tried twice."""
+        outcome = Outcome(
+            planned.number,
+            len(planned.prompt_ids),
+            planned.output_len,
+            class_name=planned.slo.name if planned.slo else "",
+            due_s=planned.at_s,
+        )
+        headers = self._headers
+        if planned.slo and self._config.send_objectives:
+            headers = {**headers, **planned.slo.headers}
         await asyncio.sleep(max(0.0, self.began_s + planned.at_s - self._clock()))
         sent_s = self._clock()
         outcome.start_s = sent_s - self.began_s
         try:
-            async with self._session.post(self._url, data=body, headers=self._headers) as response:
+            async with self._session.post(self._url, data=body, headers=headers) as response:
                 outcome.status = response.status
                 if response.status == 200:
                     await self._read(response, outcome, sent_s)
                 else:
-                    outcome.error = (await response.text())[:ERROR_CHARACTERS]
+                    text = await response.text()
+                    outcome.error, outcome.code = text[:ERROR_CHARACTERS], error_code(text)
         except Exception as error:
             outcome.error = repr(error)[:ERROR_CHARACTERS]
         outcome.end_s = self._clock() - self.began_s
@@ -150,6 +166,15 @@ class StreamClient:
         outcome.output_tokens = len(outcome.chunk_s) if usage is None else usage
 
 
+def error_code(text: str) -> str | None:
+    """The code that an error's body gives as its reason, if it does."""
+    try:
+        code = json.loads(text)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return None if code is None else str(code)[:ERROR_CHARACTERS]
+
+
 def read_event(event: bytes) -> tuple[int | None, bool]:
     """(completion tokens if the event has a usage, whether it has a choice). Most events are not even parsed."""
     if b'"usage":{' not in event and b'"usage": {' not in event:
@@ -163,7 +188,7 @@ def run(config: OpenLoopConfig) -> list[Outcome]:
     """All requests, in order of arrival. Raises `ConfigError` without aiohttp, or if no server answers."""
     check_client()
     model = config.model or first_model(config)
-    planned = draw(config)
+    planned = draw(config, classes_of(config))
     if config.procs == 1:
         outcomes = asyncio.run(_send_all(config, model, planned, lambda: time.monotonic() + START_DELAY_S))
     else:

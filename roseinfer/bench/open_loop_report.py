@@ -4,21 +4,25 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from roseinfer.bench import attainment
+from roseinfer.bench.attainment import REJECTED
 from roseinfer.bench.open_loop import Outcome
 from roseinfer.bench.report import percentile
+from roseinfer.bench.slo_classes import LoadClass
 
 PERCENTILES = (50, 90, 95, 99)
-REJECTED = (429, 503)
 ERRORS_SHOWN = 5
 ERROR_CHARACTERS = 160
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "Latency"}
+SHOWN = {**LATENCIES, "sent_late_ms": "Sent late"}
 
 
-def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summarise(outcomes: Sequence[Outcome], classes: Sequence[LoadClass] = ()) -> dict[str, Any]:
     """Counts, rates and percentiles in milliseconds; a percentile of nothing is None.
 
     Rates are over the time from the first request sent to the last one ended, and count the requests that ended
     properly, as the percentiles do. `short`: of these, how many gave another number of tokens than was asked for.
+    `sent_late_ms`: how long after they were due requests went out. `slo`: how objectives were kept, with `classes`.
     """
     good = [outcome for outcome in outcomes if outcome.ok]
     rejected = sum(outcome.status in REJECTED for outcome in outcomes)
@@ -36,9 +40,20 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
     for key, seconds in samples(good).items():
         summary[key] = {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
-    errors = Counter(outcome.error[:ERROR_CHARACTERS] for outcome in outcomes if outcome.error is not None)
+    late_s = [outcome.start_s - outcome.due_s for outcome in outcomes]
+    summary["sent_late_ms"] = {f"p{p}": 1e3 * percentile(late_s, p) if late_s else None for p in PERCENTILES}
+    if classes:
+        summary["slo"] = attainment.attainment(outcomes, classes)
+    errors = Counter(_error(outcome) for outcome in outcomes if outcome.error is not None)
     summary["errors"] = dict(errors.most_common(ERRORS_SHOWN))
     return summary
+
+
+def _error(outcome: Outcome) -> str:
+    """The texts of refusals differ by the figures in them."""
+    if outcome.status in REJECTED and outcome.code:
+        return f"{outcome.status} {outcome.code}"
+    return (outcome.error or "")[:ERROR_CHARACTERS]
 
 
 def samples(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
@@ -59,9 +74,11 @@ def as_text(summary: dict[str, Any]) -> str:
         f"Throughput: {summary['out_tok_s']:.1f} output tok/s, {summary['in_tok_s']:.1f} input tok/s, "
         f"{summary['req_s']:.2f} requests/s",
     ]
-    for key, name in LATENCIES.items():
+    for key, name in SHOWN.items():
         shown = " ".join(f"{p} {_number(value)}" for p, value in summary[key].items())
-        lines.append(f"{name + ' ms:':<11} {shown}")
+        lines.append(f"{name + ' ms:':<13} {shown}")
+    if "slo" in summary:
+        lines.append(attainment.as_text(summary["slo"]))
     lines += [f"{count} times: {error}" for error, count in summary["errors"].items()]
     return "\n".join(lines)
 

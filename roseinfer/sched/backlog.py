@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 
@@ -10,25 +10,41 @@ from roseinfer.core.request import Status
 from roseinfer.sched.ledger import Track
 
 Entry = tuple[float, int, Track]
+_FEW = 64  # entries that are not worth tidying
 
 
 class Backlog:
-    """`affordable` and `parked` are sorted by key. Requests that wait no longer are dropped when they are met."""
+    """`affordable` and `parked` are sorted by key. Requests that wait no longer are dropped when they are met, or by
+    `tidy`. One that was preempted gets a new entry, and its former one no longer counts.
+    """
 
     def __init__(self) -> None:
         self.affordable: list[Entry] = []
         self.parked: list[Entry] = []
         self._latest: list[Entry] = []
         self._order = count()
+        self._tidy_at = self._tidy_latest_at = _FEW
 
     def add(self, track: Track, limit_s: float) -> None:
         """`limit_s`: seconds of work from which a request with objectives is too expensive."""
         entries = self.parked if limit_s < track.work_s and track.tpot_s < inf else self.affordable
-        insort(entries, (track.key, next(self._order), track))
+        track.entry = next(self._order)
+        insort(entries, (track.key, track.entry, track))
+
+    def tidy(self) -> None:
+        """Drop the entries that nobody meets while another policy decides; costs next to nothing per request."""
+        if len(self.affordable) + len(self.parked) >= self._tidy_at:
+            self.affordable = [entry for entry in self.affordable if _waits(entry)]
+            self.parked = [entry for entry in self.parked if _waits(entry)]
+            self._tidy_at = max(_FEW, 2 * (len(self.affordable) + len(self.parked)))
 
     def watch(self, track: Track, latest_s: float) -> None:
         """Have `overdue` report the request if it still waits at `latest_s`."""
         heappush(self._latest, (latest_s, next(self._order), track))
+        if len(self._latest) >= self._tidy_latest_at:  # most start long before, and some have days
+            self._latest = [entry for entry in self._latest if entry[2].request.status is Status.WAITING]
+            heapify(self._latest)
+            self._tidy_latest_at = max(_FEW, 2 * len(self._latest))
 
     def overdue(self, now_s: float) -> list[Track]:
         found = []
@@ -39,18 +55,23 @@ class Backlog:
         return found
 
     def sort_by_price(self, limit_s: float) -> None:
-        waiting = [entry for entry in self.affordable + self.parked if entry[2].request.status is Status.WAITING]
+        waiting = [entry for entry in self.affordable + self.parked if _waits(entry)]
         waiting.sort()
         self.affordable = [entry for entry in waiting if entry[2].work_s <= limit_s or entry[2].tpot_s == inf]
         self.parked = [entry for entry in waiting if entry[2].work_s > limit_s and entry[2].tpot_s < inf]
 
 
+def _waits(entry: Entry) -> bool:
+    _, number, track = entry
+    return track.request.status is Status.WAITING and track.entry == number
+
+
 def first_of(entries: list[Entry], can_start: Callable[[Track], bool], most: int) -> Iterator[Track]:
     """The first `most` entries that could start; drops those that wait no longer from the head."""
     gone = 0
-    while gone < len(entries) and entries[gone][2].request.status is not Status.WAITING:
+    while gone < len(entries) and not _waits(entries[gone]):
         gone += 1
     del entries[:gone]
-    for _, _, track in entries[:most]:
-        if track.request.status is Status.WAITING and can_start(track):
-            yield track
+    for entry in entries[:most]:
+        if _waits(entry) and can_start(entry[2]):
+            yield entry[2]

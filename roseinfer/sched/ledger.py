@@ -5,6 +5,9 @@ from math import inf
 from roseinfer.core.events import Admitted, Ended, Event, Queued
 from roseinfer.core.request import Request
 
+# Beyond these an objective is as good as at them, and what policies compute from it would be 0, inf or NaN.
+SHORTEST_S, LONGEST_S = 1e-6, 1e9
+
 
 class Track:
     """One request. `ttft_s`, `tpot_s`: its objectives, inf where it has none. `due_s`: when its first token is due.
@@ -18,6 +21,7 @@ class Track:
         "credit",
         "doomed",
         "due_s",
+        "entry",
         "first_s",
         "idle_s",
         "idle_step",
@@ -36,8 +40,8 @@ class Track:
         slo = request.slo
         self.request = request
         self.tokens = request.tokens
-        self.ttft_s = (slo.ttft_s if slo else None) or inf
-        self.tpot_s = (slo.tpot_s if slo else None) or inf
+        self.ttft_s = _sane(slo.ttft_s if slo else None)
+        self.tpot_s = _sane(slo.tpot_s if slo else None)
         self.due_s = request.arrival_s + self.ttft_s
         self.anchor_s = inf
         self.first_s = 0.0
@@ -46,6 +50,7 @@ class Track:
         self.doomed = False
         self.idle_s = 0.0
         self.idle_step = -2
+        self.entry = -1
         self.key = self.length = self.weight = self.work_s = 0.0
 
     @property
@@ -57,9 +62,10 @@ class Track:
         slo = self.request.slo
         if slo is None or slo.e2e_s is None:
             return
-        self.ttft_s = min(self.ttft_s, slo.e2e_s / 4)
+        e2e_s = _sane(slo.e2e_s)
+        self.ttft_s = _sane(min(self.ttft_s, e2e_s / 4))
         self.due_s = self.request.arrival_s + self.ttft_s
-        self.tpot_s = min(self.tpot_s, (slo.e2e_s - self.ttft_s) / max(1.0, self.length))
+        self.tpot_s = _sane(min(self.tpot_s, (e2e_s - self.ttft_s) / max(1.0, self.length)))
 
     def set_pace(self, margin: float, first_token_s: float) -> None:
         """Bring its token deadlines forward by a share `margin` of the objective."""
@@ -109,6 +115,10 @@ class Ledger:
             if track is not None:
                 return track
         return None
+
+
+def _sane(objective_s: float | None) -> float:
+    return inf if objective_s is None else max(SHORTEST_S, min(objective_s, LONGEST_S))
 
 
 def is_filled(request: Request) -> bool:

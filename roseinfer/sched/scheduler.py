@@ -7,7 +7,7 @@ settles what really happened.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
@@ -59,7 +59,7 @@ class Scheduler:
         self.kv.open(request.request_id, request.cache_salt)
         self.waiting[request.request_id] = request
         if request.deadline_s is not None:
-            heappush(self._expiries, (request.deadline_s, request.request_id))
+            self._push_expiry(request.deadline_s, request.request_id)
         self.policy.observe(Queued(request))
 
     def check_fits(self, request: Request) -> None:
@@ -237,6 +237,13 @@ class Scheduler:
                 continue
             if request.deadline_s <= now_s:  # else the id is in use again
                 self._ended.append(RequestOutput(request_id, end=self._finish(request, FinishReason.TIMEOUT, now_s)))
+
+    def _push_expiry(self, deadline_s: float, request_id: str) -> None:
+        """Most requests end long before; a limit of days must not keep their names for days."""
+        heappush(self._expiries, (deadline_s, request_id))
+        if len(self._expiries) > 2 * len(self._requests) + 64:
+            self._expiries = [entry for entry in self._expiries if entry[1] in self._requests]
+            heapify(self._expiries)
 
     def take_ended(self) -> list[RequestOutput]:
         """The ends that `plan` decided, each once."""

@@ -16,7 +16,7 @@ def check_plot(path: str) -> None:
         raise ConfigError(f"plot: {path} does not end in a picture format, such as .png")
 
 
-def plot_sweep(path: str, points: Sequence[Mapping[str, Any]]) -> None:
+def plot_sweep(path: str, points: Sequence[Mapping[str, Any]], title: str = "simulated") -> None:
     """`points` as in the JSON file. Goodput over the arrival window, by which policies are ranked."""
     from matplotlib.figure import Figure
 
@@ -27,7 +27,7 @@ def plot_sweep(path: str, points: Sequence[Mapping[str, Any]]) -> None:
         loads = [point["offered_req_s"] if point["rate"] is None else point["rate"] for point in own]
         left.plot(loads, [point["goodput_window_req_s"] for point in own], marker="o", label=name)
         right.plot(loads, [point["adherence"] for point in own], marker="o", label=name)
-    figure.suptitle("simulated", fontsize="medium")
+    figure.suptitle(title, fontsize="medium")
     left.set(xlabel="offered (req/s)", ylabel="goodput (req/s)", ylim=(0, None))
     right.set(xlabel="offered (req/s)", ylabel="adherence", ylim=(0, 1.02))
     for axes in (left, right):

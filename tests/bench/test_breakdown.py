@@ -34,13 +34,25 @@ def test_device_events_of_a_trace():
     events = [
         {"cat": "kernel", "name": "a", "dur": 2.0, "ts": 1},
         {"cat": "kernel", "name": "a", "dur": 3.0, "ts": 9},
-        {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "dur": 1.5},
-        {"cat": "gpu_user_annotation", "name": "forward", "dur": 99.0},
-        {"cat": "cpu_op", "name": "aten::mm", "dur": 99.0},
+        {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "dur": 1.5, "ts": 20.5},
+        {"cat": "gpu_user_annotation", "name": "forward", "dur": 99.0, "ts": 0},
+        {"cat": "cpu_op", "name": "aten::mm", "dur": 99.0, "ts": 0},
         {"name": "process_name", "ph": "M"},
     ]
     found = device_events(events)
     assert found == {"a": (pytest.approx(5e-6), 2), "Memcpy HtoD": (pytest.approx(1.5e-6), 1)}
+
+
+def test_kernels_that_overlap_share_the_time():
+    """b starts early and waits for a; c is hidden behind b; after a pause comes a again."""
+    events = [
+        {"cat": "kernel", "name": "a", "ts": 20, "dur": 1},
+        {"cat": "kernel", "name": "b", "ts": 3, "dur": 9},
+        {"cat": "kernel", "name": "a", "ts": 0, "dur": 10},
+        {"cat": "gpu_memcpy", "name": "c", "ts": 5, "dur": 2},
+    ]
+    found = device_events(events)
+    assert found == {"a": (pytest.approx(11e-6), 2), "b": (pytest.approx(2e-6), 1), "c": (0.0, 1)}
 
 
 def test_limits(monkeypatch):

@@ -146,6 +146,7 @@ class SlackPolicy:
     # --- a step -------------------------------------------------------------------------------------------------
     def begin(self, view: View) -> Decision:
         if not self._promised:
+            self.backlog.tidy()
             return self._fifo.begin(view)
         now_s, in_flight = view.now_s, self._planned > self._done
         if in_flight:  # it begins when the step in flight ends

@@ -1,0 +1,120 @@
+"""How a load's objectives were kept, as its clients saw it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from roseinfer.bench.open_loop import Outcome
+from roseinfer.bench.report import percentile, table
+from roseinfer.bench.slo_classes import LoadClass
+
+REJECTED = (429, 503)
+PERCENTILES = (50, 95, 99)
+
+
+def missed(outcome: Outcome, limits: LoadClass) -> list[str]:
+    """Which objectives a request that came to its end did not keep."""
+    seen = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s, "e2e": outcome.latency_s}
+    most = {"ttft": limits.ttft_s, "tpot": limits.tpot_s, "e2e": limits.e2e_s}
+    return [name for name in seen if seen[name] > most[name]]
+
+
+def completed(outcome: Outcome) -> bool:
+    """Its stream had a proper end and held all tokens that were asked for."""
+    return outcome.ok and bool(outcome.chunk_s) and outcome.output_tokens >= outcome.wanted_tokens
+
+
+def good(outcome: Outcome, limits: LoadClass) -> bool:
+    return completed(outcome) and not missed(outcome, limits)
+
+
+def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dict[str, Any]:
+    """Of all requests, and of each class under `classes`.
+
+    `adherence`: good ones of all. `goodput_req_s`: good ones over the time to the last end (drain);
+    `goodput_window_req_s`: over the time in which requests arrived; None if that was all at once.
+    """
+    limits = {entry.name: entry for entry in classes}
+    number = sum(good(outcome, limits[outcome.class_name]) for outcome in outcomes)
+    drain_s = max(o.end_s for o in outcomes) - min(o.start_s for o in outcomes) if outcomes else 0.0
+    window_s = outcomes[-1].due_s - outcomes[0].due_s if outcomes else 0.0
+    by_class = {name: [o for o in outcomes if o.class_name == name] for name in limits}
+    return {
+        **_counts([(outcome, limits[outcome.class_name]) for outcome in outcomes]),
+        "offered_req_s": len(outcomes) / window_s if window_s else None,
+        "goodput_req_s": number / drain_s if drain_s else None,
+        "goodput_window_req_s": number / window_s if window_s else None,
+        "classes": {name: _of_class(group, limits[name]) for name, group in by_class.items() if group},
+    }
+
+
+def _counts(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
+    """`accepted`: whose answer began. `missed` counts a request once for each objective that it did not keep."""
+    outcomes = [outcome for outcome, _ in pairs]
+    kept = sum(good(outcome, limits) for outcome, limits in pairs)
+    accepted = sum(outcome.status == 200 for outcome in outcomes)
+    late = Counter(name for outcome, limits in pairs if completed(outcome) for name in missed(outcome, limits))
+    refused = [outcome for outcome in outcomes if outcome.status in REJECTED]
+    return {
+        "requests": len(outcomes),
+        "good": kept,
+        "adherence": kept / len(outcomes) if outcomes else None,
+        "rejected": len(refused),
+        "rejected_by_code": dict(Counter(f"{o.status} {o.code or 'without a code'}" for o in refused).most_common()),
+        "accepted": accepted,
+        "accepted_missed": accepted - kept,
+        "accepted_missed_share": (accepted - kept) / accepted if accepted else None,
+        "missed": {name: late[name] for name in ("ttft", "tpot", "e2e")},
+        "cut_off": sum(outcome.status == 200 and not completed(outcome) for outcome in outcomes),
+        "failed": sum(outcome.status not in (200, *REJECTED) for outcome in outcomes),
+    }
+
+
+def _of_class(outcomes: Sequence[Outcome], limits: LoadClass) -> dict[str, Any]:
+    answered = [outcome for outcome in outcomes if completed(outcome)]
+    found = _counts([(outcome, limits) for outcome in outcomes])
+    found["limits_ms"] = {"ttft": 1e3 * limits.ttft_s, "tpot": 1e3 * limits.tpot_s, "e2e": 1e3 * limits.e2e_s}
+    found["limits_ms"] = {name: ms for name, ms in found["limits_ms"].items() if ms < float("inf")}
+    for key, seconds in (
+        ("ttft_ms", [outcome.ttft_s for outcome in answered]),
+        ("tpot_ms", [outcome.tpot_s for outcome in answered]),
+    ):
+        found[key] = {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
+    return found
+
+
+def as_text(slo: dict[str, Any]) -> str:
+    """A line of totals and a row per class."""
+    rates = [
+        f"{name} {value:.2f}"
+        for name, value in (
+            ("offered", slo["offered_req_s"]),
+            ("drain", slo["goodput_req_s"]),
+            ("window", slo["goodput_window_req_s"]),
+        )
+        if value is not None
+    ]
+    lines = [f"Goodput:    {', '.join(rates)} requests/s", table([_row(name, c) for name, c in _groups(slo).items()])]
+    return "\n".join(lines)
+
+
+def _groups(slo: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {**slo["classes"], "all": slo}
+
+
+def _row(name: str, counts: dict[str, Any]) -> dict[str, Any]:
+    adherence = counts["adherence"]
+    return {
+        "class": name,
+        **{key: counts.get("limits_ms", {}).get(key.split()[0].lower()) for key in ("TTFT ms", "TPOT ms")},
+        "requests": counts["requests"],
+        "good": counts["good"],
+        "adherence": None if adherence is None else f"{adherence:.3f}",
+        "refused": counts["rejected"],
+        "missed": counts["accepted_missed"],
+        "by TTFT": counts["missed"]["ttft"],
+        "by TPOT": counts["missed"]["tpot"],
+        "by e2e": counts["missed"]["e2e"],
+        "cut off": counts["cut_off"],
+        "failed": counts["failed"],
+    }

@@ -1,0 +1,64 @@
+"""benchmarks/slo_cpu.py: what it derives from the machine, and what it makes of a run."""
+
+import asyncio
+
+import pytest
+
+from tests.bench.scripts import scripts
+from tests.bench.slo_stub import stub
+
+
+@pytest.fixture(scope="module")
+def slo_cpu():
+    with scripts("slo_cpu") as (module,):
+        yield module
+
+
+def test_objectives_are_the_papers_scaled_to_the_machine(slo_cpu):
+    classes = slo_cpu.scaled_classes(6.0, 10.0)
+    assert [entry["tpot"] for entry in classes] == [0.006] * 3 + [0.01] * 3
+    assert [entry["ttft"] for entry in classes] == pytest.approx([0.1, 0.4, 0.6, 0.1, 0.2, 1.5])
+
+
+def test_sarathi_gets_as_many_tokens_as_last_a_tight_objective(slo_cpu):
+    shortest, longest = slo_cpu.PROMPTS
+    alone = slo_cpu.Alone(0.002, 0.01, 0.01 + 1e-4 * (longest - shortest))
+    assert slo_cpu.sarathi_budget(alone, 6.0) == 32
+    assert slo_cpu.sarathi_budget(alone, 2.1) == slo_cpu.SMALLEST_BUDGET
+
+
+def test_the_best_of_several_settings_counts(slo_cpu):
+    names = slo_cpu.contenders(["slack", "sarathi"], 16)
+    assert list(names) == ["slack", "sarathi 16", "sarathi 32", "sarathi 64"]
+    assert names["sarathi 32"][-2:] == ["--sarathi-token-budget", "32"]
+    point = {"rate": 1.0, "seed": 0, "sent_late_ms": {"p99": 1.0}}
+    slo = {"requests": 10, "accepted": 10, "goodput_window_req_s": 1.0, "goodput_req_s": 1.0, "rejected": 0}
+    slo |= {"accepted_missed": 0, "missed": {"ttft": 0, "tpot": 0}}
+    goods = {"sarathi 16": 3, "sarathi 32": 5, "sarathi 64": 4, "slack": 2}
+    points = [{**point, "policy": name, "slo": {**slo, "good": good}} for name, good in goods.items()]
+    assert [(row["policy"], row["adherence"]) for row in slo_cpu.merged(points)] == [
+        ("sarathi 32", "0.500"),
+        ("slack", "0.200"),
+    ]
+
+
+def test_every_policy_gets_the_same_loads(slo_cpu, capsys):
+    args = slo_cpu.parse(["--seconds", "0.1", "--seeds", "2"])
+    easy = [{"name": "a", "ttft": 1000.0, "tpot": 1000.0}, {"name": "b", "ttft": 1e-9}]
+    with stub() as (one, asked_one), stub() as (other, asked_other):
+        urls = {"fifo": one, "slack": other}
+        slo_cpu.WARM_UP_S = 0.02
+        points = asyncio.run(slo_cpu.put_loads(urls, [100.0, 300.0], easy, args))
+    prompts = [sorted(tuple(body["prompt"]) for body, _ in asked) for asked in (asked_one, asked_other)]
+    assert prompts[0] == prompts[1] and len(set(prompts[0])) == len(prompts[0])
+    assert [(p["rate"], p["policy"]) for p in points[:4]] == [
+        (100.0, "fifo"),
+        (100.0, "slack"),
+        (300.0, "slack"),
+        (300.0, "fifo"),
+    ]
+    rows = slo_cpu.merged(points)
+    assert (rows[0]["policy"], rows[0]["req/s"], rows[0]["requests"]) == ("fifo", 100.0, 20)
+    assert rows[0]["adherence"] == rows[1]["adherence"] and 0 < float(rows[0]["adherence"]) < 1
+    assert rows[0]["by TTFT"] + round(20 * float(rows[0]["adherence"])) == 20
+    assert "300.00 req/s, seed 1" in capsys.readouterr().out
