@@ -20,6 +20,8 @@ class Admitted(NamedTuple):
 
 
 class StepDone(NamedTuple):
+    """`duration_s`: of the step with what the host did around it, unless that was hidden behind another step."""
+
     plan: StepPlan
     now_s: float
     duration_s: float

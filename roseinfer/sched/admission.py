@@ -29,6 +29,7 @@ class Admission:
         self._view = view
         self._now_s = now_s
         self._keep = 1 - policy.margin.value
+        self._aged = False  # whether one without objectives may start for having waited long
 
     def run(self, slacks: Sequence[float], context: Sequence[int]) -> None:
         """In order while demand fits; then what is too expensive, if there is room to spare.
@@ -53,6 +54,7 @@ class Admission:
         self._rate = self._prefill_rate()
         self._walk(policy.backlog.affordable, 1.0)
         self._walk(policy.backlog.parked, self._tuning.roomy)
+        self._walk_rest()
 
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
         hopeless = reason == "tpot" or self._policy.prefill_s(len(track.tokens)) > track.ttft_s
@@ -74,12 +76,12 @@ class Admission:
     def _walk(self, entries: list[Entry], limit: float) -> None:
         """Admit from the head until one does not fit; those that cannot be in time any more are turned away."""
         for track in first_of(entries, lambda track: self._view.can_start(track.request), self._tuning.looked_at):
-            if self._seats <= 0:
-                return
             if track.request.request_id in self.rejections:
                 continue
             if self._policy.unattainable(track) and rejectable(track.request):
                 self._reject(track, "tpot", len(track.tokens) / self._rate)
+                continue
+            if self._seats <= 0:
                 continue
             prompt = self._prompt_in_time(track)
             if prompt is None:
@@ -88,9 +90,35 @@ class Admission:
             if verdict is Verdict.STOP:
                 return
             if verdict is Verdict.ADMIT:
-                self._seats -= 1
-                self._blocks -= -(-len(track.tokens) // self._view.block_size)
-                self.admitted.append((track, prompt))
+                self._admit(track, prompt)
+
+    def _walk_rest(self) -> None:
+        """Those without objectives, the oldest first, as far as `_may_start`."""
+        for track in first_of(
+            self._policy.backlog.rest, lambda track: self._view.can_start(track.request), self._tuning.looked_at
+        ):
+            if self._seats <= 0 or not self._has_blocks(track) or not self._may_start(track):
+                return
+            self._growth += track.length
+            self._admit(track, self._view.uncached(track.request))
+
+    def _may_start(self, track: Track) -> bool:
+        """While the others leave room and seats; of those that have waited long one a second all the same."""
+        policy, tuning = self._policy, self._tuning
+        if self._smallest_s == inf:
+            return True
+        share = self._keep - self._overhead(self._smallest_s)
+        if self._demand.peak <= tuning.roomy * share and self._seats > tuning.spare_seats * policy.seats:
+            return True
+        if self._now_s < max(track.request.arrival_s + tuning.ageing_s, policy.rest_started_s + tuning.idle_limit_s):
+            return False
+        first, self._aged = not self._aged, True
+        return first
+
+    def _admit(self, track: Track, prompt: int) -> None:
+        self._seats -= 1
+        self._blocks -= -(-len(track.tokens) // self._view.block_size)
+        self.admitted.append((track, prompt))
 
     def _prompt_in_time(self, track: Track) -> int | None:
         """The prompt tokens to compute; None if that takes too long now, and the request is turned away."""

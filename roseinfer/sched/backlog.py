@@ -14,13 +14,14 @@ _FEW = 64  # entries that are not worth tidying
 
 
 class Backlog:
-    """`affordable` and `parked` are sorted by key. Requests that wait no longer are dropped when they are met, or by
-    `tidy`. One that was preempted gets a new entry, and its former one no longer counts.
+    """`affordable`, `parked` and those without objectives, `rest`, are sorted by key. Requests that wait no longer are
+    dropped when they are met, or by `tidy`. One that was preempted gets a new entry, and its former one counts no more.
     """
 
     def __init__(self) -> None:
         self.affordable: list[Entry] = []
         self.parked: list[Entry] = []
+        self.rest: list[Entry] = []
         self._latest: list[Entry] = []
         self._order = count()
         self._tidy_at = self._tidy_latest_at = _FEW
@@ -28,15 +29,22 @@ class Backlog:
     def add(self, track: Track, limit_s: float) -> None:
         """`limit_s`: seconds of work from which a request with objectives is too expensive."""
         entries = self.parked if limit_s < track.work_s and track.tpot_s < inf else self.affordable
+        if track.request.slo is None:
+            entries = self.rest
         track.entry = next(self._order)
         insort(entries, (track.key, track.entry, track))
 
     def tidy(self) -> None:
         """Drop the entries that nobody meets while another policy decides; costs next to nothing per request."""
-        if len(self.affordable) + len(self.parked) >= self._tidy_at:
+        if self._size >= self._tidy_at:
             self.affordable = [entry for entry in self.affordable if _waits(entry)]
             self.parked = [entry for entry in self.parked if _waits(entry)]
-            self._tidy_at = max(_FEW, 2 * (len(self.affordable) + len(self.parked)))
+            self.rest = [entry for entry in self.rest if _waits(entry)]
+            self._tidy_at = max(_FEW, 2 * self._size)
+
+    @property
+    def _size(self) -> int:
+        return len(self.affordable) + len(self.parked) + len(self.rest)
 
     def watch(self, track: Track, latest_s: float) -> None:
         """Have `overdue` report the request if it still waits at `latest_s`."""

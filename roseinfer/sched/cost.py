@@ -18,6 +18,7 @@ from roseinfer.core.plan import Row
 _SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0)
 _DRIFT = 1e-6  # of the noise, per step: how fast the machine's shape may change
 _CLIP_MADS = 3.0
+_LEAST_CLIP = 0.01  # relative
 _RHO_GAIN = 0.02
 _NOISE = 0.03  # of a measured step, relative
 _LEAST_SURE = 1.0  # of the noise: what steps do not show does not become a guess
@@ -125,7 +126,7 @@ class CostModel:
         size = abs(residual)
         self._residuals.append(size / seconds)
         if self.steps % 16 == 0:
-            self._clip = _CLIP_MADS * 1.4826 * median(self._residuals)
+            self._clip = max(_CLIP_MADS * 1.4826 * median(self._residuals), _LEAST_CLIP)
         noise = max(self._noise, (_NOISE * seconds) ** 2)
         if size > self._clip * seconds:
             noise *= size / (self._clip * seconds)  # Huber's weight

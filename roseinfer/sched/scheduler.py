@@ -19,6 +19,7 @@ from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.policy import Decision, Policy, Reporting, Verdict, View, rejectable
+from roseinfer.sched.step_clock import StepClock
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
@@ -48,6 +49,7 @@ class Scheduler:
         self._prefix_queries = self._prefix_hits = 0
         self._preemptions = self._prompt_tokens = self._generation_tokens = 0
         self._steps_done, self._last_tokens, self._last_duration_s = 0, 0, 0.0
+        self._clock = StepClock()
 
     # --- requests come and go -----------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -110,7 +112,9 @@ class Scheduler:
         if self.waiting and self._preemptions == preemptions:
             self._admit_waiting(draft, decision, now_s)
         if not len(draft):
+            self._clock.paused()
             return None
+        self._clock.planned(self._step, now_s)
         self._step += 1
         released, self._released = self._released, []
         return draft.freeze(released)
@@ -372,7 +376,8 @@ class Scheduler:
                 outputs.append(settled)
         self._generation_tokens += sum([len(output.token_ids) for output in outputs])
         self._steps_done, self._last_tokens, self._last_duration_s = plan.step + 1, plan.num_tokens, result.duration_s
-        self.policy.observe(StepDone(plan, now_s, result.duration_s))
+        duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
+        self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 
     def _settle_row(self, request: Request, row: Row, result: RowResult, now_s: float) -> RequestOutput | None:

@@ -35,6 +35,7 @@ class SlackStep:
         admission.run(self._slacks, self._context)
         filling = policy.ledger.filling.values()
         prompts = [*((track, track.request.remaining) for track in filling), *admission.admitted]
+        prompts.sort(key=self._can_wait)
         self._rows = list(policy.batch.tracks)
         self._decode_s = p.step_s + p.row_s * len(self._rows) + p.context_s * sum(self._context)
         room = self._room(prompts)
@@ -69,6 +70,11 @@ class SlackStep:
         fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._policy.batch)
         left = self._policy.lengths.left(track.request, max(1, track.outputs))
         return late_s > max(0.0, left * (track.tpot_s - fast_s))
+
+    def _can_wait(self, prompt: tuple[Track, int]) -> bool:
+        """Whether a prompt comes behind those with objectives: it has none, and has not waited long."""
+        request = prompt[0].request
+        return request.slo is None and self._now_s < request.arrival_s + self._tuning.ageing_s
 
     # --- what the step holds ------------------------------------------------------------------------------------
     def _room(self, prompts: Sequence[tuple[Track, int]]) -> float:
@@ -146,20 +152,35 @@ class SlackStep:
         chunks: dict[str, int] = {}
         starts: list[Request] = []
         longest = config.long_prefill_token_threshold or left
+        rest = left  # for prompts that come first although nothing was promised to them
+        if any(track.request.slo is not None for track, _ in prompts):
+            rest = int(left * self._tuning.rest_share)
         for track, wanted in prompts:
             if left <= 0 or len(starts) >= (config.prefill_max_batch_size or left):
                 break
-            chunks[track.request.request_id] = min(left, wanted, longest)
-            left -= chunks[track.request.request_id]
+            tokens = min(left, wanted, longest)
+            if track.request.slo is None and not self._can_wait((track, wanted)):
+                tokens = min(tokens, rest)
+                rest -= tokens
+            if tokens <= 0:
+                continue
+            chunks[track.request.request_id] = tokens
+            left -= tokens
             if track.request.seat is None:
                 starts.append(track.request)
         return chunks, starts
 
     def _guard(self, track: Track, wanted: int) -> int:
-        """Tokens for a prompt for which there is no room, but which is about to be late."""
+        """Tokens for a prompt for which there is no room, but which is about to be late: at most what the tightest of
+        the others need for one token.
+        """
+        tuning = self._tuning
+        if track.request.slo is None:
+            return tuning.smallest_chunk if self._now_s > track.request.arrival_s + 2 * tuning.ageing_s else 0
         left_s = track.due_s - self._now_s
-        if left_s < self._tuning.guard_steps * self._decode_s + wanted * self._params.token_s:
-            return min(self._tuning.guard_chunk, wanted)
+        if left_s < tuning.guard_steps * self._decode_s + wanted * self._params.token_s:
+            most = self._policy.batch.smallest_s / self._params.token_s if len(self._policy.batch) else inf
+            return int(min(tuning.guard_chunk, wanted, max(most, tuning.smallest_chunk)))
         return 0
 
     def _leftovers(self) -> list[Request]:

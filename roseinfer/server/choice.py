@@ -106,7 +106,10 @@ class Choices:
     def add(self, prompt: int, chunk: SequenceChunk) -> Choice:
         choice = self.all[prompt * self._n + chunk.index]
         if chunk.prompt_logprobs is not None:
+            # Fewer than the prompt has tokens if the time was over before all of it was scored.
+            unscored = len(choice.prompt.ids) - len(chunk.prompt_logprobs)
+            entries = chunk.prompt_logprobs + [None] * unscored
             for sibling in self.all[prompt * self._n : (prompt + 1) * self._n]:
-                sibling.prompt_entries = chunk.prompt_logprobs
+                sibling.prompt_entries = entries
         choice.add(chunk)
         return choice

@@ -24,6 +24,7 @@ def test_the_oracle_knows() -> None:
     assert OracleLengths().total(request(300)) == 300
     assert OracleLengths().left(request(300), 100) == 200
     assert OracleLengths().total(request(max_tokens=50)) == 50
+    assert OracleLengths().total(request(2**31, max_tokens=50)) == 50, "what a client says cannot stop the others"
 
 
 def test_a_prediction_counts_down_and_then_leaves_a_share() -> None:

@@ -130,6 +130,54 @@ def test_a_pace_that_no_step_can_keep_is_refused_and_never_sets_the_pace_of_othe
     assert made.policy.batch.smallest_s == 0.050
 
 
+def test_prompts_without_objectives_come_behind_those_with_some_until_they_have_waited_long() -> None:
+    made = state(budget=600)
+    made.start(made.wait("free", 5000))
+    made.wait("promised", 500, ttft_s=60.0, tpot_s=0.050)
+    decision = made.begin()
+    assert made.admitted(decision) == {"promised": 500}
+    assert decision.chunk(made.running[0], 600) == 100
+    made.now_s = 10.0
+    decision = made.begin()
+    assert (made.admitted(decision), decision.chunk(made.running[0], 600)) == ({"promised": 450}, 150), "a quarter"
+
+
+def test_requests_without_objectives_start_while_there_is_room_and_none_starves() -> None:
+    made = state()
+    made.wait("early", 10)
+    made.wait("too", 10)
+    made.now_s = 9.0
+    for i in range(30):
+        made.run(f"busy{i}", tpot_s=0.050)
+    made.wait("late", 10)
+    assert made.admitted(made.begin()) == {}, "40 of 50 ms are taken"
+    ahead(made, 10.0)
+    assert list(made.admitted(made.begin())) == ["early"], "one that waited long"
+    early = next(request for request in made.waiting if request.request_id == "early")
+    made.start(early)
+    early.planned = 1
+    assert made.admitted(made.begin()) == {}, "one a second"
+    ahead(made, 11.0)
+    assert list(made.admitted(made.begin())) == ["too"]
+
+
+def ahead(made: State, now_s: float) -> None:
+    """Time goes on, and all that decode have half a second to spare, so that there is room for prompts."""
+    made.now_s = now_s
+    for request in made.running:
+        if request.slo is not None:
+            request.tokens += [1] * (request.prompt_len + round((now_s - 8.5) / 0.050) - len(request.tokens))
+            request.planned = request.computed = len(request.tokens) - 1
+
+
+def test_requests_without_objectives_start_at_once_beside_few_others() -> None:
+    made = state()
+    made.run("busy", tpot_s=0.050)
+    made.wait("free", 10)
+    made.wait("also", 10)
+    assert sorted(made.admitted(made.begin())) == ["also", "free"]
+
+
 def test_what_has_begun_is_never_turned_away() -> None:
     made = state()
     made.start(made.wait("begun", 500, ttft_s=0.1, tpot_s=0.050))

@@ -277,6 +277,30 @@ def test_of_several_prompts_those_that_have_begun_are_answered(server: LiveServe
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_was_not_scored_in_time_has_the_probabilities_that_there_are(
+    server: LiveServer, stream: bool
+) -> None:
+    engine = server.engine
+
+    def script(request: GenerateRequest) -> list[Step]:
+        whole = engine.default_script(request)
+        if len(engine.requests) == 1:
+            return [whole[0], engine.release, *whole[1:]]
+        return [Wait(), replace(timed_out(), prompt_logprobs=[None])]
+
+    engine.script = script
+    answer = post(server, stream, prompt=[[5, 6], [7, 8, 9]], echo=True, logprobs=1, slo=None, timeout_s=5)
+    assert answer.status_code == 200
+    if stream:
+        assert answer.text.endswith("data: [DONE]\n\n")
+        said = [event for event in events(answer.text) if event != "[DONE]"]
+        choices = [c for event in said for c in event["choices"] if c["index"] == 1]
+        assert choices[0]["logprobs"]["token_logprobs"] == [None, None, None]
+    else:
+        assert answer.json()["choices"][1]["logprobs"]["token_logprobs"] == [None, None, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_time_to_live_is_over_before_the_first_token(server: LiveServer, stream: bool) -> None:
     engine = server.engine
     engine.script = lambda request: [Wait(), *engine.default_script(request)]

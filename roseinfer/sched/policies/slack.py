@@ -59,6 +59,7 @@ class SlackPolicy:
         self.prompt_rate = 0.0  # prompt tokens a second, over the last one
         self.config = config
         self._fifo = FifoPolicy(config)
+        self.rest_started_s = -inf  # when a request without objectives last started
         self._promised = 0  # live requests with objectives
         self._demoted = 0  # of `leftover`, those with a TPOT objective
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
@@ -82,6 +83,8 @@ class SlackPolicy:
             self.demand = self.demand_with(self.demand, track, track.request.remaining, event.now_s)
             self.growth += track.length
             self.tenants.charge(track.request.tenant, track.work_s, event.now_s)
+            if track.request.slo is None:
+                self.rest_started_s = event.now_s
         else:
             self._ended(track, event)
 
