@@ -24,7 +24,8 @@ async def server(model: str, options: Sequence[str]) -> AsyncIterator[str]:
     )
     try:
         async with asyncio.timeout(START_PATIENCE_S):
-            yield await _address(process)
+            address = await _address(process)
+        yield address
     finally:
         if process.returncode is None:
             process.terminate()
