@@ -313,6 +313,14 @@ def test_shares_of_tenants() -> None:
     assert tenants.excess("a") == 0.0, "30 s halve what was had"
 
 
+def test_many_tenants_that_did_little_do_not_outweigh_one_that_works() -> None:
+    tenants = TenantShares()
+    tenants.charge("works", 10.0, 0.0)
+    for number in range(1000):
+        tenants.charge(f"idle{number}", 0.01, 0.0)
+    assert tenants.excess("works") == 3.0
+
+
 def test_the_margin_settles_where_one_in_twenty_one_is_near() -> None:
     margin = Margin()
     for _ in range(30):
