@@ -148,7 +148,8 @@ class SlackStep:
         if self._rows and left < self._tuning.smallest_chunk:
             left = 0
         if not left and prompts:
-            left = min(most, self._guard(*prompts[0]))
+            head = next((prompt for prompt in prompts if prompt[0].request.slo is not None), prompts[0])
+            left = min(most, self._guard(*head) or self._guard(*prompts[0]))
         chunks: dict[str, int] = {}
         starts: list[Request] = []
         longest = config.long_prefill_token_threshold or left

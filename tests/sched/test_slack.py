@@ -170,6 +170,18 @@ def ahead(made: State, now_s: float) -> None:
             request.planned = request.computed = len(request.tokens) - 1
 
 
+def test_an_old_prompt_without_objectives_does_not_keep_an_urgent_one_from_being_guarded() -> None:
+    made = state()
+    made.start(made.wait("old", 500))
+    made.now_s = 15.0
+    for i in range(30):
+        made.run(f"busy{i}", tpot_s=0.042)
+    made.start(made.wait("urgent", 40, ttft_s=0.2, tpot_s=0.042))
+    decision = made.begin()
+    chunks = [decision.chunk(made.running[at], 500) for at in (0, -1)]
+    assert chunks == [10, 30], "there is room for none, but one is about to be late: a quarter, and the rest"
+
+
 def test_requests_without_objectives_start_at_once_beside_few_others() -> None:
     made = state()
     made.run("busy", tpot_s=0.050)
