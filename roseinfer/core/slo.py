@@ -1,7 +1,7 @@
 """Latency objectives of a request, and what is said of one that is turned away."""
 
 from dataclasses import dataclass, fields
-from math import inf, isfinite
+from math import isfinite
 from typing import NamedTuple
 
 from roseinfer.core.errors import InvalidRequestError
@@ -31,10 +31,10 @@ class Slo:
         """Whether nothing was promised: best effort."""
         return self.ttft_s is None and self.tpot_s is None and self.e2e_s is None
 
-    def met(self, ttft_s: float, tpot_s: float, e2e_s: float) -> bool:
-        """Whether a request that finished kept all that was promised. `tpot_s` is 0 for a single token."""
-        kept = ttft_s <= (self.ttft_s or inf) and tpot_s <= (self.tpot_s or inf)
-        return kept and e2e_s <= (self.e2e_s or inf)
+    def missed(self, ttft_s: float, tpot_s: float, e2e_s: float) -> list[str]:
+        """Which of "ttft", "tpot" and "e2e" a request that finished did not keep. `tpot_s` is 0 for a single token."""
+        pairs = (("ttft", ttft_s, self.ttft_s), ("tpot", tpot_s, self.tpot_s), ("e2e", e2e_s, self.e2e_s))
+        return [name for name, seen, promised in pairs if promised is not None and seen > promised]
 
 
 class Rejection(NamedTuple):

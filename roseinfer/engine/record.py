@@ -133,25 +133,19 @@ class RecordingCore(EngineCore):
         scheduler: Scheduler,
         runner: Runner,
         clock: Clock,
-        *,
-        depth: int = 1,
-        eos_ids: tuple[int, ...] = (),
-        vocab_size: int,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         self._recorder = recorder
         self._seen = RecordingRunner(runner)
         self._read = RecordingClock(clock)
         self._turn = 0
         self._tokens: dict[str, int] = {}
-        super().__init__(
-            scheduler, self._seen, self._read, depth=depth, eos_ids=eos_ids, vocab_size=vocab_size, seed=seed
-        )
+        super().__init__(scheduler, self._seen, self._read, **options)
         setup = {
             "scheduler": scheduler.config,
-            "depth": depth,
-            "eos_token_ids": eos_ids,
-            "vocab_size": vocab_size,
+            "depth": self._depth,
+            "eos_token_ids": sorted(self._eos_ids),
+            "vocab_size": self._vocab_size,
             "max_model_len": scheduler.max_model_len,
             "num_blocks": scheduler.kv.num_blocks,
             "block_size": scheduler.kv.block_size,

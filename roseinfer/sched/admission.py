@@ -1,6 +1,6 @@
 """Who of the waiting starts under the slack policy, who waits, and who is turned away."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ class Admission:
 
     def _walk(self, entries: list[Entry], limit: float) -> None:
         """Admit from the head until one does not fit; those that cannot be in time any more are turned away."""
-        for track in first_of(entries, lambda track: self._view.can_start(track.request), self._tuning.looked_at):
+        for track in self._first_of(entries):
             if track.request.request_id in self.rejections:
                 continue
             if self._policy.unattainable(track) and rejectable(track.request):
@@ -92,11 +92,12 @@ class Admission:
             if verdict is Verdict.ADMIT:
                 self._admit(track, prompt)
 
+    def _first_of(self, entries: list[Entry]) -> Iterator[Track]:
+        return first_of(entries, lambda track: self._view.can_start(track.request), self._tuning.looked_at)
+
     def _walk_rest(self) -> None:
         """Those without objectives, the oldest first, as far as `_may_start`."""
-        for track in first_of(
-            self._policy.backlog.rest, lambda track: self._view.can_start(track.request), self._tuning.looked_at
-        ):
+        for track in self._first_of(self._policy.backlog.rest):
             if self._seats <= 0 or not self._has_blocks(track) or not self._may_start(track):
                 return
             self._growth += track.length

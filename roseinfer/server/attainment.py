@@ -66,7 +66,7 @@ def outcome(slo: Slo | None, run: PromptRun) -> Outcome:
     seen = measured([run])
     if seen is None or any(sample.finish_reason not in COMPLETE for sample in run.samples):
         return Outcome.FAILED
-    late = [name for name, slack in slack_s(slo or Slo(), seen).items() if slack < 0]
+    late = slo.missed(*seen) if slo else []
     return Outcome(f"missed_{late[0]}") if late else Outcome.MET
 
 
@@ -88,9 +88,8 @@ def class_of(job: Job) -> str:
 def usage_of(job: Job, runs: Sequence[PromptRun]) -> dict[str, Any]:
     """`usage.slo`: the worst of all choices; `met` is None if nothing was promised."""
     seen = measured(runs)
-    promised = job.slo is not None and not job.slo.empty
     return {
         "ttft_ms": None if seen is None else round(seen.ttft_s * 1000, 3),
         "tpot_ms": None if seen is None else round(seen.tpot_s * 1000, 3),
-        "met": all(outcome(job.slo, run) is Outcome.MET for run in runs) if promised else None,
+        "met": all(outcome(job.slo, run) is Outcome.MET for run in runs) if job.promised else None,
     }

@@ -96,8 +96,7 @@ class Run:
         self._job = job
         self._wire = wire
         self._guard = Guard()
-        promised = job.slo is not None and not job.slo.empty
-        self._refusable = promised and backend.info.scheduling_policy in SHEDDING
+        self._refusable = job.promised and backend.info.scheduling_policy in SHEDDING
         self._limited = job.deadline_s is not None or job.first_token_by_s is not None
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.metrics, service.clock)
 

@@ -88,5 +88,10 @@ class Job:
         return f"{self.kind.id_prefix}-{self.request_id}"
 
     @property
+    def promised(self) -> bool:
+        """Whether it has an objective."""
+        return self.slo is not None and not self.slo.empty
+
+    @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.n

@@ -79,7 +79,7 @@ class LengthPrediction:
 
     async def fill(self, job: Job) -> Job:
         """With predictions for the prompts, one each, if objectives depend on them and the client gave none."""
-        if job.slo is None or job.slo.empty or any(prompt.predicted_len is not None for prompt in job.prompts):
+        if not job.promised or any(prompt.predicted_len is not None for prompt in job.prompts):
             return job
         timed = await self._offload.run(self._predict, [prompt.ids for prompt in job.prompts])
         for _, seconds in timed:

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import COMPLETE, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
 from roseinfer.server.account import PromptRun, Sample
 from roseinfer.server.tallies import Counter, Histogram, Numbers, Tallies, total
@@ -136,7 +136,7 @@ class EngineMetrics:
             self._success.labels(*self._values, str(finish)).inc()
             self._output_tokens.observe(sample.tokens)
             self._preemptions.observe(sample.preemptions)
-            if finish in (FinishReason.STOP, FinishReason.LENGTH):
+            if finish in COMPLETE:
                 self._phases(sample)
 
     def _phases(self, sample: Sample) -> None:

@@ -1,8 +1,9 @@
 """What runs of a policy at a load come to."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import ceil, floor, inf
+from math import ceil, floor
 from statistics import fmean
 from typing import Any
 
@@ -122,13 +123,8 @@ def _by_class(lives: Sequence[Lifetime]) -> dict[str, Any]:
 
 def _missed(lives: Sequence[Lifetime]) -> dict[str, float]:
     """Shares of all that were served and late, by objective; one request may miss several."""
-    served = [(life, life.slo) for life in lives if life.served and life.slo is not None]
-    late = {
-        "ttft": sum(life.ttft_s > (slo.ttft_s or inf) for life, slo in served),
-        "tpot": sum((life.tpot_s or 0.0) > (slo.tpot_s or inf) for life, slo in served),
-        "e2e": sum(life.latency_s > (slo.e2e_s or inf) for life, slo in served),
-    }
-    return {name: count / len(lives) for name, count in late.items()}
+    late = Counter(name for life in lives for name in life.missed)
+    return {name: late[name] / len(lives) for name in ("ttft", "tpot", "e2e")}
 
 
 def _by_length(lives: Sequence[Lifetime]) -> dict[str, float]:

@@ -51,11 +51,16 @@ class Lifetime:
         return self.token_s[-1] - self.arrival_s
 
     @property
+    def missed(self) -> list[str]:
+        """The objectives that it did not keep, if it finished."""
+        if self.slo is None or not self.served:
+            return []
+        return self.slo.missed(self.ttft_s, self.tpot_s or 0.0, self.latency_s)
+
+    @property
     def good(self) -> bool:
         """It finished, and kept what was promised."""
-        if not self.served:
-            return False
-        return self.slo is None or self.slo.met(self.ttft_s, self.tpot_s or 0.0, self.latency_s)
+        return self.served and not self.missed
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ def test_nonsense_is_refused_by_name(name: str, value: float) -> None:
 
 def test_met_needs_every_promise_kept() -> None:
     slo = Slo(1.0, 0.1, 5.0)
-    assert slo.met(1.0, 0.1, 5.0)
-    assert not slo.met(1.01, 0.1, 5.0)
-    assert not slo.met(1.0, 0.11, 5.0)
-    assert not slo.met(1.0, 0.1, 5.1)
-    assert Slo(ttft_s=1.0).met(0.5, 9.0, 9.0)
+    assert slo.missed(1.0, 0.1, 5.0) == []
+    assert slo.missed(1.01, 0.1, 5.0) == ["ttft"]
+    assert slo.missed(1.0, 0.11, 5.0) == ["tpot"]
+    assert slo.missed(1.0, 0.1, 5.1) == ["e2e"]
+    assert Slo(ttft_s=1.0).missed(0.5, 9.0, 9.0) == []
 
 
 def test_a_class_alone_promises_nothing() -> None:
