@@ -12,7 +12,7 @@ from roseinfer.sched.cost import CostParams, Work
 from roseinfer.sched.cost_file import cost_as_json, read_cost
 from roseinfer.sched.fit import LEAST_SAMPLES, Sample, fit_cost
 from roseinfer.sched.policies import FAST, Estimates, make_policy
-from roseinfer.sched.policies.slack import SlackPolicy
+from roseinfer.sched.policies.slack.policy import SlackPolicy
 
 TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6)
 

@@ -13,7 +13,7 @@ from roseinfer.sched.lengths.ecdf import SIZE, EcdfLengths
 from roseinfer.sched.lengths.oracle import OracleLengths
 from roseinfer.sched.lengths.predicted import PredictedLengths
 from roseinfer.sched.policies import make_policy
-from roseinfer.sched.policies.slack import SlackPolicy
+from roseinfer.sched.policies.slack.policy import SlackPolicy
 
 
 def request(predicted: int | None = None, max_tokens: int = 2000) -> Request:

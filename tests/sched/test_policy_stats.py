@@ -14,11 +14,11 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.batch import Batch
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths.oracle import OracleLengths
 from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.policies.slack.batch import Batch
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, Machine, PricedRunner
 from tests.sched.queues import State

@@ -13,7 +13,7 @@ from roseinfer.sched.policies.pack import PackPolicy
 from roseinfer.sched.policies.qoserve import QoServePolicy
 from roseinfer.sched.policies.sarathi import SarathiPolicy
 from roseinfer.sched.policies.scorpio import ScorpioPolicy
-from roseinfer.sched.policies.slack import SlackPolicy
+from roseinfer.sched.policies.slack.policy import SlackPolicy
 from roseinfer.sched.policy import Policy
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)

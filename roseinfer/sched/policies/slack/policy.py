@@ -20,19 +20,19 @@ from math import inf
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Admitted, Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
-from roseinfer.sched.backlog import Backlog
-from roseinfer.sched.batch import Batch
 from roseinfer.sched.cost import CostModel, work_of
-from roseinfer.sched.demand import Demand
 from roseinfer.sched.ledger import Ledger, Track
 from roseinfer.sched.lengths.base import LengthEstimator
-from roseinfer.sched.margin import Margin
 from roseinfer.sched.policies.fifo import FifoPolicy
+from roseinfer.sched.policies.slack.backlog import Backlog
+from roseinfer.sched.policies.slack.batch import Batch
+from roseinfer.sched.policies.slack.demand import Demand
+from roseinfer.sched.policies.slack.margin import Margin
+from roseinfer.sched.policies.slack.price import PriceLimit
+from roseinfer.sched.policies.slack.step import SlackStep
+from roseinfer.sched.policies.slack.tenants import TenantShares
+from roseinfer.sched.policies.slack.tuning import Tuning
 from roseinfer.sched.policy import Decision, View, rejectable
-from roseinfer.sched.price import PriceLimit
-from roseinfer.sched.slack_step import SlackStep
-from roseinfer.sched.tenants import TenantShares
-from roseinfer.sched.tuning import Tuning
 
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 

@@ -5,13 +5,13 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from roseinfer.core.request import Request
-from roseinfer.sched.admission import Admission
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.policies.slack.admission import Admission
 from roseinfer.sched.policy import Decision, View
 
 if TYPE_CHECKING:
-    from roseinfer.sched.policies.slack import SlackPolicy
+    from roseinfer.sched.policies.slack.policy import SlackPolicy
 
 
 class SlackStep:

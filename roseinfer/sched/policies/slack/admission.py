@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
-from roseinfer.sched.backlog import Entry, first_of
-from roseinfer.sched.kv_peak import peak_tokens
 from roseinfer.sched.ledger import Track
+from roseinfer.sched.policies.slack.backlog import Entry, first_of
+from roseinfer.sched.policies.slack.kv_peak import peak_tokens
 from roseinfer.sched.policy import Verdict, View, rejectable
 
 if TYPE_CHECKING:
-    from roseinfer.sched.policies.slack import SlackPolicy
+    from roseinfer.sched.policies.slack.policy import SlackPolicy
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 

@@ -10,10 +10,10 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.backlog import first_of
+from roseinfer.sched.policies.slack.backlog import first_of
 from tests.helpers.engines import Collected, assert_empty, gather, make_core, run_dry
 from tests.sched.queues import State
-from tests.sched.test_slack import state
+from tests.sched.slack.test_slack import state
 
 MANY = 300
 

@@ -10,13 +10,13 @@ from roseinfer.core.events import Ended, Queued
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
-from roseinfer.sched.demand import Demand
-from roseinfer.sched.kv_peak import peak_tokens
 from roseinfer.sched.lengths.oracle import OracleLengths
-from roseinfer.sched.margin import Margin
-from roseinfer.sched.policies.slack import SlackPolicy, Tuning
-from roseinfer.sched.price import PriceLimit
-from roseinfer.sched.tenants import TenantShares
+from roseinfer.sched.policies.slack.demand import Demand
+from roseinfer.sched.policies.slack.kv_peak import peak_tokens
+from roseinfer.sched.policies.slack.margin import Margin
+from roseinfer.sched.policies.slack.policy import SlackPolicy, Tuning
+from roseinfer.sched.policies.slack.price import PriceLimit
+from roseinfer.sched.policies.slack.tenants import TenantShares
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival, poisson

@@ -1,0 +1,1 @@
+"""The slack policy, in parts; `policy` says what it does."""
