@@ -9,7 +9,7 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.server.slo_classes import read_slo_classes
+from roseinfer.server.request.slo_classes import read_slo_classes
 
 _KEYS = ("name", "share", "ttft", "tpot", "e2e", "body", "headers")
 

@@ -33,14 +33,14 @@ def run(args: Namespace) -> int:
 
 def _check_classes(server: ServerConfig, engine: EngineConfig) -> None:
     """Raises `ConfigError` before anything is downloaded or loaded."""
-    from roseinfer.server.slo_classes import configured_classes
+    from roseinfer.server.request.slo_classes import configured_classes
 
     configured_classes(server, engine.model.model)
 
 
 def _check_predictor(path: str, engine: EngineConfig, tokenizer: Path | None = None) -> None:
     """Raises `ConfigError` before anything is downloaded or loaded; with the tokenizer's folder, for its vocabulary."""
-    from roseinfer.server.length_prediction import check_vocabulary, read_predictor
+    from roseinfer.server.request.length_prediction import check_vocabulary, read_predictor
     from roseinfer.text.tokenizer import Tokenizer
 
     if engine.scheduler.length_estimator == "ecdf":

@@ -157,7 +157,7 @@ def _classes(workload: WorkloadConfig) -> tuple[Any, ...]:
     """Those of the file, if one is given."""
     if workload.slo_classes is None:
         return ()
-    from roseinfer.server.slo_classes import read_slo_classes
+    from roseinfer.server.request.slo_classes import read_slo_classes
 
     return tuple(entry.slo for entry in read_slo_classes(workload.slo_classes).classes.values())
 

@@ -17,15 +17,16 @@ from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import Engine
 from roseinfer.server import documents
-from roseinfer.server.auth import AuthMiddleware
-from roseinfer.server.errors import DROPPED_REASON, ApiError, as_api_error
-from roseinfer.server.inference import Inference
-from roseinfer.server.metrics import HttpMetrics
-from roseinfer.server.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, LaneMiddleware
-from roseinfer.server.responses import ErrorResponse
-from roseinfer.server.routes import chat, completions, models, status, tokenize
-from roseinfer.server.service import Service
-from roseinfer.server.watchdog import watch_engine
+from roseinfer.server.formats import chat, completions
+from roseinfer.server.http.auth import AuthMiddleware
+from roseinfer.server.http.errors import DROPPED_REASON, ApiError, as_api_error
+from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, LaneMiddleware
+from roseinfer.server.http.responses import ErrorResponse
+from roseinfer.server.observe.metrics import HttpMetrics
+from roseinfer.server.observe.watchdog import watch_engine
+from roseinfer.server.request.inference import Inference
+from roseinfer.server.request.service import Service
+from roseinfer.server.routes import models, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
 
 

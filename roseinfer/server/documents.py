@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 
-from roseinfer.server.schemas import (
+from roseinfer.server.formats.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.api import Engine
-from roseinfer.server.errors import unavailable
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
     Server,
@@ -20,8 +19,9 @@ from roseinfer.server.hosting import (
     settle_garbage_collector,
     uvicorn_config,
 )
-from roseinfer.server.lifecycle import DRAINING_RETRY_S
-from roseinfer.server.service import Service
+from roseinfer.server.http.errors import unavailable
+from roseinfer.server.request.lifecycle import DRAINING_RETRY_S
+from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from roseinfer.core.config import ServerConfig
-from roseinfer.server.limits import Limits
+from roseinfer.server.http.limits import Limits
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level

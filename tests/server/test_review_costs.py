@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server import limits
-from roseinfer.server.errors import ApiError
-from roseinfer.server.schemas import MAX_ITEMS, ChatRequest, CompletionRequest, RequestModel, parse
+from roseinfer.server.formats.schemas import MAX_ITEMS, ChatRequest, CompletionRequest, RequestModel, parse
+from roseinfer.server.http import limits
+from roseinfer.server.http.errors import ApiError
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.live import LiveServer, events
 

@@ -9,7 +9,7 @@ from openai import OpenAI
 from roseinfer.core.config import ServerConfig
 from roseinfer.server import documents
 from roseinfer.server.app import build_app
-from roseinfer.server.service import Service
+from roseinfer.server.request.service import Service
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post, read_all, read_error
 

@@ -5,7 +5,7 @@ import os
 from enum import IntEnum
 
 from roseinfer.engine.client import Inflight
-from roseinfer.server.lifecycle import Room
+from roseinfer.server.request.lifecycle import Room
 
 _CELL_BYTES = 8
 

@@ -10,8 +10,8 @@ import msgspec
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.frames import FrameReader, frame
-from roseinfer.server.metrics import Snapshot
-from roseinfer.server.slo_classes import SloClasses
+from roseinfer.server.observe.metrics import Snapshot
+from roseinfer.server.request.slo_classes import SloClasses
 
 
 class WorkerBoot(msgspec.Struct):

@@ -17,9 +17,9 @@ from roseinfer.server.fleet.crew import Crew, Member
 from roseinfer.server.fleet.doorman import Doorman
 from roseinfer.server.fleet.scrapes import Scrapes
 from roseinfer.server.hosting import Signals, configure_logging, first_of, greeting, listen, say
-from roseinfer.server.metrics import Snapshot, StepMetrics, snapshot
-from roseinfer.server.slo_classes import configured_classes
-from roseinfer.server.tallies import Tallies
+from roseinfer.server.observe.metrics import Snapshot, StepMetrics, snapshot
+from roseinfer.server.observe.tallies import Tallies
+from roseinfer.server.request.slo_classes import configured_classes
 
 log = logging.getLogger(__name__)
 

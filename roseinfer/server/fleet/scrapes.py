@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from roseinfer.server.fleet.control import Collect, Collected, FromManager, Scrape, Scraped
-from roseinfer.server.metrics import Snapshot, combined
-from roseinfer.server.tallies import Numbers, total
+from roseinfer.server.observe.metrics import Snapshot, combined
+from roseinfer.server.observe.tallies import Numbers, total
 
 # A worker that does not answer for so long counts with what it said last.
 PATIENCE_S = 1.0

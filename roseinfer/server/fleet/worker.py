@@ -19,7 +19,6 @@ import uvicorn
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.start import shared_engine
-from roseinfer.server.errors import unavailable
 from roseinfer.server.fleet.board import Board, Cell, SharedInflight, SharedRoom
 from roseinfer.server.fleet.control import (
     Broken,
@@ -47,9 +46,10 @@ from roseinfer.server.hosting import (
     settle_garbage_collector,
     uvicorn_config,
 )
-from roseinfer.server.lifecycle import DRAINING_RETRY_S
-from roseinfer.server.metrics import Snapshot
-from roseinfer.server.service import Service
+from roseinfer.server.http.errors import unavailable
+from roseinfer.server.observe.metrics import Snapshot
+from roseinfer.server.request.lifecycle import DRAINING_RETRY_S
+from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server.worker")

@@ -6,9 +6,9 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from roseinfer.server.documents import ModelCard, ModelList, docs
-from roseinfer.server.errors import model_not_found
-from roseinfer.server.responses import JsonResponse
-from roseinfer.server.service import Service
+from roseinfer.server.http.errors import model_not_found
+from roseinfer.server.http.responses import JsonResponse
+from roseinfer.server.request.service import Service
 
 
 def add(app: FastAPI, service: Service) -> None:

@@ -6,9 +6,9 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from roseinfer.server.documents import Health, Load, Version, docs
-from roseinfer.server.metrics import CONTENT_TYPE
-from roseinfer.server.responses import JsonResponse
-from roseinfer.server.service import Service
+from roseinfer.server.http.responses import JsonResponse
+from roseinfer.server.observe.metrics import CONTENT_TYPE
+from roseinfer.server.request.service import Service
 
 
 def add(app: FastAPI, service: Service) -> None:

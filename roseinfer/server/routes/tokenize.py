@@ -7,14 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roseinfer.server.documents import Detokenized, Tokenized, docs
-from roseinfer.server.errors import bad_request
-from roseinfer.server.limits import read_json
-from roseinfer.server.planning import given
-from roseinfer.server.prompts import PromptEncoder, plain_messages
-from roseinfer.server.refused import check_extras
-from roseinfer.server.responses import JsonResponse
-from roseinfer.server.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
-from roseinfer.server.service import Service
+from roseinfer.server.formats.planning import given
+from roseinfer.server.formats.prompts import PromptEncoder, plain_messages
+from roseinfer.server.formats.refused import check_extras
+from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.limits import read_json
+from roseinfer.server.http.responses import JsonResponse
+from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.server.fleet.board import Board, Cell, SharedInflight, SharedRoom, board_file
-from roseinfer.server.lifecycle import Lifecycle
+from roseinfer.server.request.lifecycle import Lifecycle
 
 WORKERS = 3
 ANOTHER_PROCESS = """

@@ -10,7 +10,7 @@ from roseinfer.core.config import ServerConfig
 from roseinfer.server.fleet import crew as module
 from roseinfer.server.fleet.control import FromWorker, WorkerBoot
 from roseinfer.server.fleet.crew import Crew, Member, WorkersDiedError
-from roseinfer.server.slo_classes import SloClasses
+from roseinfer.server.request.slo_classes import SloClasses
 
 NO_BOARD = 2**15  # no such descriptor: a worker that is told of it ends at once
 

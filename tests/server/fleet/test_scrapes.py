@@ -9,7 +9,7 @@ from roseinfer.core.outputs import SchedulerStats
 from roseinfer.server.fleet import scrapes as module
 from roseinfer.server.fleet.control import Collect, Collected, FromManager, Scrape, Scraped
 from roseinfer.server.fleet.scrapes import Scrapes
-from roseinfer.server.metrics import Snapshot
+from roseinfer.server.observe.metrics import Snapshot
 
 
 class Worker:

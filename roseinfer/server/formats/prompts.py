@@ -1,0 +1,163 @@
+"""From text, messages or token ids to the token ids that the engine gets."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from roseinfer.core.errors import RequestTooLongError
+from roseinfer.server.formats.schemas import ChatMessage
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.offload import Offload
+from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.tokenizer import Tokenizer
+
+# Text with fewer characters per token of context than this is not looked at before it is tokenised.
+PLAUSIBLE_CHARS_PER_TOKEN = 16
+# Message fields that mean something and that the server cannot honour.
+_REFUSED_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "audio")
+# Tool calling is not available; the other one is a field of its own.
+_NO_TEMPLATE_KWARGS = frozenset({"tools", "add_special_tokens"})
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    ids: list[int]
+    text: str = ""
+
+
+class PromptEncoder:
+    """Tokenises off the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, offload: Offload, max_model_len: int, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self._template = ChatTemplate.from_tokenizer(tokenizer)
+        self._offload = offload
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._max_token_bytes: int | None = None
+
+    async def completion(
+        self, prompts: list[str] | list[list[int]], add_special_tokens: bool, with_text: bool
+    ) -> list[Encoded]:
+        """One entry per prompt; `with_text` fills in their texts. Raises `InvalidRequestError` or `ApiError` 400."""
+        for entry in prompts:
+            if not isinstance(entry, str):
+                self.check_ids(entry, "prompt")
+        if not with_text and not isinstance(prompts[0], str):
+            return [Encoded(entry) for entry in prompts if not isinstance(entry, str)]
+        return await self._offload.run(self._encode_all, prompts, add_special_tokens)
+
+    async def text(self, text: str, add_special_tokens: bool) -> list[int]:
+        return await self._offload.run(self.tokenizer.encode, text, add_special_tokens)
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        add_special_tokens: bool,
+        kwargs: dict[str, Any],
+    ) -> list[int]:
+        if self._template is None:
+            raise bad_request("The model has no chat template; use /v1/completions", "messages", "no_chat_template")
+        known = self._template.kwargs - _NO_TEMPLATE_KWARGS
+        unknown = [name for name, value in kwargs.items() if value is not None and name not in known]
+        if unknown:
+            message = f"chat_template_kwargs: {unknown[0][:100]!r} cannot be set for this model's template"
+            raise bad_request(message, "chat_template_kwargs")
+        options = kwargs | {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        return await self._offload.run(self._encode_chat, self._template, messages, options, add_special_tokens)
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        if not ids:
+            raise bad_request(f"{param} must not be empty", param)
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self._vocab_size:
+            wrong = low if low < 0 else high
+            message = f"{param}: token id {wrong} is not within the vocabulary of {self._vocab_size}"
+            raise bad_request(message, param)
+
+    def _encode_all(self, prompts: list[str] | list[list[int]], add_special_tokens: bool) -> list[Encoded]:
+        return [self._encode(prompt, add_special_tokens) for prompt in prompts]
+
+    def _encode(self, prompt: str | list[int], add_special_tokens: bool) -> Encoded:
+        if not isinstance(prompt, str):
+            return Encoded(prompt, self.tokenizer.decode(prompt))
+        self._check_length(prompt)
+        ids = self.tokenizer.encode(prompt, add_special_tokens)
+        if not ids:
+            raise bad_request("prompt must not be empty", "prompt")
+        return Encoded(ids, prompt)
+
+    def _encode_chat(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any], special: bool
+    ) -> list[int]:
+        if sum(map(_chars, messages)) > PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
+            # The template decides how much of the messages there will be.
+            self._check_length(template.render(messages, **options), "messages")
+        return template.encode(messages, add_special_tokens=special, **options)
+
+    def _check_length(self, text: str, param: str = "prompt") -> None:
+        """Refuses text that no tokenisation could fit into the context, before it costs a tokenisation."""
+        if len(text) <= PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
+            return
+        if self._max_token_bytes is None:
+            tokens = range(self.tokenizer.vocab_size)
+            self._max_token_bytes = max(len(self.tokenizer.token_bytes(token)) for token in tokens)
+        if len(text.encode(errors="replace")) > self._max_token_bytes * self._max_model_len:
+            message = f"The prompt has {len(text)} characters, more than {self._max_model_len} tokens can hold"
+            raise RequestTooLongError(message, param)
+
+
+def _chars(message: dict[str, Any]) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+
+
+def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Messages as the template takes them, and the names of ignored fields. Raises `ApiError` 400."""
+    if not messages:
+        raise bad_request("messages must not be empty", "messages")
+    plain, ignored = [], dict[str, None]()
+    for position, message in enumerate(messages):
+        place = f"messages.{position}"
+        for name, value in (message.model_extra or {}).items():
+            if name in _REFUSED_IN_MESSAGES and value:
+                raise bad_request(f"{place}.{name} is not supported", "messages", "unsupported_field")
+            if value is not None and name not in _REFUSED_IN_MESSAGES:
+                ignored[f"messages.{name}"[:100]] = None
+        plain.append(_plain_message(message, place))
+    return plain, list(ignored)
+
+
+def _plain_message(message: ChatMessage, place: str) -> dict[str, Any]:
+    if message.content is None:
+        raise bad_request(f"{place}.content must be text", "messages")
+    if isinstance(message.content, list):
+        for part in message.content:
+            _check_part(part, place)
+    fields = {"role": message.role, "content": message.content}
+    return fields if message.name is None else fields | {"name": message.name}
+
+
+def _check_part(part: dict[str, Any], place: str) -> None:
+    kind = part.get("type")
+    if kind != "text":
+        shown = str(kind)[:40]
+        message = f"{place}.content: parts of type {shown!r} are not supported, only 'text'"
+        raise bad_request(message, "messages", "unsupported_content")
+    if not isinstance(part.get("text"), str):
+        raise bad_request(f"{place}.content: a text part needs its 'text'", "messages")
+
+
+def split_prompts(prompt: str | list[Any], limit: int) -> list[Any]:
+    """Prompts of a completion: a text or a list of ids is one, a list of these several. Raises `ApiError` 400."""
+    prompts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+    if not prompts:
+        raise bad_request("prompt must not be empty", "prompt")
+    if len(prompts) > limit:
+        raise bad_request(f"{len(prompts)} prompts, at most {limit} are allowed", "prompt")
+    return prompts

@@ -1,0 +1,86 @@
+"""Fields that would change the meaning of the answer and that this server cannot honour: asking for them is a 400.
+
+A field is refused only when it asks for something; null or an empty default passes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from roseinfer.server.http.errors import bad_request
+
+Asks = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`asks` says whether a (non-null) value asks for something; `why` completes "`field` is not supported: "."""
+
+    why: str
+    asks: Asks
+
+
+def _always(value: Any) -> bool:
+    return True
+
+
+def _if_set(value: Any) -> bool:
+    return bool(value)
+
+
+def _unless(*harmless: Any) -> Asks:
+    return lambda value: all(value != known or type(value) is not type(known) for known in harmless)
+
+
+_GUIDED = "constrained output (guided_* fields, now structured_outputs) is not available"
+_TOOLS = "tool calling is not available"
+_MEDIA = "the server takes and gives text only"
+
+REFUSALS: dict[str, Refusal] = {
+    "response_format": Refusal("only {'type': 'text'} is available", _unless({"type": "text"})),
+    "structured_outputs": Refusal("constrained output is not available", _always),
+    "guided_json": Refusal(_GUIDED, _always),
+    "guided_regex": Refusal(_GUIDED, _always),
+    "guided_choice": Refusal(_GUIDED, _always),
+    "guided_grammar": Refusal(_GUIDED, _always),
+    "guided_decoding_backend": Refusal(_GUIDED, _always),
+    "guided_whitespace_pattern": Refusal(_GUIDED, _always),
+    "tools": Refusal(_TOOLS, _always),
+    "tool_choice": Refusal(_TOOLS, _unless("none")),
+    "functions": Refusal(_TOOLS, _always),
+    "function_call": Refusal(_TOOLS, _unless("none")),
+    "bad_words": Refusal("words cannot be banned", _if_set),
+    "allowed_token_ids": Refusal("the vocabulary cannot be restricted", _always),
+    "use_beam_search": Refusal("there is no beam search", _unless(False)),
+    "suffix": Refusal("text cannot be filled in before a suffix", _always),
+    "truncate_prompt_tokens": Refusal("prompts are not truncated", _always),
+    "prompt_embeds": Refusal("prompts are text or token ids", _always),
+    "chat_template": Refusal("the server's own template is used", _always),
+    "modalities": Refusal(_MEDIA, _unless(["text"])),
+    "audio": Refusal(_MEDIA, _always),
+    "mm_processor_kwargs": Refusal(_MEDIA, _if_set),
+    "media_io_kwargs": Refusal(_MEDIA, _if_set),
+    "web_search_options": Refusal("there is no web search", _always),
+}
+
+# Known fields that ask for nothing here, whatever their value: no tool is ever called, n samples are all returned.
+_INERT = frozenset({"parallel_tool_calls", "best_of"})
+
+
+def check_extras(extras: dict[str, Any], n: int) -> list[str]:
+    """Names of the fields that are ignored. Raises `ApiError` 400 for those that may not be."""
+    ignored = []
+    for name, value in extras.items():
+        refusal = REFUSALS.get(name)
+        if refusal is not None and refusal.asks(value):
+            raise bad_request(f"{name} is not supported: {refusal.why}", name, "unsupported_field")
+        if refusal is None and name not in _INERT:
+            ignored.append(name[:100])
+    _check_best_of(extras.get("best_of"), n)
+    return ignored
+
+
+def _check_best_of(best_of: Any, n: int) -> None:
+    if best_of is not None and (type(best_of) is not int or best_of != n):
+        message = f"best_of is not supported beyond n: all samples are returned, so it can only be {n} here"
+        raise bad_request(message, "best_of", "unsupported_field")

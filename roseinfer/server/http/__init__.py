@@ -1,0 +1,1 @@
+"""HTTP itself: connections, writing, keys, limits, errors. Knows of no API."""

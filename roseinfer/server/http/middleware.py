@@ -1,0 +1,111 @@
+"""Plain ASGI middleware: request ids and HTTP metrics, a last net for our own bugs, and the inference routes."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from roseinfer.core.errors import RoseinferError
+from roseinfer.server.http.errors import ApiError, as_api_error, internal_error
+from roseinfer.server.http.ids import check_request_id, new_request_id
+from roseinfer.server.http.responses import ErrorResponse
+
+log = logging.getLogger(__name__)
+
+# Nobody is left to read it; the status is for the metrics.
+CLIENT_CLOSED_REQUEST = 499
+
+
+class EdgeMiddleware:
+    """Sets `scope["state"]["request_id"]` and echoes it, as it stands when the answer begins, in `X-Request-Id`.
+
+    Reports (path, method, status, seconds) of every answer when it has ended; status 0 = there was none.
+    `scope["state"]["status"]` is that of the answer once it has begun.
+    """
+
+    def __init__(self, app: ASGIApp, observe: Callable[[str, str, int, float], None]) -> None:
+        self.app = app
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started_s = time.monotonic()
+        state = scope.setdefault("state", {})
+        state["request_id"] = new_request_id()
+        state["status"] = 0
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                state["status"] = message["status"]
+                header = (b"x-request-id", state["request_id"].encode())
+                message = {**message, "headers": [*message["headers"], header]}
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, send_with_id)
+        finally:
+            self._observe(scope["path"], scope["method"], state["status"], time.monotonic() - started_s)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            given = _header(scope, b"x-request-id")
+            if given is not None:
+                scope["state"]["request_id"] = check_request_id(given, "X-Request-Id")
+                scope["state"]["request_id_given"] = True
+        except ApiError as error:
+            await ErrorResponse(error)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def _header(scope: Scope, wanted: bytes) -> str | None:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return value.decode("latin-1")
+    return None
+
+
+class CrashMiddleware:
+    """A bug in a route answers 500 with our error body; once the answer has begun, the connection is cut."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except Exception:
+            if scope["type"] != "http":
+                raise
+            log.exception("request %s failed on a bug", scope["state"]["request_id"])
+            if not scope["state"]["status"]:
+                await ErrorResponse(internal_error())(scope, receive, send)
+
+
+class LaneMiddleware:
+    """POSTs to the paths of `lanes` do not pass through the framework's router.
+
+    What it does for a request (dependencies, exit stacks, validation) these routes do not use, and it costs as much as
+    their own work.
+    """
+
+    def __init__(self, app: ASGIApp, lanes: Mapping[str, ASGIApp]) -> None:
+        self.app = app
+        self._lanes = lanes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lane = self._lanes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if lane is None:
+            await self.app(scope, receive, send)
+            return
+        try:
+            await lane(scope, receive, send)
+        except RoseinferError as error:
+            await ErrorResponse(as_api_error(error))(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)

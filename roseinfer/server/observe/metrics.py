@@ -1,0 +1,302 @@
+"""The metrics: vLLM's names where it has them, `roseinfer:` for the rest.
+
+Gauges and engine counters are read from the engine's newest snapshot when scraped. Buckets keep every bound of vLLM's
+and add some, so that dashboards and mixed fleets still aggregate.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from roseinfer.core.outputs import COMPLETE, PolicyStats, SchedulerStats
+from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
+from roseinfer.server.observe.tallies import Counter, Histogram, Numbers, Tallies, total
+from roseinfer.server.request.account import PromptRun, Sample
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LABELS = ("model_name", "engine")
+ENGINE_INDEX = "0"
+
+# fmt: off
+TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .15, .2, .25, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+          640, 2560)
+TOKEN_S = (.001, .002, .003, .004, .005, .0075, .01, .015, .02, .025, .03, .04, .05, .075, .1, .15, .2, .3, .4, .5,
+           .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_S = (.001, .0025, .005, .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60,
+             120, 240, 480, 960, 1920, 7680)
+STEP_S = (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5)
+STEP_RATIO = (.25, .5, .67, .8, .9, .95, .98, 1, 1.02, 1.05, 1.1, 1.25, 1.5, 2, 4)
+HTTP_S = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICES = (1, 2, 5, 10, 20)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+# fmt: on
+
+
+def length_buckets(longest: int) -> list[int]:
+    """1, 2, 5, 10, 20, ... up to `longest`."""
+    bounds: list[int] = []
+    scale = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * scale > longest:
+                return bounds or [1]
+            bounds.append(step * scale)
+        scale *= 10
+
+
+class HttpMetrics:
+    """Answers by route, method and class of status. Exists before the engine does."""
+
+    def __init__(self, tallies: Tallies, routes: Iterable[str]) -> None:
+        labels = ("handler", "method", "status")
+        self._routes = frozenset(routes)
+        self._requests = tallies.counters("http_requests", "HTTP answers", labels)
+        help = "From the request's head to the end of the answer"
+        self._duration = tallies.histograms("http_request_duration_seconds", help, HTTP_S, labels)
+
+    def observe(self, path: str, method: str, status: int, seconds: float) -> None:
+        """`status` 0: the client left before there was an answer, filed under 4xx."""
+        labels = (self._handler(path), method if method in _METHODS else "OTHER", f"{status // 100 or 4}xx")
+        self._requests.labels(*labels).inc()
+        self._duration.labels(*labels).observe(seconds)
+
+    def _handler(self, path: str) -> str:
+        """Route names only: a label made of whatever clients ask for would grow without end."""
+        if path in self._routes:
+            return path
+        return "/v1/models/{model_id}" if path.startswith("/v1/models/") else "none"
+
+
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+
+
+class StepMetrics:
+    """Every step of the engine. Kept by whoever owns the engine, since nobody else is told of each."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        values = (model_name, ENGINE_INDEX)
+        tokens, seconds = "Tokens computed in a step", "Duration of an engine step"
+        steps = tallies.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
+        times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
+        said = "Duration of an engine step over what the scheduling policy's cost model predicted"
+        ratios = tallies.histograms("roseinfer:step_time_ratio", said, STEP_RATIO, LABELS)
+        self._tokens, self._time, self._ratio = (family.labels(*values) for family in (steps, times, ratios))
+
+    def step(self, record: StepRecord) -> None:
+        self._tokens.observe(record.tokens)
+        self._time.observe(record.duration_s)
+        if record.predicted_s > 0:
+            self._ratio.observe(record.duration_s / record.predicted_s)
+
+
+class EngineMetrics:
+    """Everything that requests leave behind. One per engine."""
+
+    def __init__(self, tallies: Tallies, info: EngineInfo, model_name: str) -> None:
+        self._tallies = tallies
+        self._values = (model_name, ENGINE_INDEX)
+        self._model_name = model_name
+        self._latencies()
+        self._sizes(length_buckets(info.max_model_len))
+        self._counters()
+
+    def prompt_done(self, tokens: int, cached_tokens: int) -> None:
+        """A prompt has been processed: `tokens` of it, `cached_tokens` of them found in the cache."""
+        self._prompts.inc(tokens)
+        self._cached.inc(cached_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        """From arrival to the first token of a prompt, as the server sees it."""
+        self._ttft.observe(seconds)
+
+    def inter_token(self, seconds: float, tokens: int) -> None:
+        """`seconds` per token; several `tokens` that came together share their time."""
+        self._itl.observe(seconds, tokens)
+
+    def refused(self, reason: str) -> None:
+        self._rejections.labels(self._model_name, reason).inc()
+
+    def aborted(self, reason: str) -> None:
+        self._aborted.labels(*self._values, reason).inc()
+
+    def prompt_ended(self, run: PromptRun, reason: str, now_s: float) -> None:
+        """`reason` is that of the samples without a finish reason of their own."""
+        self._prompt_tokens.observe(run.prompt_tokens)
+        self._computed.observe(run.prompt_tokens - run.cached_tokens)
+        self._n.observe(len(run.samples))
+        self._max_tokens.observe(run.max_tokens)
+        self._longest_output.observe(max(sample.tokens for sample in run.samples))
+        self._e2e.observe(now_s - run.arrival_s)
+        for sample in run.samples:
+            finish = sample.finish_reason or reason
+            self._success.labels(*self._values, str(finish)).inc()
+            self._output_tokens.observe(sample.tokens)
+            self._preemptions.observe(sample.preemptions)
+            if finish in COMPLETE:
+                self._phases(sample)
+
+    def _phases(self, sample: Sample) -> None:
+        """Times on the engine's clock; those of a phase that was never reached are left out."""
+        times = sample.times
+        if times is None or not times.scheduled_s:
+            return
+        self._queue.observe(times.scheduled_s - times.arrival_s)
+        self._inference.observe(times.finished_s - times.scheduled_s)
+        if times.first_token_s:
+            decode_s = times.finished_s - times.first_token_s
+            self._prefill.observe(times.first_token_s - times.scheduled_s)
+            self._decode.observe(decode_s)
+            if sample.tokens > 1:
+                self._tpot.observe(decode_s / (sample.tokens - 1))
+
+    def _latencies(self) -> None:
+        seconds = self._histogram
+        self._ttft = seconds("vllm:time_to_first_token_seconds", "Arrival to first token", TTFT_S)
+        self._itl = seconds("vllm:inter_token_latency_seconds", "Between tokens of a sequence", TOKEN_S)
+        self._tpot = seconds("vllm:request_time_per_output_token_seconds", "Mean time per later token", TOKEN_S)
+        self._e2e = seconds("vllm:e2e_request_latency_seconds", "Arrival to end", REQUEST_S)
+        self._queue = seconds("vllm:request_queue_time_seconds", "Arrival to first scheduling", REQUEST_S)
+        self._inference = seconds("vllm:request_inference_time_seconds", "First scheduling to end", REQUEST_S)
+        self._prefill = seconds("vllm:request_prefill_time_seconds", "First scheduling to first token", REQUEST_S)
+        self._decode = seconds("vllm:request_decode_time_seconds", "First token to end", REQUEST_S)
+
+    def _sizes(self, lengths: Sequence[float]) -> None:
+        sizes = self._histogram
+        self._prompt_tokens = sizes("vllm:request_prompt_tokens", "Tokens of a prompt", lengths)
+        self._computed = sizes("vllm:request_prefill_kv_computed_tokens", "Prompt tokens not found cached", lengths)
+        self._output_tokens = sizes("vllm:request_generation_tokens", "Tokens generated for a sample", lengths)
+        self._longest_output = sizes("vllm:request_max_num_generation_tokens", "Most tokens of a sample", lengths)
+        self._max_tokens = sizes("vllm:request_params_max_tokens", "max_tokens as run", lengths)
+        self._n = sizes("vllm:request_params_n", "Samples per prompt", CHOICES)
+        self._preemptions = sizes("vllm:request_num_preemptions", "Preemptions of a sample", PREEMPTIONS)
+
+    def _counters(self) -> None:
+        self._success = self._tallies.counters("vllm:request_success", "Ended samples", (*LABELS, "finished_reason"))
+        self._prompts = self._counter("vllm:prompt_tokens", "Tokens of prompts processed, cached ones included")
+        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens not computed anew")
+        turned_away = ("model_name", "reason")
+        self._rejections = self._tallies.counters("vllm:admission_rejections", "Requests turned away", turned_away)
+        self._aborted = self._tallies.counters("roseinfer:requests_aborted", "Requests cut short", (*LABELS, "reason"))
+
+    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        return self._tallies.histograms(name, help, buckets, LABELS).labels(*self._values)
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return self._tallies.counters(name, help, LABELS).labels(*self._values)
+
+
+class Snapshot(msgspec.Struct):
+    """What one process knows at a moment. `stats` is None before the engine is up or if the process has none."""
+
+    numbers: Numbers
+    stats: SchedulerStats | None = None
+    heartbeat_age_s: float = 0.0
+
+
+class Observed(Protocol):
+    """As much of an engine as is shown."""
+
+    def health(self) -> EngineHealth: ...
+
+    def stats(self) -> SchedulerStats: ...
+
+
+def snapshot(tallies: Tallies, engine: Observed | None) -> Snapshot:
+    if engine is None:
+        return Snapshot(tallies.numbers())
+    return Snapshot(tallies.numbers(), engine.stats(), engine.health().heartbeat_age_s)
+
+
+def combined(parts: Sequence[Snapshot]) -> Snapshot:
+    """Numbers add up; of several views of the engine the newest one counts."""
+    numbers = total(part.numbers for part in parts)
+    views = [part for part in parts if part.stats is not None]
+    if not views:
+        return Snapshot(numbers)
+    newest = max((part.stats for part in views if part.stats is not None), key=lambda stats: stats.step)
+    return Snapshot(numbers, newest, min(part.heartbeat_age_s for part in views))
+
+
+class Exposition:
+    """The text of `/metrics`."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        self._tallies = tallies
+        self._values = (model_name, ENGINE_INDEX)
+
+    def text(self, shown: Snapshot, info: EngineInfo | None) -> bytes:
+        """`info` is None before the engine is up."""
+        return generate_latest(_Collected(self._families(shown, info)))
+
+    def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
+        yield from self._tallies.metrics(shown.numbers)
+        if info is not None and shown.stats is not None:
+            yield from self._engine(shown.stats, shown.heartbeat_age_s)
+            yield from self._objectives(shown.stats.policy or PolicyStats())
+            yield from self._fixed(info)
+
+    def _engine(self, stats: SchedulerStats, heartbeat_age_s: float) -> Iterator[Metric]:
+        used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        yield self._gauge("vllm:num_requests_running", "Sequences that hold a seat", stats.running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait for a seat", stats.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", used)
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits)
+        yield self._counter("vllm:num_preemptions", "Sequences sent back to wait", stats.preemptions)
+        yield self._counter("vllm:generation_tokens", "Tokens generated", stats.generation_tokens)
+        yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
+        help = "Since the engine's last turn"
+        yield self._gauge("roseinfer:engine_heartbeat_age_seconds", help, heartbeat_age_s)
+
+    def _objectives(self, policy: PolicyStats) -> Iterator[Metric]:
+        """What the scheduling policy goes by, as far as it has these figures."""
+        utilisation = "Share of the machine that the objectives of running requests ask for; at 1 it is full"
+        speed = "Duration of steps lately over what the fitted cost model expects; above 1 the machine is slower"
+        margin = "Share by which token deadlines are brought forward so that few are missed"
+        budget = "How long the next step may take before the most urgent request is late; absent if none is urgent"
+        batch = "Rows in a mean step if every request decodes exactly at the pace of its objective"
+        demoted = "Requests served from what is left over because their objective is already lost"
+        for name, help, value in (
+            ("roseinfer:slo_utilisation", utilisation, policy.utilisation),
+            ("roseinfer:slo_speed_ratio", speed, policy.speed),
+            ("roseinfer:slo_margin", margin, policy.margin),
+            ("roseinfer:slo_step_budget_seconds", budget, policy.step_budget_s),
+            ("roseinfer:slo_virtual_batch_size", batch, policy.virtual_batch_size),
+            ("roseinfer:slo_demoted_requests", demoted, policy.demoted),
+        ):
+            if value is not None:
+                yield self._gauge(name, help, value)
+
+    def _fixed(self, info: EngineInfo) -> Iterator[Metric]:
+        cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+        config = GaugeMetricFamily("vllm:cache_config_info", "Size of the KV cache", labels=(*LABELS, *cache))
+        config.add_metric((*self._values, *cache.values()), 1)
+        yield config
+        phases = GaugeMetricFamily("roseinfer:startup_phase_seconds", "Time to start", labels=(*LABELS, "phase"))
+        for phase, seconds in info.startup_s.items():
+            phases.add_metric((*self._values, phase), seconds)
+        yield phases
+
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, help, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, help: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, help, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+
+class _Collected:
+    """As much of a registry as is needed to write metrics down."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics

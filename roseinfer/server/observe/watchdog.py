@@ -1,0 +1,26 @@
+"""Fails open requests loudly when the engine hangs, instead of letting them wait for ever."""
+
+import asyncio
+import logging
+
+from roseinfer.server.request.service import Service
+
+log = logging.getLogger(__name__)
+
+MAX_INTERVAL_S = 1.0
+
+
+async def watch_engine(service: Service) -> None:
+    """Runs until cancelled. A dead engine ends its streams by itself; a stalled one is noticed here."""
+    interval_s = min(MAX_INTERVAL_S, service.config.stall_timeout / 4)
+    well = True
+    while True:
+        await asyncio.sleep(interval_s)
+        error = service.ill_health()
+        if error is None or error.code == "loading":
+            well = True
+            continue
+        count = service.lifecycle.interrupt_all(error)
+        if well or count:
+            log.error("the engine is not healthy (%s); %d running requests were failed", error.message, count)
+        well = False

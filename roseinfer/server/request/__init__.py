@@ -1,0 +1,1 @@
+"""The life of one inference request, whatever API it came by."""

@@ -1,0 +1,172 @@
+"""The engine's side of one HTTP request: its prompts submitted, what comes of them accounted for and handed on."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from roseinfer.core.clock import Clock
+from roseinfer.core.errors import RequestFailedError, RoseinferError
+from roseinfer.core.outputs import COMPLETE, FinishReason
+from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
+from roseinfer.server.http.errors import SloUnattainable, deadline_exceeded
+from roseinfer.server.request.account import Account, PromptRun, Sample
+from roseinfer.server.request.job import Job
+
+_PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
+
+
+class Observer(Protocol):
+    def prompt_done(self, tokens: int, cached_tokens: int) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def inter_token(self, seconds: float, tokens: int) -> None: ...
+
+
+class Receiver(Protocol):
+    """Takes the chunks of all prompts as they come; `end` is the last call, and comes once."""
+
+    def put(self, prompt: int, chunk: SequenceChunk) -> None: ...
+
+    def end(self, error: Exception | None) -> None:
+        """None: every sample has a proper finish reason."""
+        ...
+
+
+class Generation:
+    """`start`, and `cancel` in any case. With prompt logprobs, sample 0 of a prompt comes before the others."""
+
+    def __init__(self, job: Job, engine: Engine, ids: Iterator[int], observer: Observer, clock: Clock) -> None:
+        self.job = job
+        self.account = Account()
+        self._engine = engine
+        self._ids = ids
+        self._observer = observer
+        self._clock = clock
+        self._submissions: list[Submission] = []
+        self._receiver: Receiver | None = None
+        self._left = job.num_choices
+
+    def start(self, receiver: Receiver) -> None:
+        """Raises what `Engine.submit` raises; `cancel` then ends those that had started."""
+        job = self.job
+        needs_sample_0 = job.n > 1 and job.prompts[0].params.prompt_logprobs is not None
+        self._receiver = _Sample0First(receiver) if needs_sample_0 else receiver
+        for position, prompt in enumerate(job.prompts):
+            request = GenerateRequest(
+                # Unique even if a client uses an id twice at a time.
+                request_id=f"{job.request_id}-{next(self._ids)}",
+                prompt_ids=prompt.ids,
+                params=prompt.params,
+                n=job.n,
+                cache_salt=job.cache_salt,
+                priority=job.priority,
+                arrival_s=job.arrival_s,
+                slo=job.slo,
+                tenant=job.tenant,
+                deadline_s=job.deadline_s,
+                predicted_len=prompt.predicted_len,
+            )
+            samples = [Sample() for _ in range(job.n)]
+            run = PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)
+            self.account.runs.append(run)
+            self._submissions.append(self._engine.submit(request, _PromptSink(self, position, run)))
+
+    def cancel(self) -> None:
+        self._receiver = None
+        submissions, self._submissions = self._submissions, []  # they know us: what is left must not be a cycle
+        for submission in submissions:
+            submission.cancel()
+
+    def take(self, prompt: int, run: PromptRun, chunk: SequenceChunk) -> None:
+        """A bug in what follows ends this request, not the engine's client that calls from below."""
+        if self._receiver is None:
+            return
+        try:
+            self._note(run, chunk)
+            self._receiver.put(prompt, chunk)
+        except Exception as error:
+            self.end(error)
+            return
+        if chunk.finish_reason is not None:
+            self._left -= 1
+            if not self._left:
+                self.end(None)
+
+    def end(self, error: Exception | None) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.end(error)
+
+    def _note(self, run: PromptRun, chunk: SequenceChunk) -> None:
+        sample = run.samples[chunk.index]
+        new_tokens = chunk.num_output_tokens - sample.tokens
+        if chunk.index == 0:  # the other samples share what sample 0 computed, which is no hit of the prompt's
+            if not sample.tokens and (new_tokens or chunk.finish_reason in COMPLETE):
+                self._observer.prompt_done(run.prompt_tokens, chunk.cached_tokens)
+            run.cached_tokens = chunk.cached_tokens
+        sample.note(chunk)
+        if new_tokens > 0:
+            self._note_tokens(run, sample, new_tokens)
+        if chunk.finish_reason is not None:
+            self._check_end(sample, chunk)
+
+    def _check_end(self, sample: Sample, chunk: SequenceChunk) -> None:
+        """Raises if the answer as a whole comes to nothing: one sample of it was turned away, or none has a token."""
+        if chunk.finish_reason is FinishReason.REJECTED:
+            assert chunk.rejection is not None, "the scheduler says why"
+            raise SloUnattainable(chunk.rejection)
+        if chunk.finish_reason is FinishReason.TIMEOUT and not self.account.begun:
+            raise deadline_exceeded()
+        if chunk.finish_reason not in _PROPER_ENDS:
+            raise RequestFailedError(f"a sample ended with {chunk.finish_reason}")
+        if not sample.tokens and chunk.finish_reason in COMPLETE:  # none was wanted: the prompt was scored
+            sample.first_s = sample.last_s = self._clock.now()
+
+    def _note_tokens(self, run: PromptRun, sample: Sample, tokens: int) -> None:
+        now_s = self._clock.now()
+        if run.first_s is None:
+            run.first_s = now_s
+            self._observer.first_token(now_s - run.arrival_s)
+        if sample.last_s:
+            self._observer.inter_token((now_s - sample.last_s) / tokens, tokens)
+        else:
+            sample.first_s = now_s
+        sample.last_s = now_s
+
+
+class _PromptSink:
+    """Where the engine puts the chunks of one prompt."""
+
+    __slots__ = ("_generation", "_position", "_run")
+
+    def __init__(self, generation: Generation, position: int, run: PromptRun) -> None:
+        self._generation = generation
+        self._position = position
+        self._run = run
+
+    def put(self, chunk: SequenceChunk) -> None:
+        self._generation.take(self._position, self._run, chunk)
+
+    def fail(self, error: RoseinferError) -> None:
+        self._generation.end(error)
+
+
+class _Sample0First:
+    """Holds the other samples of a prompt back until sample 0, which brings the prompt's logprobs, has begun."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._held: dict[int, list[SequenceChunk] | None] = {}
+
+    def put(self, prompt: int, chunk: SequenceChunk) -> None:
+        waiting = self._held.setdefault(prompt, [])
+        if chunk.index != 0 and waiting is not None:
+            waiting.append(chunk)
+            return
+        self._receiver.put(prompt, chunk)
+        self._held[prompt] = None
+        for earlier in waiting or ():
+            self._receiver.put(prompt, earlier)
+
+    def end(self, error: Exception | None) -> None:
+        self._receiver.end(error)

@@ -1,0 +1,195 @@
+"""The life of one inference request: admitted, read, planned, run, answered, accounted for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from roseinfer.core.errors import TooManyInflightError
+from roseinfer.server.formats.events import EventEncoder
+from roseinfer.server.formats.whole import WholeAnswer
+from roseinfer.server.http.auth import key_digest
+from roseinfer.server.http.errors import as_api_error, deadline_exceeded, too_many_inflight
+from roseinfer.server.http.guard import Guard
+from roseinfer.server.http.ids import check_request_id
+from roseinfer.server.http.limits import Limits, read_json
+from roseinfer.server.http.responses import JsonResponse
+from roseinfer.server.http.wire import EXTENSION, Wire
+from roseinfer.server.observe.report import log_start, report
+from roseinfer.server.request.account import Usage
+from roseinfer.server.request.attainment import usage_of
+from roseinfer.server.request.generation import Generation, Receiver
+from roseinfer.server.request.job import Job
+from roseinfer.server.request.objectives import SHEDDING, Headers
+from roseinfer.server.request.service import Backend, Service
+from roseinfer.server.request.stream import AllBegun, EventStream, StreamAnswer
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an inference route. `request_id` follows X-Request-Id, then the body, else it is random."""
+
+    service: Service
+    backend: Backend
+    state: dict[str, Any]
+    arrival_s: float
+    headers: Headers = ()
+
+    @property
+    def limits(self) -> Limits:
+        return self.service.limits
+
+    @property
+    def key(self) -> str | None:
+        """Digest of the request's API key, if anything depends on it."""
+        return key_digest(self.headers) if self.service.slo_classes.keys else None
+
+    @property
+    def request_id(self) -> str:
+        return self.state["request_id"]
+
+    def offer_request_id(self, value: str | None) -> None:
+        """An id from the body counts if there was none in the header. Raises `ApiError` 400 if it is not valid."""
+        if value is not None:
+            check_request_id(value, "request_id")
+            if not self.state.get("request_id_given"):
+                self.state["request_id"] = value
+
+
+Plan = Callable[[Call, dict[str, Any]], Awaitable[Job]]
+
+
+class Inference:
+    """An inference route as an ASGI application. The room that a request takes in the server is given back here.
+
+    Raises `RoseinferError` and `ClientDisconnect` if the answer has not begun.
+    """
+
+    def __init__(self, service: Service, plan: Plan) -> None:
+        self._service = service
+        self._plan = plan
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        call = Call(service, service.admit(), scope["state"], service.clock.now(), scope["headers"])
+        with service.lifecycle.ticket() as ticket:
+            job = await self._plan(call, await read_json(scope, receive, service.limits))
+            ticket.grow(len(job.prompts))
+            if call.backend.lengths is not None:
+                job = await call.backend.lengths.fill(job)
+            wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
+            await Run(service, call.backend, job, wire).answer(scope, receive, send)
+
+
+class Run:
+    """One job on the engine."""
+
+    def __init__(self, service: Service, backend: Backend, job: Job, wire: Wire) -> None:
+        self._service = service
+        self._backend = backend
+        self._job = job
+        self._wire = wire
+        self._guard = Guard()
+        self._refusable = job.promised and backend.info.scheduling_policy in SHEDDING
+        self._limited = job.deadline_s is not None or job.first_token_by_s is not None
+        self._generation = Generation(job, backend.engine, backend.engine_ids, backend.metrics, service.clock)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises the error of a failure before the answer began, and `ClientDisconnect`."""
+        if self._service.config.enable_log_requests:
+            log_start(self._job)
+        if self._job.stream is None:
+            await self._answer_whole(scope, receive, send)
+        else:
+            await self._answer_stream(send)
+
+    def _start(self, receiver: Receiver) -> None:
+        try:
+            self._generation.start(receiver)
+        except TooManyInflightError as error:
+            self._backend.metrics.refused("max_inflight_requests")
+            raise too_many_inflight(str(error), self._service.lifecycle.retry_after_s(1)) from error
+
+    async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = WholeAnswer(self._job, self._backend.tokenizer)
+        await self._run(answer, answer.complete)
+        await JsonResponse(await self._render(answer))(scope, receive, send)
+
+    async def _render(self, answer: WholeAnswer) -> dict[str, Any]:
+        usage = self._usage()
+        if self._job.logprobs is None and self._job.prompt_logprobs is None:
+            return answer.body(usage)
+        # The log probabilities of a long text are much to write down.
+        return await self._service.offload.run(answer.body, usage)
+
+    async def _answer_stream(self, send: Send) -> None:
+        events = EventStream(send, self._wire)
+        encoder = EventEncoder(self._job, self._backend.tokenizer, self._generation.account.usage)
+        # The log probabilities of a long prompt are much to write down, here too.
+        heavy = self._job.echo and self._job.logprobs is not None
+        interval_s = self._service.config.sse_keep_alive_interval
+        offload = self._service.offload if heavy else None
+        answer = StreamAnswer(encoder, events, interval_s, offload, self._refusable or self._limited)
+        together = self._refusable and len(self._job.prompts) > 1
+        try:
+            last = await self._run(AllBegun(answer, len(self._job.prompts)) if together else answer, answer.run)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            if not events.started:
+                raise
+            await events.fail(as_api_error(error))
+            return
+        await events.close(last + encoder.tail(self._usage()))
+
+    def _usage(self) -> Usage:
+        """When all is said."""
+        account = self._generation.account
+        usage = account.usage()
+        return replace(usage, slo=usage_of(self._job, account.runs)) if self._job.report_slo else usage
+
+    async def _run(self, receiver: Receiver, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Starts the engine's side and awaits `work`. However it ends, nothing of the job stays in the engine."""
+        cause: BaseException | None = None
+        self._wire.watch(self._on_gone)
+        try:
+            with self._service.lifecycle.live(self._guard), self._guard, self._first_token_timer():
+                self._start(receiver)
+                result = await work()
+            self._service.lifecycle.finished(len(self._job.prompts))
+            return result
+        except BaseException as error:
+            cause = error
+            raise
+        finally:
+            self._wire.watch(None)
+            self._generation.cancel()
+            backend, now_s = self._backend, self._service.clock.now()
+            report(self._job, self._generation.account, backend.metrics, backend.slo_metrics, now_s, cause)
+            if self._backend.lengths is not None:
+                self._backend.lengths.ended(self._job, self._generation.account)
+
+    @contextmanager
+    def _first_token_timer(self) -> Iterator[None]:
+        by_s = self._job.first_token_by_s
+        if by_s is None:
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(max(0.0, by_s - self._service.clock.now()), self._on_late)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _on_late(self) -> None:
+        if not self._generation.account.begun:
+            self._guard.interrupt(deadline_exceeded())
+
+    def _on_gone(self) -> None:
+        self._guard.interrupt(ClientDisconnect())

@@ -1,0 +1,121 @@
+"""How long outputs will be: a trained predictor says it before the engine is asked, and is judged when they end."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.server.observe.metrics import ENGINE_INDEX, LABELS
+from roseinfer.server.observe.tallies import Tallies
+from roseinfer.server.request.account import Account
+from roseinfer.server.request.job import Job, Prompt
+from roseinfer.server.request.offload import Offload
+from roseinfer.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from roseinfer.predictor.model import Predictor, Settings
+
+log = logging.getLogger(__name__)
+
+RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
+SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1)
+
+
+class Predicts(Protocol):
+    """Used by several threads at once."""
+
+    def predict(self, token_ids: Sequence[int], /) -> int:
+        """Output tokens expected of a prompt, at least 1."""
+        ...
+
+
+def read_predictor(path: str) -> "Predictor":
+    """Raises `ConfigError` if the file holds no predictor."""
+    from roseinfer.predictor.model import Predictor  # needs NumPy, which the server does without
+
+    try:
+        return Predictor.load(path)
+    except ConfigError as error:
+        raise ConfigError(f"length_predictor: {error}") from error
+
+
+def check_vocabulary(path: str, learnt: "Settings", tokenizer: Tokenizer) -> None:
+    """Raises `ConfigError` for a predictor whose token ids are not the model's. Older files do not say."""
+    from roseinfer.predictor.vocabulary import fingerprint
+
+    if learnt.vocabulary not in ("", fingerprint(tokenizer.backend.get_vocab(with_added_tokens=True))):
+        of = f"the tokenizer of {learnt.tokenizer!r}, which is not this model's"
+        raise ConfigError(f"length_predictor: {path} was trained with {of}")
+
+
+def length_prediction(
+    path: str | None, tokenizer: Tokenizer, offload: Offload, tallies: Tallies, model_name: str
+) -> "LengthPrediction | None":
+    """With the predictor that the option `length_predictor` names, if it does. Raises `ConfigError`."""
+    if path is None:
+        return None
+    predictor = read_predictor(path)
+    learnt = predictor.settings
+    check_vocabulary(path, learnt, tokenizer)
+    if not learnt.vocabulary:
+        log.warning("%s does not say whose token ids it knows; it was trained for %r", path, learnt.tokenizer)
+    return LengthPrediction(predictor, offload, tallies, model_name)
+
+
+class LengthPrediction:
+    """Fills `Prompt.predicted_len`, and keeps the metrics of it."""
+
+    def __init__(self, predictor: Predicts, offload: Offload, tallies: Tallies, model_name: str) -> None:
+        self._predictor = predictor
+        self._offload = offload
+        self._complained = False
+        help = "Predicted output length over the true one, of samples that ended by themselves"
+        ratios = tallies.histograms("roseinfer:length_prediction_ratio", help, RATIOS, LABELS)
+        times = tallies.histograms("roseinfer:length_prediction_seconds", "Time a prediction took", SECONDS, LABELS)
+        self._ratio, self._time = ratios.labels(model_name, ENGINE_INDEX), times.labels(model_name, ENGINE_INDEX)
+
+    async def fill(self, job: Job) -> Job:
+        """With predictions for the prompts, one each, if objectives depend on them and the client gave none."""
+        if not job.promised or any(prompt.predicted_len is not None for prompt in job.prompts):
+            return job
+        timed = await self._offload.run(self._predict, [prompt.ids for prompt in job.prompts])
+        for _, seconds in timed:
+            self._time.observe(seconds)
+        prompts = [_with_length(prompt, length) for prompt, (length, _) in zip(job.prompts, timed, strict=True)]
+        return replace(job, prompts=tuple(prompts), lengths_predicted=True)
+
+    def ended(self, job: Job, account: Account) -> None:
+        """Compares what was said with what came. Outputs that were cut could have been of any length."""
+        if not job.lengths_predicted:
+            return
+        for prompt, run in zip(job.prompts, account.runs, strict=False):  # fewer runs if the engine refused one
+            for sample in run.samples:
+                if prompt.predicted_len and sample.tokens and sample.finish_reason is FinishReason.STOP:
+                    self._ratio.observe(prompt.predicted_len / sample.tokens)
+
+    def _predict(self, prompts: Iterable[list[int]]) -> list[tuple[int | None, float]]:
+        """(output tokens or None, seconds it took) of each; in a thread."""
+        found = []
+        for ids in prompts:
+            start_s = perf_counter()
+            length = self._predict_one(ids)
+            found.append((length, perf_counter() - start_s))
+        return found
+
+    def _predict_one(self, ids: list[int]) -> int | None:
+        """A request is worth more than what is guessed about it."""
+        try:
+            return self._predictor.predict(ids)
+        except Exception:
+            if not self._complained:
+                self._complained = True
+                log.exception("the length predictor failed; requests go on without, and this is said only once")
+            return None
+
+
+def _with_length(prompt: Prompt, length: int | None) -> Prompt:
+    most = prompt.params.max_tokens
+    return replace(prompt, predicted_len=min(length, most)) if length and most else prompt

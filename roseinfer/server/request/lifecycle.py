@@ -1,0 +1,186 @@
+"""What the server as a whole may do: whether it takes requests, which ones it holds, and how it winds down."""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from enum import Enum
+from typing import Protocol
+
+from roseinfer.core.clock import Clock
+from roseinfer.server.http.errors import ApiError, unavailable
+
+log = logging.getLogger(__name__)
+
+RATE_WINDOW = 64
+MAX_RETRY_S = 60.0
+UNKNOWN_RATE_RETRY_S = 1.0
+LOADING_RETRY_S = 2.0
+DRAINING_RETRY_S = 5.0
+
+
+class Phase(Enum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Interruptible(Protocol):
+    def interrupt(self, cause: ApiError) -> None: ...
+
+
+class DrainRate:
+    """How fast prompts have been finishing, from the times of the last `RATE_WINDOW` ends."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends_s: deque[float] = deque(maxlen=RATE_WINDOW)
+
+    def note(self) -> None:
+        self._ends_s.append(self._clock.now())
+
+    def seconds_for(self, count: int) -> float:
+        """Estimated seconds until `count` more prompts have finished, within [1, MAX_RETRY_S]."""
+        if len(self._ends_s) < 2:
+            return UNKNOWN_RATE_RETRY_S
+        span_s = self._clock.now() - self._ends_s[0]
+        return min(max(1.0, count * span_s / len(self._ends_s)), MAX_RETRY_S)
+
+
+class Room:
+    """What the requests in the server take up. Who serves beside others puts a class in its place that knows of
+    theirs too.
+    """
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.prompts = 0
+
+    def take(self, requests: int, prompts: int) -> None:
+        """Negative numbers give it back."""
+        self.requests += requests
+        self.prompts += prompts
+
+    def all_requests(self) -> int:
+        return self.requests
+
+    def all_prompts(self) -> int:
+        return self.prompts
+
+
+class Ticket:
+    """`with` it a request has a place in the server: one prompt's room, until `grow` says how many it brings."""
+
+    def __init__(self, lifecycle: "Lifecycle") -> None:
+        self._lifecycle = lifecycle
+        self._prompts = 0
+
+    def __enter__(self) -> "Ticket":
+        self._lifecycle.take_room(1, 1)
+        self._prompts = 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._lifecycle.take_room(-1, -self._prompts)
+
+    def grow(self, prompts: int) -> None:
+        self._lifecycle.take_room(0, prompts - self._prompts)
+        self._prompts = prompts
+
+
+class Live:
+    """`with` it a running request can be ended by `Lifecycle.interrupt_all`."""
+
+    def __init__(self, registered: dict[Interruptible, None], request: Interruptible) -> None:
+        self._registered = registered
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._registered[self._request] = None
+
+    def __exit__(self, *exc: object) -> None:
+        del self._registered[self._request]
+
+
+class Lifecycle:
+    """Admission and winding down. `max_prompts` bounds the prompts of all requests in the server, running or not.
+
+    `share`: the part of the server's requests that come here, for estimates of how fast it serves.
+    """
+
+    def __init__(self, max_prompts: int, clock: Clock, room: Room | None = None, share: float = 1.0) -> None:
+        self.phase = Phase.LOADING
+        self.room = room or Room()
+        self._max_prompts = max_prompts
+        self._share = share
+        self._rate = DrainRate(clock)
+        self._live: dict[Interruptible, None] = {}
+        self._stopped: ApiError | None = None
+        self._changed = asyncio.Event()
+
+    def ready(self) -> None:
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    def begin_drain(self) -> None:
+        self.phase = Phase.DRAINING
+
+    def refusal(self) -> ApiError | None:
+        """Why a new request would be turned away now, or None."""
+        if self.phase is Phase.LOADING:
+            return unavailable("loading", "The model is still loading", LOADING_RETRY_S)
+        if self.phase is Phase.DRAINING:
+            return unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
+        prompts = self.room.all_prompts()
+        if prompts >= self._max_prompts:
+            wait_s = self.retry_after_s(prompts - self._max_prompts + 1)
+            return unavailable("queue_full", f"{prompts} prompts are in the server, its limit", wait_s)
+        return None
+
+    def retry_after_s(self, prompts: int) -> float:
+        """Estimated seconds until that many more prompts have finished."""
+        return self._rate.seconds_for(math.ceil(prompts * self._share))
+
+    def ticket(self) -> Ticket:
+        """Room for a request. `refusal()` has been asked before."""
+        return Ticket(self)
+
+    def take_room(self, requests: int, prompts: int) -> None:
+        """Negative numbers give it back."""
+        self.room.take(requests, prompts)
+        if requests < 0:
+            self._changed.set()
+
+    @property
+    def requests(self) -> int:
+        """Those that came here."""
+        return self.room.requests
+
+    def finished(self, prompts: int) -> None:
+        """Prompts that ran to their end, for the drain rate."""
+        for _ in range(min(prompts, RATE_WINDOW)):
+            self._rate.note()
+
+    def live(self, request: Interruptible) -> Live:
+        """Makes `request` known to `interrupt_all`. Raises the cause if everything was stopped already."""
+        if self._stopped is not None:
+            raise self._stopped
+        return Live(self._live, request)
+
+    def interrupt_all(self, cause: ApiError) -> int:
+        """Ends every running request with `cause`; returns how many there were."""
+        live = list(self._live)
+        for request in live:
+            request.interrupt(cause)
+        return len(live)
+
+    def stop(self, cause: ApiError) -> int:
+        """Like `interrupt_all`, and nothing can start any more."""
+        self._stopped = cause
+        return self.interrupt_all(cause)
+
+    async def idle(self) -> None:
+        """Returns when no request is left in the server."""
+        while self.requests:
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,199 @@
+"""What a request was promised, and by whom: its body, its headers, or the class that it belongs to."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from roseinfer.core.sampling import INT64_MAX, INT64_MIN
+from roseinfer.core.slo import Slo
+from roseinfer.server.formats.schemas import GenerationRequest, SloFields
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.slo_classes import CUSTOM, NO_CLASS, SloClass, SloClasses
+
+# Scheduling policies that turn requests away for their objectives, and those that know priorities.
+SHEDDING = frozenset({"slack", "scorpio"})
+WITH_PRIORITIES = frozenset({"slack"})
+
+TENANT = "x-llm-d-inference-fairness-id"
+TTL = "x-llm-d-inference-ttl"
+TIMEOUT = "x-timeout-s"
+DEADLINE = "x-deadline-ms"
+# For each objective llm-d's name and its deprecated alias: of several the first counts.
+_TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+_TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+_KNOWN = frozenset(name.encode() for name in (*_TTFT_HEADERS, *_TPOT_HEADERS, TENANT, TTL, TIMEOUT, DEADLINE))
+MAX_TENANT_CHARS = 128
+MAX_PREDICTED_LEN = 2**31 - 1
+_TENANT = re.compile(rf"[\x21-\x7e]{{1,{MAX_TENANT_CHARS}}}")
+_NUMBER = re.compile(r"\d{1,20}(\.\d{0,20})?([eE][+-]?\d{1,3})?")
+# As Go writes durations, which is how llm-d sends them.
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{0,12})?)(ns|us|µs|ms|s|m|h)")
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+Headers = Iterable[tuple[bytes, bytes]]
+# Where the client wrote a value, and the value.
+Said = tuple[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """`slo` is None if the request belongs to no class and was promised nothing. `timeout_s`: from arrival to the end;
+    `ttl_s`: from arrival to the first token. `predicted_len`: output tokens, as the client guesses. `report`: whether
+    the client wants to know how its objectives were kept.
+    """
+
+    slo: Slo | None = None
+    tenant: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    ttl_s: float | None = None
+    predicted_len: int | None = None
+    report: bool = False
+
+
+def objectives(
+    request: GenerationRequest, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: str
+) -> Objectives:
+    """`key`: digest of the request's API key; `policy`: the scheduling policy's name.
+
+    What the body says goes before the headers, and those before the class; a client that says two things of one
+    objective contradicts itself. Raises `ApiError` 400 that names the field or the header.
+    """
+    given = _relevant(headers)
+    name = _class_name(request, classes, model, key)
+    chosen = classes.classes.get(name)
+    return Objectives(
+        slo=_slo(request, given, chosen),
+        tenant=_tenant(given),
+        priority=_priority(request.priority, chosen, policy),
+        timeout_s=_timeout_s(request, given, chosen),
+        ttl_s=_ttl_s(given),
+        predicted_len=_predicted_len(request.pred_output_len),
+        report=bool(request.slo is not None and request.slo.report),
+    )
+
+
+def _relevant(headers: Headers) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name in _KNOWN:
+            found.setdefault(name.decode(), value.decode("latin-1").strip())
+    return found
+
+
+def _class_name(request: GenerationRequest, classes: SloClasses, model: str, key: str | None) -> str:
+    named = None if request.slo is None else request.slo.class_
+    if named is not None:
+        if named != NO_CLASS and named not in classes.classes:
+            raise bad_request(f"slo.class: the server has no class {named[:64]!r}", "slo.class")
+        return named
+    tier = classes.service_tiers.get(request.service_tier or "")
+    return tier or classes.default(model, key)
+
+
+# --- latency objectives -----------------------------------------------------------------------------------------
+def _slo(request: GenerationRequest, headers: Mapping[str, str], chosen: SloClass | None) -> Slo | None:
+    if request.slo is None and request.ttft is None and request.tpot is None and not headers:  # as in most requests
+        return None if chosen is None else chosen.slo
+    body = request.slo or _NOTHING
+    targets = {
+        "ttft_s": _said(("slo.ttft_ms", body.ttft_ms), ("ttft", request.ttft), headers, _TTFT_HEADERS),
+        "tpot_s": _said(("slo.tpot_ms", body.tpot_ms), ("tpot", request.tpot), headers, _TPOT_HEADERS),
+        "e2e_s": _said(("slo.e2e_ms", body.e2e_ms), ("", None), headers, ()),
+    }
+    own = {name: ms / 1000 for name, ms in targets.items() if ms is not None}
+    if chosen is None:
+        return Slo(**own, class_name=CUSTOM) if own else None
+    if all(getattr(chosen.slo, name) == seconds for name, seconds in own.items()):
+        return chosen.slo
+    # Otherwise what is said of a class would depend on what clients make of it.
+    return replace(chosen.slo, **own, class_name=CUSTOM)
+
+
+_NOTHING = SloFields.model_validate({})
+
+
+def _said(
+    first: tuple[str, float | None], second: tuple[str, float | None], headers: Mapping[str, str], names: Iterable[str]
+) -> float | None:
+    """The one value, in ms, that the client gives an objective in whatever places."""
+    said = [(name, _positive(name, value)) for name, value in (first, second) if value is not None]
+    header = next((name for name in names if name in headers), None)
+    if header is not None:
+        said.append((header, _number(header, headers[header])))
+    return _agreed(said)
+
+
+def _agreed(said: list[Said]) -> float | None:
+    for name, value in said[1:]:
+        if value != said[0][1]:
+            message = f"{said[0][0]} is {said[0][1]:g} and {name} is {value:g}: give one of them"
+            raise bad_request(message, name)
+    return said[0][1] if said else None
+
+
+def _positive(name: str, value: float) -> float:
+    if not (isfinite(value) and value / 1000 > 0):
+        raise bad_request(f"{name} must be positive and finite, got {value:g}", name)
+    return value
+
+
+def _number(name: str, text: str) -> float:
+    if not _NUMBER.fullmatch(text):
+        raise bad_request(f"{name} must be a positive number, got {text[:40]!r}", name)
+    return _positive(name, float(text))
+
+
+# --- time limits ------------------------------------------------------------------------------------------------
+def _timeout_s(request: GenerationRequest, headers: Mapping[str, str], chosen: SloClass | None) -> float | None:
+    if request.timeout_s is not None and request.deadline_ms is not None:
+        raise bad_request("timeout_s and deadline_ms say the same: give one of them", "deadline_ms")
+    said: list[Said] = []
+    if request.timeout_s is not None:
+        said.append(("timeout_s", _positive("timeout_s", request.timeout_s)))
+    if request.deadline_ms is not None:
+        said.append(("deadline_ms", _positive("deadline_ms", request.deadline_ms) / 1000))
+    if TIMEOUT in headers:
+        said.append((TIMEOUT, _number(TIMEOUT, headers[TIMEOUT])))
+    if DEADLINE in headers:
+        said.append((DEADLINE, _number(DEADLINE, headers[DEADLINE]) / 1000))
+    agreed = _agreed(said)
+    return agreed if agreed is not None or chosen is None else chosen.timeout_s
+
+
+def _ttl_s(headers: Mapping[str, str]) -> float | None:
+    text = headers.get(TTL)
+    if text is None:
+        return None
+    if _NUMBER.fullmatch(text):
+        return _number(TTL, text)
+    parts = _DURATION.findall(text) if len(text) <= 100 else []
+    if not parts or "".join(number + unit for number, unit in parts) != text.removeprefix("+"):
+        raise bad_request(f"{TTL} must be a duration such as 1500ms or 1m30s, got {text[:40]!r}", TTL)
+    return _positive(TTL, sum(float(number) * _UNITS_S[unit] for number, unit in parts))
+
+
+# --- the others -------------------------------------------------------------------------------------------------
+def _tenant(headers: Mapping[str, str]) -> str:
+    tenant = headers.get(TENANT, "")
+    if tenant and not _TENANT.fullmatch(tenant):
+        raise bad_request(f"{TENANT} must be 1 to {MAX_TENANT_CHARS} visible ASCII characters", TENANT)
+    return tenant
+
+
+def _priority(asked: int | None, chosen: SloClass | None, policy: str) -> int:
+    if asked is not None and not INT64_MIN <= asked <= INT64_MAX:
+        raise bad_request("priority must be an integer of 64 bits", "priority")
+    if policy not in WITH_PRIORITIES:
+        if asked:
+            message = f"priority is not supported: the scheduling policy {policy} knows no priorities"
+            raise bad_request(message, "priority", "unsupported_field")
+        return 0
+    return asked if asked is not None else chosen.priority if chosen is not None else 0
+
+
+def _predicted_len(value: int | None) -> int | None:
+    if value is not None and not 1 <= value <= MAX_PREDICTED_LEN:
+        raise bad_request(f"pred_output_len must be within [1, {MAX_PREDICTED_LEN}]", "pred_output_len")
+    return value

@@ -1,0 +1,158 @@
+"""Named classes of objectives, from the operator's file: what a request is promised that does not say it itself."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.config import ServerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Slo
+from roseinfer.server.http.auth import digests
+
+# What requests without a class are called, so no class may be.
+NO_CLASS, CUSTOM = "none", "custom"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_TARGETS = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class SloClass:
+    """`slo` may be empty: best effort. `timeout_s`: from arrival to the end, None = no limit."""
+
+    slo: Slo
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SloClasses:
+    """`models`, `keys` and `service_tiers` name the class of requests for a model, with a key (by the SHA-256 of the
+    key in hexadecimal) and of a tier.
+    """
+
+    classes: dict[str, SloClass] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    service_tiers: dict[str, str] = field(default_factory=dict)
+
+    def default(self, model: str, key: str | None) -> str:
+        """The class of a request that names none: its key's, else its model's, else `none`."""
+        return self.keys.get(key or "") or self.models.get(model) or NO_CLASS
+
+    def check(self, served_names: Iterable[str], key_digests: Iterable[str]) -> None:
+        """Raises `ConfigError` for a model that is not served or a key that is not the server's."""
+        unknown = sorted(self.models.keys() - set(served_names))
+        if unknown:
+            raise ConfigError(f"slo_classes: models.{unknown[0]}: no model is served under that name")
+        strangers = sorted(self.keys.keys() - set(key_digests))
+        if strangers:
+            raise ConfigError(f"slo_classes: keys.{_shown(strangers[0])}: no api_key has this digest")
+
+
+def configured_classes(config: ServerConfig, model_name: str) -> SloClasses:
+    """Those of the file that the option `slo_classes` names, if it does. Raises `ConfigError`, see the others here."""
+    if config.slo_classes is None:
+        return SloClasses()
+    classes = read_slo_classes(config.slo_classes)
+    classes.check(config.served_model_name or (model_name,), digests(config.api_key))
+    return classes
+
+
+def read_slo_classes(path: str) -> SloClasses:
+    """Raises `ConfigError` that names the file, or the key in it that is wrong."""
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"slo_classes: {path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ConfigError(f"slo_classes: {path} is not TOML: {error}") from None
+    return parse_slo_classes(data)
+
+
+def parse_slo_classes(data: Mapping[str, Any]) -> SloClasses:
+    """Raises `ConfigError` that names the key."""
+    _check_keys("", data, ("classes", "models", "keys", "service_tiers"))
+    classes = {name: _class(name, fields) for name, fields in _table(data, "classes").items()}
+    if not classes:
+        raise _wrong("classes", "defines no class")
+    return SloClasses(
+        classes=classes,
+        models=_names(data, "models", classes),
+        keys={_digest(key): name for key, name in _names(data, "keys", classes).items()},
+        service_tiers=_names(data, "service_tiers", classes),
+    )
+
+
+def _class(name: str, fields: Any) -> SloClass:
+    place = f"classes.{name}"[:100]
+    if not _NAME.fullmatch(name):
+        raise _wrong(place, "a name is 1 to 64 letters, digits, '_', '-' and '.', with a letter or digit first")
+    if name in (NO_CLASS, CUSTOM):
+        raise _wrong(place, "the name has a meaning of its own")
+    if not isinstance(fields, dict):
+        raise _wrong(place, "must be a table")
+    _check_keys(f"{place}.", fields, (*_TARGETS, "priority", "timeout_s"))
+    targets = {s: _positive(f"{place}.{ms}", fields[ms]) / 1000 for ms, s in _TARGETS.items() if ms in fields}
+    priority = fields.get("priority", 0)
+    if type(priority) is not int or priority not in _INT64:
+        raise _wrong(f"{place}.priority", "must be an integer of 64 bits")
+    timeout_s = _positive(f"{place}.timeout_s", fields["timeout_s"]) if "timeout_s" in fields else None
+    return SloClass(Slo(**targets, class_name=name), priority, timeout_s)
+
+
+def _positive(place: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(place, f"must be a number, got {str(value)[:40]!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if not (isfinite(number) and number / 1000 > 0):
+        raise _wrong(place, f"must be positive and finite, got {str(value)[:40]}")
+    return number
+
+
+def _names(data: Mapping[str, Any], section: str, classes: Mapping[str, SloClass]) -> dict[str, str]:
+    names = _table(data, section)
+    for key, name in names.items():
+        place = f"{section}.{_shown(key) if section == 'keys' else key[:100]}"
+        if not isinstance(name, str) or name not in classes:
+            raise _wrong(place, f"names no class of the file: {str(name)[:40]!r}")
+    return names
+
+
+def _table(data: Mapping[str, Any], section: str) -> dict[str, Any]:
+    table = data.get(section, {})
+    if not isinstance(table, dict):
+        raise _wrong(section, "must be a table")
+    return table
+
+
+def _digest(key: str) -> str:
+    found = _DIGEST.fullmatch(key)
+    if found is None:
+        why = "write the key's digest, 'sha256:' and 64 hexadecimal digits (printf %s \"$KEY\" | sha256sum)"
+        raise _wrong(f"keys.{_shown(key)}", why)
+    return found[1].lower()
+
+
+def _shown(key: str) -> str:
+    """What may be said of an entry under `keys`: somebody may have written the key itself."""
+    digest = key.removeprefix("sha256:")
+    return f"sha256:{digest[:8]}..." if re.fullmatch(r"[0-9a-fA-F]{64}", digest) else "(entry)"
+
+
+def _check_keys(prefix: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
+    for key in table:
+        if key not in known:
+            raise _wrong(f"{prefix}{key}"[:100], f"is unknown; there are {', '.join(known)}")
+
+
+def _wrong(place: str, why: str) -> ConfigError:
+    return ConfigError(f"slo_classes: {place}: {why}")

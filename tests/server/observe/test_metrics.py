@@ -1,0 +1,179 @@
+"""/metrics: names, labels and values."""
+
+import logging
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.engine.api import StepRecord
+from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
+from tests.server.live import LiveServer
+
+ROUTE = {"handler": "/v1/completions", "method": "POST"}
+LABELS = {"model_name": "fake", "engine": "0"}
+DASHBOARD = {
+    "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum",
+    "vllm:e2e_request_latency_seconds_count", "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket", "vllm:request_success_total",
+    "vllm:request_queue_time_seconds_sum", "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_decode_time_seconds_sum", "vllm:request_max_num_generation_tokens_sum",
+    "vllm:request_params_max_tokens_sum", "vllm:request_params_n_sum", "vllm:request_inference_time_seconds_sum",
+    "vllm:request_time_per_output_token_seconds_sum", "vllm:cache_config_info", "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total", "vllm:prompt_tokens_cached_total",
+    "vllm:request_prefill_kv_computed_tokens_sum", "vllm:request_num_preemptions_sum",
+    "vllm:iteration_tokens_total_sum", "roseinfer:step_time_seconds_sum", "roseinfer:engine_heartbeat_age_seconds",
+    "roseinfer:startup_phase_seconds", "http_requests_total", "http_request_duration_seconds_sum",
+}  # fmt: skip
+
+
+def test_every_name_of_the_dashboard_is_there(server: LiveServer) -> None:
+    server.post("/v1/completions", {"prompt": "x"})
+    families = list(text_string_to_metric_families(server.get("/metrics").text))
+    samples = [sample for family in families for sample in family.samples]
+    assert not DASHBOARD - {sample.name for sample in samples}
+    for sample in samples:
+        if sample.name.startswith(("vllm:", "roseinfer:")):
+            assert sample.labels["model_name"] == "fake", sample
+
+
+def test_head_and_content_type(server: LiveServer) -> None:
+    with server.client() as client:
+        got, head = client.get("/metrics"), client.head("/metrics")
+    assert got.headers["content-type"] == head.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert head.status_code == 200 and head.content == b""
+
+
+def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
+    server.engine.snapshot = SchedulerStats(
+        running=3, waiting=4, blocks_used=25, blocks_total=100, prefix_queries=50, prefix_hits=20, preemptions=2,
+        prompt_tokens=70, generation_tokens=90,
+    )  # fmt: skip
+    for name, value in {
+        "vllm:num_requests_running": 3, "vllm:num_requests_waiting": 4, "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:prefix_cache_queries_total": 50, "vllm:prefix_cache_hits_total": 20, "vllm:num_preemptions_total": 2,
+        "roseinfer:prefill_tokens_total": 70, "vllm:generation_tokens_total": 90,
+    }.items():  # fmt: skip
+        assert server.metric(name, **LABELS) == value, name
+    assert server.metric("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    assert server.metric("roseinfer:startup_phase_seconds", phase="load") == 0.5
+
+
+def test_steps(server: LiveServer) -> None:
+    before = server.metric("vllm:iteration_tokens_total_count")
+    server.call(lambda: server.engine.step(StepRecord(tokens=100, duration_s=0.5)))
+    assert server.metric("vllm:iteration_tokens_total_count") == before + 1
+    assert server.metric("vllm:iteration_tokens_total_sum") >= 100
+    assert server.metric("roseinfer:step_time_seconds_sum") >= 0.5
+
+
+def test_predicted_against_measured_step_times(server: LiveServer) -> None:
+    """Only of steps that were predicted."""
+
+    def numbers() -> list[float]:
+        ratio = "roseinfer:step_time_ratio"
+        at_most = [server.metric(f"{ratio}_bucket", le=bound) for bound in ("0.95", "1.05", "1.25")]
+        return [*at_most, server.metric(f"{ratio}_count"), server.metric(f"{ratio}_sum")]
+
+    before = numbers()
+    for measured, predicted in ((0.9, 1.0), (0.012, 0.010), (5.0, 0.0)):
+        server.call(lambda: server.engine.step(StepRecord(1, measured, predicted)))  # noqa: B023
+    assert [now - was for now, was in zip(numbers(), before, strict=True)] == [1, 1, 2, 2, pytest.approx(2.1)]
+
+
+SLO_GAUGES = ("utilisation", "speed_ratio", "margin", "step_budget_seconds", "virtual_batch_size", "demoted_requests")
+
+
+def test_what_the_policy_goes_by_is_shown_as_far_as_it_has_it(server: LiveServer) -> None:
+    def shown(stats: PolicyStats | None) -> dict[str, float]:
+        server.engine.snapshot = SchedulerStats(policy=stats)
+        families = text_string_to_metric_families(server.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples]
+        values = {sample.name: sample.value for sample in samples if sample.labels == LABELS}
+        return {name: values[f"roseinfer:slo_{name}"] for name in SLO_GAUGES if f"roseinfer:slo_{name}" in values}
+
+    values = (0.75, 1.08, 0.02, 0.03, 11 / 6, 3)
+    assert shown(PolicyStats(*values)) == dict(zip(SLO_GAUGES, values, strict=True))
+    assert shown(PolicyStats(utilisation=0.0, demoted=0)) == {"utilisation": 0, "demoted_requests": 0}
+    assert shown(None) == {}
+
+
+def deltas(server: LiveServer, names: list[str], **body: object) -> list[float]:
+    before = [server.metric(name) for name in names]
+    assert server.post("/v1/completions", {"prompt": "hello world"} | body).status_code == 200
+    return [server.metric(name) - value for name, value in zip(names, before, strict=True)]
+
+
+def test_a_request_leaves_its_lengths_and_times(server: LiveServer) -> None:
+    """The times are those of `fake_engine.TIMES`."""
+    expected = {
+        "vllm:prompt_tokens_total": 3,
+        "vllm:request_prompt_tokens_sum": 3,
+        "vllm:request_generation_tokens_sum": 3,
+        "vllm:request_max_num_generation_tokens_sum": 3,
+        "vllm:request_params_max_tokens_sum": 3,
+        "vllm:request_params_n_sum": 1,
+        "vllm:request_num_preemptions_sum": 1,
+        "vllm:request_prefill_kv_computed_tokens_sum": 3,
+        "vllm:request_queue_time_seconds_sum": 0.25,
+        "vllm:request_prefill_time_seconds_sum": 0.25,
+        "vllm:request_decode_time_seconds_sum": 2.0,
+        "vllm:request_inference_time_seconds_sum": 2.25,
+        "vllm:request_time_per_output_token_seconds_sum": 1.0,
+        "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:time_to_first_token_seconds_count": 1,
+        "vllm:inter_token_latency_seconds_count": 2,
+    }
+    assert deltas(server, list(expected), max_tokens=3) == pytest.approx(list(expected.values()))
+
+
+def test_samples_and_prompts(server: LiveServer) -> None:
+    names = ["params_n_sum", "generation_tokens_count", "prompt_tokens_count", "max_num_generation_tokens_sum"]
+    names = [f"vllm:request_{name}" for name in names] + ["vllm:prompt_tokens_total"]
+    assert deltas(server, names, prompt=["a", "b"], n=3, max_tokens=2) == [6, 6, 2, 4, 4]
+
+
+def test_finish_reasons(server: LiveServer) -> None:
+    for max_tokens, reason in ((1, "length"), (50, "stop")):
+        before = server.metric("vllm:request_success_total", finished_reason=reason)
+        server.post("/v1/completions", {"prompt": "x", "max_tokens": max_tokens})
+        assert server.metric("vllm:request_success_total", finished_reason=reason) == before + 1
+
+
+def test_http_answers_by_route(server: LiveServer) -> None:
+    def count(**labels: str) -> float:
+        return server.metric("http_requests_total", **labels)
+
+    cases = [
+        (ROUTE | {"status": "2xx"}, lambda: server.post("/v1/completions", {"prompt": "x"})),
+        (ROUTE | {"status": "4xx"}, lambda: server.post("/v1/completions", {})),
+        ({"handler": "/v1/models/{model_id}", "method": "GET"}, lambda: server.get("/v1/models/fake")),
+        ({"handler": "none", "method": "GET", "status": "4xx"}, lambda: server.get("/secret/path")),
+    ]
+    for labels, request in cases:
+        before = count(**labels)
+        request()
+        assert count(**labels) == before + 1
+    assert "secret" not in server.get("/metrics").text
+
+
+def test_buckets_keep_every_bound_of_vllm() -> None:
+    assert list(TTFT_S) == sorted(TTFT_S) and list(TOKEN_S) == sorted(TOKEN_S) and list(REQUEST_S) == sorted(REQUEST_S)
+    assert {0.06, 0.25, 7.5, 160, 2560} <= set(TTFT_S)
+    assert {0.01, 0.075, 0.3, 80} <= set(TOKEN_S)
+    assert {0.3, 0.8, 2.5, 1920, 7680} <= set(REQUEST_S)
+    assert length_buckets(64) == [1, 2, 5, 10, 20, 50]
+    assert length_buckets(1000)[-1] == 1000 and length_buckets(1) == [1]
+
+
+def test_one_log_line_per_request(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="roseinfer.server"):
+        server.post("/v1/completions", {"prompt": "hello world", "max_tokens": 3}, headers={"X-Request-Id": "mine"})
+        server.until(lambda: server.service.lifecycle.requests == 0)
+    [line] = [record.getMessage() for record in caplog.records if record.name.startswith("roseinfer.server")]
+    for part in ("request=mine", "finish=length", "prompt_tokens=3", "output_tokens=3", "queue_ms=250.0", "slo=met"):
+        assert part in line.split()
+    assert "ttft_ms=" in line
+    assert "hello" not in line

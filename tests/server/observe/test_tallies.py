@@ -1,0 +1,82 @@
+"""Counters and histograms: what Prometheus reads is what was put in, over one process or several."""
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.server.observe.metrics import Snapshot, combined
+from roseinfer.server.observe.tallies import Tallies, total
+
+BOUNDS = (0.01, 0.5, 1, 2.5)
+VALUES = (0.0, 0.01, 0.011, 0.5, 0.7, 1.0, 2.5, 2.6, 100.0)
+
+
+class _Collected:
+    def __init__(self, tallies: Tallies) -> None:
+        self.collect = lambda: tallies.metrics(tallies.numbers())
+
+
+def test_the_text_is_that_of_the_official_client() -> None:
+    registry, tallies = CollectorRegistry(), Tallies()
+    theirs = Histogram("h", "some help", ["a"], buckets=BOUNDS, registry=registry).labels("x")
+    count = Counter("c", "count", ["a", "b"], registry=registry)
+    ours = tallies.histograms("h", "some help", BOUNDS, ("a",)).labels("x")
+    counts = tallies.counters("c", "count", ("a", "b"))
+    for value in VALUES:
+        theirs.observe(value)
+        ours.observe(value)
+    for labels in (("1", "2"), ("1", "3"), ("1", "2")):
+        count.labels(*labels).inc(2)
+        counts.labels(*labels).inc(2)
+
+    def lines(text: bytes) -> list[str]:
+        kept = (line for line in text.decode().splitlines() if "_created" not in line)
+        return sorted(kept)
+
+    assert lines(generate_latest(_Collected(tallies))) == lines(generate_latest(registry))
+
+
+def test_several_at_once_are_several() -> None:
+    one_by_one, together = (Tallies().histograms("h", "", BOUNDS, ()).labels() for _ in range(2))
+    for _ in range(3):
+        one_by_one.observe(0.7)
+    together.observe(0.7, 3)
+    assert together.numbers == pytest.approx(one_by_one.numbers)
+
+
+def test_a_metric_is_declared_once() -> None:
+    tallies = Tallies()
+    tallies.counters("c", "", ())
+    with pytest.raises(AssertionError, match="twice"):
+        tallies.counters("c", "", ())
+
+
+def counted(**counts: float) -> Tallies:
+    tallies = Tallies()
+    counters = tallies.counters("c", "", ("kind",))
+    for kind, count in counts.items():
+        counters.labels(kind).inc(count)
+    tallies.histograms("h", "", BOUNDS, ()).labels().observe(0.7)
+    return tallies
+
+
+def test_processes_add_up_also_what_only_one_of_them_knows() -> None:
+    parts = [counted(a=1, b=2).numbers(), counted(b=3).numbers(), {}, {"other": {(): [1.0]}}]
+    summed = total(parts)
+    assert summed["c"] == {("a",): [1], ("b",): [5]}
+    assert summed["h"] == {(): [0, 0, 2, 0, 0, pytest.approx(1.4)]}
+    assert summed["other"] == {(): [1.0]}
+    assert parts[0]["c"] == {("a",): [1], ("b",): [2]}, "the parts stay as they are"
+
+
+def test_snapshots_travel_and_the_newest_view_of_the_engine_counts() -> None:
+    old = Snapshot(counted(a=1).numbers(), SchedulerStats(step=3, running=9), 0.4)
+    figures = PolicyStats(utilisation=0.5, demoted=2, predicted_step_s=0.01)
+    new = Snapshot(counted(a=2).numbers(), SchedulerStats(step=7, running=1, policy=figures), 0.1)
+    sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=Snapshot) for part in (new, old, Snapshot({}))]
+    both = combined(sent)
+    assert both.numbers["c"] == {("a",): [3.0]}
+    assert both.stats is not None and (both.stats.running, both.heartbeat_age_s) == (1, 0.1)
+    assert both.stats.policy == figures
+    assert combined([Snapshot({})]).stats is None
