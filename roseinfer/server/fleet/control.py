@@ -32,7 +32,7 @@ class WorkerBoot(msgspec.Struct):
     workers: int
     control: int
     connections: int
-    board: int
+    counters: int
 
 
 class Serving(msgspec.Struct, tag="serving"):
@@ -87,15 +87,15 @@ class Collected(msgspec.Struct, tag="collected"):
 
 FromWorker = Serving | Up | Broken | Idle | Scrape | Collected
 FromManager = Drain | Stop | Scraped | Collect
-Said = TypeVar("Said")
-Heard = TypeVar("Heard")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
-class Talk(asyncio.Protocol, Generic[Said, Heard]):
+class ControlChannel(asyncio.Protocol, Generic[Sent, Received]):
     """One end of the control socket. `lost` is called when the other side is gone."""
 
-    def __init__(self, heard: Any, on_message: Callable[[Heard], None], on_lost: Callable[[], None]) -> None:
-        self._decode = msgspec.msgpack.Decoder(heard).decode
+    def __init__(self, received: Any, on_message: Callable[[Received], None], on_lost: Callable[[], None]) -> None:
+        self._decode = msgspec.msgpack.Decoder(received).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._frames = FrameReader()
         self._on_message = on_message
@@ -114,10 +114,10 @@ class Talk(asyncio.Protocol, Generic[Said, Heard]):
         self._on_lost()
 
     def data_received(self, data: bytes) -> None:
-        for received in self._frames.feed(data):
-            self._on_message(self._decode(received))
+        for body in self._frames.feed(data):
+            self._on_message(self._decode(body))
 
-    def say(self, message: Said) -> None:
+    def send(self, message: Sent) -> None:
         """What goes to somebody who has just ended is lost."""
         if self._transport is not None:
             self._transport.write(frame(self._encode(message)))

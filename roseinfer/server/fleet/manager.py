@@ -11,10 +11,10 @@ from pathlib import Path
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig, ServerConfig
 from roseinfer.engine.start import OwnedEngine
-from roseinfer.server.fleet.board import Board, Cell, board_file
+from roseinfer.server.fleet.acceptor import Acceptor
 from roseinfer.server.fleet.control import Collected, Drain, FromWorker, Scrape, WorkerBoot
-from roseinfer.server.fleet.crew import Crew, Member
-from roseinfer.server.fleet.doorman import Doorman
+from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
+from roseinfer.server.fleet.pool import WorkerPool, WorkerProcess
 from roseinfer.server.fleet.scrapes import Scrapes
 from roseinfer.server.hosting import Signals, configure_logging, first_of, greeting, listen, say
 from roseinfer.server.observe.metrics import Snapshot, StepMetrics, snapshot
@@ -56,12 +56,13 @@ class Fleet:
         self._announce = announce
         self._listener = listen(served.server)
         self._engine = OwnedEngine(served.engine)
-        self._board_file = board_file(str(self._engine.address.with_name("board")), served.workers)
-        self._board = Board(self._board_file, served.workers)
-        self._doorman = Doorman(self._listener, self._board)
+        self._counters_file = counters_file(str(self._engine.address.with_name("counters")), served.workers)
+        self._counters = SharedCounters(self._counters_file, served.workers)
+        self._acceptor = Acceptor(self._listener, self._counters)
         self._tallies = Tallies()
         self._scrapes = Scrapes(self._own_snapshot)
-        self._crew = Crew(served.workers, self._boot, self._board_file, self, self._replacing, MonotonicClock())
+        clock = MonotonicClock()
+        self._pool = WorkerPool(served.workers, self._boot, self._counters_file, self, self._replacing, clock)
         self._signals = Signals()
         self._ending = False
 
@@ -69,7 +70,7 @@ class Fleet:
         self._signals.install()
         name = (self._served.server.served_model_name or (self._served.model_name,))[0]
         self._engine.on_step(StepMetrics(self._tallies, name).step)
-        failure = self._crew.failure
+        failure = self._pool.failure
         try:
             if await self._brought_up():
                 self._announce(greeting(self._served.server, self._served.model_name, self._listener))
@@ -83,7 +84,7 @@ class Fleet:
     async def _brought_up(self) -> bool:
         """False if a signal or the failure of a worker came first. Raises what keeps the engine from starting."""
         starting = asyncio.create_task(self._start())
-        await first_of(asyncio.shield(starting), self._signals.first.wait(), asyncio.shield(self._crew.failure))
+        await first_of(asyncio.shield(starting), self._signals.first.wait(), asyncio.shield(self._pool.failure))
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
@@ -94,30 +95,30 @@ class Fleet:
     async def _start(self) -> None:
         await self._engine.launch()
         # The workers load their tokenizers while the engine loads the model.
-        assembling = asyncio.create_task(self._crew.assemble())
+        starting = asyncio.create_task(self._pool.start())
         try:
             await self._engine.connect()
-            await assembling
+            await starting
         finally:
-            assembling.cancel()
+            starting.cancel()
 
     async def _drain(self) -> None:
         """Like a single process's: new requests are refused, running ones may finish for `shutdown_timeout` seconds."""
         self._ending = True
-        self._crew.say(Drain())
-        requests, wait_s = self._board.total(Cell.REQUESTS), self._served.server.shutdown_timeout
+        self._pool.send(Drain())
+        requests, wait_s = self._counters.total(Count.REQUESTS), self._served.server.shutdown_timeout
         if requests:
             log.info("shutting down: %d requests may finish within %g s", requests, wait_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                await first_of(self._crew.idle(), self._signals.second.wait())
+                await first_of(self._pool.idle(), self._signals.second.wait())
 
     async def _end(self) -> None:
         self._ending = True
-        self._doorman.close()
-        await self._crew.dismiss()
+        self._acceptor.close()
+        await self._pool.stop()
         await self._engine.close()
-        os.close(self._board_file)
+        os.close(self._counters_file)
 
     # --- workers ------------------------------------------------------------------------------------------------
     def _boot(self, index: int, number: int, control: int, connections: int) -> WorkerBoot:
@@ -134,27 +135,27 @@ class Fleet:
             workers=served.workers,
             control=control,
             connections=connections,
-            board=self._board_file,
+            counters=self._counters_file,
         )
 
     def _replacing(self) -> bool:
         """Without an engine a new worker would have nothing to do; those that are left say that it is dead."""
         return not self._ending and self._engine.health().alive
 
-    def serving(self, member: Member) -> None:
-        self._doorman.admit(member)
+    def serving(self, worker: WorkerProcess) -> None:
+        self._acceptor.add(worker)
 
-    def said(self, member: Member, message: FromWorker) -> None:
+    def received(self, worker: WorkerProcess, message: FromWorker) -> None:
         if isinstance(message, Scrape):
-            others = [other for other in self._crew.members.values() if other is not member and other.up]
-            self._scrapes.ask(member, message, others)
+            others = [other for other in self._pool.workers.values() if other is not worker and other.up]
+            self._scrapes.ask(worker, message, others)
         elif isinstance(message, Collected):
-            self._scrapes.told(member, message)
+            self._scrapes.told(worker, message)
 
-    def gone(self, member: Member) -> None:
-        self._doorman.dismiss(member)
-        self._scrapes.gone(member)
-        self._board.clear(member.index)
+    def gone(self, worker: WorkerProcess) -> None:
+        self._acceptor.remove(worker)
+        self._scrapes.gone(worker)
+        self._counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:
         return snapshot(self._tallies, self._engine)

@@ -12,10 +12,10 @@ from roseinfer.server.observe.tallies import Numbers, total
 PATIENCE_S = 1.0
 
 
-class Talker(Protocol):
+class Peer(Protocol):
     number: int
 
-    def say(self, message: FromManager) -> None: ...
+    def send(self, message: FromManager) -> None: ...
 
 
 class Scrapes:
@@ -27,35 +27,35 @@ class Scrapes:
         self._own = own
         self._last: dict[int, Snapshot] = {}
         self._gone: Numbers = {}
-        self._pending: dict[int, tuple[Talker, Scrape, set[int]]] = {}
+        self._pending: dict[int, tuple[Peer, Scrape, set[int]]] = {}
         self._next = 0
 
-    def ask(self, asker: Talker, scrape: Scrape, others: Iterable[Talker]) -> None:
+    def ask(self, asker: Peer, scrape: Scrape, others: Iterable[Peer]) -> None:
         """Answers `asker` when all `others` have told what they know, or had time to."""
         self._last[asker.number] = scrape.own
         number, self._next = self._next, self._next + 1
         waiting = set()
         for other in others:
             waiting.add(other.number)
-            other.say(Collect(number))
+            other.send(Collect(number))
         self._pending[number] = (asker, scrape, waiting)
         asyncio.get_running_loop().call_later(PATIENCE_S, self._answer, number)
         self._answer_if_complete(number)
 
-    def told(self, talker: Talker, message: Collected) -> None:
-        self._last[talker.number] = message.own
-        self._no_longer_waiting(talker, [message.number])
+    def told(self, peer: Peer, message: Collected) -> None:
+        self._last[peer.number] = message.own
+        self._no_longer_waiting(peer, [message.number])
 
-    def gone(self, talker: Talker) -> None:
-        last = self._last.pop(talker.number, None)
+    def gone(self, peer: Peer) -> None:
+        last = self._last.pop(peer.number, None)
         if last is not None:
             self._gone = total([self._gone, last.numbers])
-        self._no_longer_waiting(talker, list(self._pending))
+        self._no_longer_waiting(peer, list(self._pending))
 
-    def _no_longer_waiting(self, talker: Talker, numbers: Iterable[int]) -> None:
+    def _no_longer_waiting(self, peer: Peer, numbers: Iterable[int]) -> None:
         for number in numbers:
             if number in self._pending:
-                self._pending[number][2].discard(talker.number)
+                self._pending[number][2].discard(peer.number)
                 self._answer_if_complete(number)
 
     def _answer_if_complete(self, number: int) -> None:
@@ -67,4 +67,4 @@ class Scrapes:
         if found is not None:
             asker, scrape, _ = found
             parts = [self._own(), Snapshot(self._gone), *self._last.values()]
-            asker.say(Scraped(scrape.number, combined(parts)))
+            asker.send(Scraped(scrape.number, combined(parts)))

@@ -19,11 +19,11 @@ import uvicorn
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.start import shared_engine
-from roseinfer.server.fleet.board import Board, Cell, SharedInflight, SharedRoom
 from roseinfer.server.fleet.control import (
     Broken,
     Collect,
     Collected,
+    ControlChannel,
     Drain,
     FromManager,
     FromWorker,
@@ -32,11 +32,11 @@ from roseinfer.server.fleet.control import (
     Scraped,
     Serving,
     Stop,
-    Talk,
     Up,
     WorkerBoot,
     handed_over,
 )
+from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedRoom
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
     Server,
@@ -88,9 +88,9 @@ class Worker:
 
     def __init__(self, boot: WorkerBoot) -> None:
         self._boot = boot
-        self._board = Board(boot.board, boot.workers)
+        self._counters = SharedCounters(boot.counters, boot.workers)
         self._connections = socket.socket(fileno=boot.connections)
-        self._talk = Talk[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
+        self._channel = ControlChannel[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
         self._stopped = asyncio.Event()
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
@@ -98,7 +98,7 @@ class Worker:
         self._service = Service(
             boot.config,
             boot.model_name,
-            room=SharedRoom(self._board, boot.index),
+            room=SharedRoom(self._counters, boot.index),
             share=1 / boot.workers,
             gather=self._gather,
             slo_classes=boot.slo_classes,
@@ -106,26 +106,26 @@ class Worker:
         self._server = GivenServer(uvicorn_config(self._service, self._on_closed))
 
     async def run(self) -> None:
-        await self._talk.open(socket.socket(fileno=self._boot.control))
+        await self._channel.open(socket.socket(fileno=self._boot.control))
         serving = asyncio.create_task(self._server.serve())
         engine: AsyncEngine | None = None
         try:
             await first_of(self._server.up.wait(), asyncio.shield(serving))
             self._connections.setblocking(False)
             asyncio.get_running_loop().add_reader(self._connections, self._on_connections)
-            self._talk.say(Serving())
+            self._channel.send(Serving())
             engine = await self._start_engine()
             await self._stopped.wait()
             await self._end_requests()
         except RoseinferError as error:
-            self._talk.say(Broken(type(error).__name__, str(error)))
+            self._channel.send(Broken(type(error).__name__, str(error)))
             await self._stopped.wait()
         finally:
             self._server.should_exit = True
             await serving
             if engine is not None:
                 await engine.close()
-            self._talk.close()
+            self._channel.close()
 
     async def _start_engine(self) -> AsyncEngine | None:
         """None if the manager has said `Stop` before the engine was there."""
@@ -143,7 +143,7 @@ class Worker:
         boot = self._boot
         chat_template = None if boot.config.chat_template is None else Path(boot.config.chat_template)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), chat_template)
-        inflight = SharedInflight(boot.max_inflight, self._board, boot.index)
+        inflight = SharedInflight(boot.max_inflight, self._counters, boot.index)
         try:
             engine = await shared_engine(Path(boot.engine), tokenizer, inflight, f"{boot.number}-")
         except RoseinferError as error:
@@ -152,7 +152,7 @@ class Worker:
             raise
         self._service.attach(engine, tokenizer)
         settle_garbage_collector()
-        self._talk.say(Up())
+        self._channel.send(Up())
         return engine
 
     async def _end_requests(self) -> None:
@@ -170,7 +170,7 @@ class Worker:
         elif isinstance(message, Stop):
             self._stopped.set()
         elif isinstance(message, Collect):
-            self._talk.say(Collected(message.number, self._service.snapshot()))
+            self._channel.send(Collected(message.number, self._service.snapshot()))
         elif isinstance(message, Scraped):
             waiting = self._scrapes.pop(message.number, None)
             if waiting is not None and not waiting.done():
@@ -183,13 +183,13 @@ class Worker:
 
     async def _tell_when_idle(self) -> None:
         await self._service.lifecycle.idle()
-        self._talk.say(Idle())
+        self._channel.send(Idle())
 
     async def _gather(self, own: Snapshot) -> Snapshot:
         """Raises `ApiError` 503 if the manager does not answer: half of the numbers would look like a restart."""
         number = next(self._numbers)
         self._scrapes[number] = asyncio.get_running_loop().create_future()
-        self._talk.say(Scrape(number, own))
+        self._channel.send(Scrape(number, own))
         try:
             async with asyncio.timeout(SCRAPE_PATIENCE_S):
                 return await self._scrapes[number]
@@ -210,7 +210,7 @@ class Worker:
             self._on_closed()
 
     def _on_closed(self) -> None:
-        self._board.add(self._boot.index, Cell.CLOSED, 1)
+        self._counters.add(self._boot.index, Count.CLOSED, 1)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -22,7 +22,7 @@ class Worker:
     def snapshot(self) -> Snapshot:
         return Snapshot({"c": {("x",): [self.count]}}, SchedulerStats(step=self.number))
 
-    def say(self, message: FromManager) -> None:
+    def send(self, message: FromManager) -> None:
         self.heard.append(message)
         if isinstance(message, Collect) and self._scrapes is not None:
             answer = Collected(message.number, self.snapshot())

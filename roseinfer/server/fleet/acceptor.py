@@ -7,8 +7,8 @@ import socket
 from collections import deque
 from typing import Protocol
 
-from roseinfer.server.fleet.board import Board, Cell
 from roseinfer.server.fleet.control import hand_over
+from roseinfer.server.fleet.counters import Count, SharedCounters
 
 log = logging.getLogger(__name__)
 
@@ -19,22 +19,22 @@ BUSY_PAUSE_S, FULL_PAUSE_S = 0.01, 1.0
 
 
 class Host(Protocol):
-    """Who takes connections: `index` is its row on the board."""
+    """Takes connections: `index` is its row of the shared counters."""
 
     index: int
     connections: socket.socket
 
 
-class Doorman:
+class Acceptor:
     """The kernel would give most connections of a burst to whichever process wakes first, or, with a socket of its own
     for each, deal them out by a hash: of 8 connections to 4 workers one often gets 4. Here all get as many, give or
     take one, for 20 us a connection in a process that has nothing else to do.
     """
 
-    def __init__(self, listener: socket.socket, board: Board) -> None:
+    def __init__(self, listener: socket.socket, counters: SharedCounters) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._board = board
+        self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._hosts: list[Host] = []
         self._handed: dict[int, int] = {}
@@ -44,13 +44,13 @@ class Doorman:
         self._pause: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def admit(self, host: Host) -> None:
+    def add(self, host: Host) -> None:
         """From now on it gets connections."""
         self._handed[host.index] = self._last[host.index] = 0
         self._hosts.append(host)
         self._go_on()
 
-    def dismiss(self, host: Host) -> None:
+    def remove(self, host: Host) -> None:
         """It gets no more; without anybody who takes them, connections wait in the kernel."""
         if host in self._hosts:
             self._hosts.remove(host)
@@ -107,4 +107,4 @@ class Doorman:
         return False
 
     def _load(self, host: Host) -> tuple[int, int]:
-        return self._handed[host.index] - self._board.get(host.index, Cell.CLOSED), self._last[host.index]
+        return self._handed[host.index] - self._counters.get(host.index, Count.CLOSED), self._last[host.index]

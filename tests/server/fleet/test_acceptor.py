@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.server.fleet.board import Board, Cell, board_file
+from roseinfer.server.fleet.acceptor import Acceptor
 from roseinfer.server.fleet.control import handed_over
-from roseinfer.server.fleet.doorman import Doorman
+from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
 
 WORKERS = 4
 
@@ -38,9 +38,9 @@ class Entrance:
     def __init__(self, folder: Path) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address = self.listener.getsockname()
-        self.board = Board(board_file(str(folder / "board"), WORKERS), WORKERS)
+        self.counters = SharedCounters(counters_file(str(folder / "counters"), WORKERS), WORKERS)
         self.hosts = [FakeHost(index) for index in range(WORKERS)]
-        self.doorman = Doorman(self.listener, self.board)
+        self.acceptor = Acceptor(self.listener, self.counters)
         self._clients: list[socket.socket] = []
 
     def connect(self, count: int) -> None:
@@ -54,7 +54,7 @@ class Entrance:
         return [len(host.taken) for host in self.hosts]
 
     def close(self) -> None:
-        self.doorman.close()
+        self.acceptor.close()
         for end in (*self.hosts, *self._clients):
             end.close()
 
@@ -74,7 +74,7 @@ def play(folder: Path, scene: Callable[[Entrance], object]) -> None:
 def test_each_worker_gets_as_many_as_the_next(tmp_path: Path, count: int) -> None:
     async def scene(entrance: Entrance) -> None:
         for host in entrance.hosts:
-            entrance.doorman.admit(host)
+            entrance.acceptor.add(host)
         entrance.connect(count)
         counts = await entrance.taken(count)
         assert max(counts) - min(counts) <= 1, counts
@@ -85,11 +85,11 @@ def test_each_worker_gets_as_many_as_the_next(tmp_path: Path, count: int) -> Non
 def test_connections_that_have_ended_count_no_more(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
         for host in entrance.hosts:
-            entrance.doorman.admit(host)
+            entrance.acceptor.add(host)
         entrance.connect(8)
         assert await entrance.taken(8) == [2, 2, 2, 2]
-        entrance.board.add(1, Cell.CLOSED, 2)
-        entrance.board.add(3, Cell.CLOSED, 1)
+        entrance.counters.add(1, Count.CLOSED, 2)
+        entrance.counters.add(3, Count.CLOSED, 1)
         entrance.connect(3)
         assert Counter(await entrance.taken(11)) == Counter({2: 2, 4: 1, 3: 1})
         assert len(entrance.hosts[1].taken) == 4
@@ -103,22 +103,22 @@ def test_connections_wait_for_a_worker_and_pass_by_one_that_is_gone(tmp_path: Pa
         await asyncio.sleep(0.05)
         assert await entrance.taken(0) == [0] * WORKERS
         first, second, third, _ = entrance.hosts
-        entrance.doorman.admit(first)
+        entrance.acceptor.add(first)
         assert (await entrance.taken(2))[0] == 2
-        entrance.doorman.admit(second)
-        entrance.doorman.admit(third)
+        entrance.acceptor.add(second)
+        entrance.acceptor.add(third)
         second._end.close()  # it has died, and nobody has noticed yet
         entrance.connect(4)
         async with asyncio.timeout(10):
             while first.look() + third.look() < 6:
                 await asyncio.sleep(0.001)
-        entrance.doorman.dismiss(second)
+        entrance.acceptor.remove(second)
         for host in (first, third):
-            entrance.doorman.dismiss(host)
+            entrance.acceptor.remove(host)
         entrance.connect(1)
         await asyncio.sleep(0.05)
         assert first.look() + third.look() == 6
-        entrance.doorman.admit(third)
+        entrance.acceptor.add(third)
         async with asyncio.timeout(10):
             while first.look() + third.look() < 7:
                 await asyncio.sleep(0.001)
@@ -130,7 +130,7 @@ def test_when_no_worker_takes_more_they_wait_and_none_is_lost(tmp_path: Path) ->
     async def scene(entrance: Entrance) -> None:
         host = entrance.hosts[0]
         host.connections.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        entrance.doorman.admit(host)
+        entrance.acceptor.add(host)
         entrance.connect(100)
         await asyncio.sleep(0.05)
         assert (await entrance.taken(100))[0] == 100

@@ -9,40 +9,40 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.server.fleet.board import Board, Cell, SharedInflight, SharedRoom, board_file
+from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedRoom, counters_file
 from roseinfer.server.request.lifecycle import Lifecycle
 
 WORKERS = 3
 ANOTHER_PROCESS = """
 import sys
-from roseinfer.server.fleet.board import Board, Cell
-board = Board(int(sys.argv[1]), 3)
-assert board.total(Cell.PROMPTS) == 5
-board.add(2, Cell.PROMPTS, 2**40)
+from roseinfer.server.fleet.counters import SharedCounters, Count
+counters = SharedCounters(int(sys.argv[1]), 3)
+assert counters.total(Count.PROMPTS) == 5
+counters.add(2, Count.PROMPTS, 2**40)
 """
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(board_file(str(tmp_path / "board"), WORKERS), WORKERS)
+def counters(tmp_path: Path) -> SharedCounters:
+    return SharedCounters(counters_file(str(tmp_path / "counters"), WORKERS), WORKERS)
 
 
 def test_another_process_sees_it_and_is_seen(tmp_path: Path) -> None:
-    descriptor = board_file(str(tmp_path / "board"), WORKERS)
+    descriptor = counters_file(str(tmp_path / "counters"), WORKERS)
     assert os.listdir(tmp_path) == [], "it needs no name"
-    board = Board(descriptor, WORKERS)
-    board.add(1, Cell.PROMPTS, 5)
+    counters = SharedCounters(descriptor, WORKERS)
+    counters.add(1, Count.PROMPTS, 5)
     command = [sys.executable, "-c", ANOTHER_PROCESS, str(descriptor)]
     subprocess.run(command, pass_fds=(descriptor,), check=True, timeout=60)
-    assert board.total(Cell.PROMPTS) == 5 + 2**40
-    assert board.total(Cell.REQUESTS) == 0
-    board.clear(2)
-    assert board.total(Cell.PROMPTS) == board.get(1, Cell.PROMPTS) == 5
+    assert counters.total(Count.PROMPTS) == 5 + 2**40
+    assert counters.total(Count.REQUESTS) == 0
+    counters.clear(2)
+    assert counters.total(Count.PROMPTS) == counters.get(1, Count.PROMPTS) == 5
     os.close(descriptor)
 
 
-def test_the_queue_is_full_for_everybody_at_once(board: Board) -> None:
-    lifecycles = [Lifecycle(3, ManualClock(), SharedRoom(board, worker), 1 / WORKERS) for worker in range(WORKERS)]
+def test_the_queue_is_full_for_everybody_at_once(counters: SharedCounters) -> None:
+    lifecycles = [Lifecycle(3, ManualClock(), SharedRoom(counters, worker), 1 / WORKERS) for worker in range(WORKERS)]
     for lifecycle in lifecycles:
         lifecycle.ready()
     with lifecycles[0].ticket() as ticket, lifecycles[1].ticket():
@@ -55,8 +55,8 @@ def test_the_queue_is_full_for_everybody_at_once(board: Board) -> None:
     assert all(lifecycle.refusal() is None for lifecycle in lifecycles)
 
 
-def test_the_limit_on_requests_in_the_engine_is_one(board: Board) -> None:
-    here, there = (SharedInflight(3, board, worker) for worker in (0, 2))
+def test_the_limit_on_requests_in_the_engine_is_one(counters: SharedCounters) -> None:
+    here, there = (SharedInflight(3, counters, worker) for worker in (0, 2))
     here.note(2)
     there.check()
     there.note(1)
@@ -65,4 +65,4 @@ def test_the_limit_on_requests_in_the_engine_is_one(board: Board) -> None:
             inflight.check()
     here.note(1)
     there.check()
-    SharedInflight(None, board, 1).check()
+    SharedInflight(None, counters, 1).check()

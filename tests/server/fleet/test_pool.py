@@ -7,26 +7,26 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import ServerConfig
-from roseinfer.server.fleet import crew as module
+from roseinfer.server.fleet import pool as module
 from roseinfer.server.fleet.control import FromWorker, WorkerBoot
-from roseinfer.server.fleet.crew import Crew, Member, WorkersDiedError
+from roseinfer.server.fleet.pool import WorkerPool, WorkerProcess, WorkersDiedError
 from roseinfer.server.request.slo_classes import SloClasses
 
-NO_BOARD = 2**15  # no such descriptor: a worker that is told of it ends at once
+NO_COUNTERS = 2**15  # no such descriptor: a worker that is told of it ends at once
 
 
 class Audience:
     def __init__(self) -> None:
         self.ended: list[int] = []
 
-    def serving(self, member: Member) -> None:
+    def serving(self, worker: WorkerProcess) -> None:
         raise AssertionError("it cannot serve")
 
-    def said(self, member: Member, message: FromWorker) -> None:
+    def received(self, worker: WorkerProcess, message: FromWorker) -> None:
         raise AssertionError("it has nothing to say")
 
-    def gone(self, member: Member) -> None:
-        self.ended.append(member.number)
+    def gone(self, worker: WorkerProcess) -> None:
+        self.ended.append(worker.number)
 
 
 def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
@@ -42,12 +42,12 @@ def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
         workers=1,
         control=control,
         connections=connections,
-        board=NO_BOARD,
+        counters=NO_COUNTERS,
     )
 
 
-def make(audience: Audience, replacing: Callable[[], bool]) -> Crew:
-    return Crew(1, boot, 0, audience, replacing, ManualClock())
+def make(audience: Audience, replacing: Callable[[], bool]) -> WorkerPool:
+    return WorkerPool(1, boot, 0, audience, replacing, ManualClock())
 
 
 def test_workers_that_die_as_fast_as_they_are_replaced_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +55,13 @@ def test_workers_that_die_as_fast_as_they_are_replaced_end_the_server(monkeypatc
 
     async def main() -> list[int]:
         audience = Audience()
-        crew = make(audience, lambda: True)
-        assembling = asyncio.create_task(crew.assemble())
+        pool = make(audience, lambda: True)
+        starting = asyncio.create_task(pool.start())
         async with asyncio.timeout(60):
             with pytest.raises(WorkersDiedError, match="3 API workers have died within 60 seconds"):
-                await crew.failure
-        assembling.cancel()
-        await crew.dismiss()
+                await pool.failure
+        starting.cancel()
+        await pool.stop()
         return audience.ended
 
     assert asyncio.run(main()) == [1, 2, 3], "each replacement has a number of its own"
@@ -70,13 +70,13 @@ def test_workers_that_die_as_fast_as_they_are_replaced_end_the_server(monkeypatc
 def test_when_nobody_is_replaced_the_last_one_ends_the_server() -> None:
     async def main() -> None:
         audience = Audience()
-        crew = make(audience, lambda: False)
-        assembling = asyncio.create_task(crew.assemble())
+        pool = make(audience, lambda: False)
+        starting = asyncio.create_task(pool.start())
         async with asyncio.timeout(60):
             with pytest.raises(WorkersDiedError, match="the last API worker has died"):
-                await crew.failure
-        assert crew.members == {} and audience.ended == [1]
-        assembling.cancel()
-        await crew.dismiss()
+                await pool.failure
+        assert pool.workers == {} and audience.ended == [1]
+        starting.cancel()
+        await pool.stop()
 
     asyncio.run(main())
