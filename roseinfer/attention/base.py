@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.layers.heads import HeadTransform
 
 
 class AttentionBackend(Protocol):

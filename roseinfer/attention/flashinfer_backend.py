@@ -11,13 +11,13 @@ import torch
 
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.flashinfer_rows import KV, ChunkRows, DecodeRows, Geometry, GraphRows, PromptKernel
+from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
 from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.page_list import PageList
 from roseinfer.kernels.triton_support import cdiv
-from roseinfer.layers.heads import HeadTransform
 
 HEAD_DIMS = (64, 128, 256)
 

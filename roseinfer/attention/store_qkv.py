@@ -3,8 +3,8 @@
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadTransform
 from roseinfer.kernels.heads import store_heads
-from roseinfer.layers.heads import HeadTransform
 
 
 def store_qkv(

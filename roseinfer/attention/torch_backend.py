@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
-from roseinfer.layers.heads import HeadTransform
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
 # that no longer row is padded to more than twice its length.

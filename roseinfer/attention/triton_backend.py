@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
 from roseinfer.attention.side_stream import SideStream
@@ -20,7 +21,6 @@ from roseinfer.kernels.prefill_attention import (
     prefill_attention,
     queries_per_block,
 )
-from roseinfer.layers.heads import HeadTransform
 
 # A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
 # would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).

@@ -9,8 +9,8 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.layers.embedding import Embedding
-from roseinfer.layers.heads import HeadNorms, HeadTransform
 from roseinfer.layers.linear import Linear, NormedLinear
 from roseinfer.layers.lm_head import LMHead
 from roseinfer.layers.mlp import GatedMLP

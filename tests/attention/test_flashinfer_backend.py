@@ -14,11 +14,11 @@ import torch
 from roseinfer.attention import flashinfer_backend
 from roseinfer.attention.flashinfer_backend import FlashInferAttention, why_not
 from roseinfer.attention.flashinfer_rows import Geometry
+from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.triton_support import HAS_TRITON
-from roseinfer.layers.heads import HeadTransform
 from tests.helpers.batches import Blocks, HandRow, make_batch
 
 ON_GPU = torch.cuda.is_available() and find_spec("flashinfer") is not None

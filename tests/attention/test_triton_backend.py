@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.triton_support import HAS_TRITON
-from roseinfer.layers.heads import HeadNorms, HeadTransform
 from roseinfer.layers.rotary import Rotary, default_frequencies
 from tests.helpers.batches import Blocks, HandRow, make_batch
 from tests.helpers.interpreter import allow_loaded_loop_bounds

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import AttentionShape
 from roseinfer.attention.triton_backend import TritonAttention
@@ -26,7 +27,6 @@ from roseinfer.kernels.norm import layer_norm, rms_norm
 from roseinfer.kernels.page_list import PageList, list_pages
 from roseinfer.kernels.sampling import greedy
 from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear
-from roseinfer.layers.heads import HeadNorms, HeadTransform
 from roseinfer.layers.rotary import Rotary, default_frequencies
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.inputs import Columns
