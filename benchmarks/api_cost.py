@@ -1,6 +1,6 @@
 """What an API process costs in Python: a streamed request, and each of its tokens. No engine, no sockets.
 
-    python benchmarks/api_cost.py [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256]
+    python -m benchmarks.api_cost [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256]
 
 The application, uvicorn's connection class and the engine client are the real ones; connections are given bytes and
 take bytes, the engine's messages are encoded and decoded. Figures are microseconds of one thread's CPU, the smallest

@@ -1,6 +1,6 @@
 """What the card allows on each row of the GPU table: the least time of a perfect engine, in bf16.
 
-    python benchmarks/bounds.py [--models qwen3-8b ...] [--rows nano ...]
+    python -m benchmarks.bounds [--models qwen3-8b ...] [--rows nano ...]
 
 The engine of the bound has no host and no network. Each of its steps gives every running request a token and takes
 prompts in order of arrival, up to a budget. A step takes as long as its matrix products (the weights read once, or the
@@ -21,10 +21,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from gpu_rows import FIGURES, MODELS, ROWS, Model, Row
-
+from benchmarks.gpu_rows import FIGURES, MODELS, ROWS, Model, Row
+from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.bench.arrivals import Planned, draw
-from roseinfer.bench.cost import Chunk, ModelCost, Work
 from roseinfer.bench.report import percentile, table
 from roseinfer.core.config import ModelConfig
 from roseinfer.hub import model_folder

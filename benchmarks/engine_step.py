@@ -1,6 +1,6 @@
 """What the engine itself costs: plan and commit of a step, and adding a request. No model, no torch in the loop.
 
-    python benchmarks/engine_step.py [--running 256] [--waiting 1000] [--steps 500] [--policy fifo]
+    python -m benchmarks.engine_step [--running 256] [--waiting 1000] [--steps 500] [--policy fifo]
 
 Every running request decodes; prompts have mixed lengths, so a sixteenth of them cross a block border in each step.
 """

@@ -1,6 +1,6 @@
 """The four experiments of docs/experiments, with the tables and plots of their pages.
 
-    python benchmarks/experiments.py --out DIR [--only packing ...] [--repeat-runs 3] -- MODEL [engine options]
+    python -m benchmarks.experiments --out DIR [--only packing ...] [--repeat-runs 3] -- MODEL [engine options]
 
 What follows `--` goes to every `roseinfer bench streaming`. Writes DIR/experiments.json and a plot for each
 experiment, and prints the commands and Markdown tables.

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bounds import CARD, KERNELS, bound
-from gpu_rows import FIGURES, Row, gain, reached
-
+from benchmarks.bounds import CARD, KERNELS, bound
+from benchmarks.gpu_rows import FIGURES, Row, gain, reached
 from roseinfer.bench.report import table
 
 # Figure -> where a client's summary holds it.

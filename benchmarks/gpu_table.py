@@ -1,6 +1,6 @@
 """The whole GPU table in one go: three models, each served with dummy weights, each row measured by a client.
 
-    python benchmarks/gpu_table.py --out DIR [--models gpt2 ...] [--rows seq1 ...] [--server-args "..."] [--repeat N]
+    python -m benchmarks.gpu_table --out DIR [--models gpt2 ...] [--rows seq1 ...] [--server-args "..."] [--repeat N]
 
 Writes DIR/gpu.json after every row (hardware, versions, arguments, every figure, the peer's, the targets, the card's
 limits) and the servers' logs beside it, and prints the table last. A server that fails costs its rows, and is started
@@ -25,12 +25,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bounds import add_choice, chosen
-from gpu_result import figures_table, read_summary, row_bounds, row_result, targets_table, unsound
-from gpu_rows import MEMORY_SHARE, MODELS, PEER, Row
-from gpu_server import Server, ServerError
-from model_folders import write_folder
-
+from benchmarks.bounds import add_choice, chosen
+from benchmarks.gpu_result import figures_table, read_summary, row_bounds, row_result, targets_table, unsound
+from benchmarks.gpu_rows import MEMORY_SHARE, MODELS, PEER, Row
+from benchmarks.gpu_server import Server, ServerError
+from benchmarks.model_folders import write_folder
 from roseinfer.bench.report import host, versions
 
 WARM_UP = ["--num", "8", "--in-len", "128", "--out-len", "16", "--procs", "2", "--seed", "987654"]
@@ -186,7 +185,7 @@ def collect_facts(args: argparse.Namespace) -> dict[str, Any]:
     own = ["roseinfer", "bench", "serve"]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["python", "benchmarks/gpu_table.py", *map(without_folders, sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", "benchmarks.gpu_table", *map(without_folders, sys.argv[1:])]),
         "commit": args.commit or git_commit(),
         "seed": args.seed,
         "repeat": args.repeat,

@@ -1,6 +1,6 @@
 """What `roseinfer train-predictor` learns from: prompts, and how long a model's answers to them are.
 
-    python benchmarks/length_data.py --out lengths.jsonl [--num 3000] [--model tiny] [--max-tokens 512] [--samples 1]
+    python -m benchmarks.length_data --out lengths.jsonl [--num 3000] [--model tiny] [--max-tokens 512] [--samples 1]
                                       [--seed 0]
 
 Prompts are beginnings of functions and classes of the standard library of the running interpreter, cut at a random

@@ -1,6 +1,6 @@
 """Model folders without weights, for runs with `--load-format dummy`: config.json and a tokenizer.
 
-    python benchmarks/model_folders.py gpt2 qwen3-8b --out DIR
+    python -m benchmarks.model_folders gpt2 qwen3-8b --out DIR
 
 Speed does not depend on what weights and tokens say, but it does on every token id being some text: a tokenizer that
 knew fewer ids than the model would leave the server nothing to send. So this one, byte-level as GPT-2's and Qwen's own,
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_rows import MODELS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.gpu_rows import MODELS
 from roseinfer.core.config import ModelConfig
 from roseinfer.hub import model_folder
 

@@ -1,6 +1,6 @@
 """What a policy with objectives costs a step: `begin` and `observe` together, on simulated time.
 
-    python benchmarks/policy_step.py [--policy slack] [--running 256] [--waiting 1000] [--steps 1000]
+    python -m benchmarks.policy_step [--policy slack] [--running 256] [--waiting 1000] [--steps 1000]
 
 The machine is such that about --running requests keep it full; --waiting more wait all the time, and each one that ends
 is replaced. Requests have 20 ms a token, outputs around 400 tokens, and predictions that err.

@@ -1,6 +1,6 @@
 """From the GPU table's JSON to its page in the docs, with plots.
 
-    python benchmarks/report.py benchmarks/results/gpu-h200.json [--out docs]
+    python -m benchmarks.report benchmarks/results/gpu-h200.json [--out docs]
 
 Writes OUT/gpu.md, OUT/img/gpu-peer.png and OUT/img/gpu-card.png. What is known of a row that misses its target is read
 from a file of the JSON's name that ends in .notes.toml, if there is one:
@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_result import unsound
-from gpu_rows import FIGURES, MODELS
+from benchmarks.gpu_result import unsound
+from benchmarks.gpu_rows import FIGURES, MODELS
 
 Results = Sequence[Mapping[str, Any]]
 Notes = Mapping[str, Mapping[str, str]]

@@ -1,6 +1,6 @@
 """Latency objectives on real execution: policies against loads, the embedded model on a CPU, over real HTTP.
 
-    python benchmarks/slo_cpu.py [--policies fifo,sarathi,...] [--rates a,b,...] [--seconds 12] [--json FILE]
+    python -m benchmarks.slo_cpu [--policies fifo,sarathi,...] [--rates a,b,...] [--seconds 12] [--json FILE]
 
 A server per policy runs on this machine, with one thread for the engine. Objectives are SCORPIO's six classes scaled to
 what one stream alone sees: a token's time I gives the TPOT objectives tight = 3 I and loose = 5 I, and TTFT objectives

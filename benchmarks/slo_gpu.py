@@ -1,7 +1,7 @@
 """Latency objectives on real execution: Qwen3-8B with dummy weights on one GPU, policies against loads, over real HTTP.
 
-    python benchmarks/slo_gpu.py --out DIR [--policies slack,fifo] [--rates 15,25] [--client FILE] [--repeat N]
-    python benchmarks/slo_gpu.py --show slo-h200.json [--plot FILE.png]
+    python -m benchmarks.slo_gpu --out DIR [--policies slack,fifo] [--rates 15,25] [--client FILE] [--repeat N]
+    python -m benchmarks.slo_gpu --show slo-h200.json [--plot FILE.png]
 
 Each policy gets a server of its own, one after the other, and each rate 20 s of arrivals with prompts of its own;
 requests are in one of six classes of objectives (`CLASSES`) and say so. Every policy sees the same requests. Good =
@@ -23,11 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu_rows import MEMORY_SHARE, MODELS
-from gpu_server import Server, ServerError
-from gpu_table import git_commit, gpu, torch_versions, without_folders
-from model_folders import write_folder
-
+from benchmarks.gpu_rows import MEMORY_SHARE, MODELS
+from benchmarks.gpu_server import Server, ServerError
+from benchmarks.gpu_table import git_commit, gpu, torch_versions, without_folders
+from benchmarks.model_folders import write_folder
 from roseinfer.bench.report import host, table, versions
 from roseinfer.sim.plot import plot_sweep
 
@@ -130,7 +129,7 @@ def run_policy(args: argparse.Namespace, policy: str, folder: Path, points: list
 def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["python", "benchmarks/slo_gpu.py", *map(without_folders, sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", "benchmarks.slo_gpu", *map(without_folders, sys.argv[1:])]),
         "commit": args.commit or git_commit(),
         "hardware": {**gpu(), **host()},
         "versions": {**versions(), **torch_versions()},

@@ -3,7 +3,8 @@
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from roseinfer.commands import COMMANDS, Command
@@ -26,6 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(args.command, args, args.parser)
 
 
+def run_alone(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
+    """Run a command that is a program of its own, as those of `benchmarks/` are. Returns what `main` returns."""
+    calm_openmp()
+    parser = _described(OptionParser, command, prog)
+    return _run(command, parser.parse_args(argv), parser)
+
+
 def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
     """Commands named by two words get a parser for the first word and one of its own below that."""
     parents = {"": parser.add_subparsers(title="commands", metavar="COMMAND", required=True)}
@@ -35,13 +43,19 @@ def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
             names = [other.NAME.split()[-1] for other in commands if other.NAME.startswith(f"{group} ")]
             group_parser = parents[""].add_parser(group, help=" | ".join(names))
             parents[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-        positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
-        usage = " ".join(["roseinfer", command.NAME, *(f"[{name.upper()}]" for name in positionals), "[options]"])
-        described = f"{command.HELP[0].upper()}{command.HELP[1:]}."
-        own = parents[group].add_parser(name, help=command.HELP, usage=usage, description=described)
+        add_parser = partial(parents[group].add_parser, name, help=command.HELP)
+        own = _described(add_parser, command, f"roseinfer {command.NAME}")
         own.set_defaults(command=command, parser=own)
-        command.configure(own)
-        command.OPTIONS.add_to(own)
+
+
+def _described(make: Callable[..., OptionParser], command: Command, prog: str) -> OptionParser:
+    """A parser of `make` with the command's usage, description and options."""
+    positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
+    usage = " ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[options]"])
+    parser = make(usage=usage, description=f"{command.HELP[0].upper()}{command.HELP[1:]}.")
+    command.configure(parser)
+    command.OPTIONS.add_to(parser)
+    return parser
 
 
 def _run(command: Command, args: Namespace, parser: OptionParser) -> int:

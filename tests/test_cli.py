@@ -26,7 +26,6 @@ HELPS = [
     ["bench", "latency", "--help"],
     ["bench", "streaming", "--help"],
     ["bench", "serve", "--help"],
-    ["bench", "kv-cow", "--help"],
     ["--version"],
 ]
 

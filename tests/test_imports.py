@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "models": {"core", "kernels", "attention", "layers"},
     "runner": {"core", "kernels", "attention", "layers", "models"},
     "server": {"core", "text", "engine", "predictor"},
-    "bench": {"core", "kv", "attention", "models", "engine", "hub", "text", "server"},
+    "bench": {"core", "engine", "hub", "text", "server"},
     "commands": {"core", "options", "hub", "text", "engine", "server", "bench", "sim", "calibration", "predictor"},
     "cli": {"core", "options", "commands", "openmp"},
     "assets": set(),
@@ -47,12 +47,10 @@ TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 RESERVED = {
     "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
     "roseinfer.kv": lambda importer: (
-        _part(importer) in ("kv", "sched", "sim") or importer in ("roseinfer.engine.process", "roseinfer.bench.kv_cow")
+        _part(importer) in ("kv", "sched", "sim") or importer == "roseinfer.engine.process"
     ),
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
-    "roseinfer.attention": lambda importer: (
-        _part(importer) in ("attention", "models", "runner") or importer == "roseinfer.bench.kv_cow"
-    ),
+    "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
 }
 # These see the engine from outside: its interface, its clients, what starts it, and how messages are framed.
 OUTSIDE = {"server", "bench", "commands", "__init__"}

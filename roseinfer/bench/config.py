@@ -17,18 +17,10 @@ class LatencyConfig:
     num_iters_warmup: int = option(3, "batches that do not count")
     num_iters: int = option(10, "batches that count")
     http: bool = option(False, "measure a server over HTTP too (needs the bench extra)")
-    peer: bool = option(False, "measure transformers on the same work too (needs the package)")
-    breakdown: bool = option(False, "instead, show where the time of a decoding step goes")
-    breakdown_steps: int = option(32, "steps that the breakdown is measured over")
-    peak_bandwidth: float | None = option(None, "of the device in GB/s, for the breakdown; default: measured, a copy")
-    peak_tflops: float | None = option(None, "of the device, likewise; default: measured, a product of matrices")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
     def __post_init__(self) -> None:
         check_positive(self, "input_len", "output_len", "num_iters")
-        check_positive(self, "breakdown_steps", "peak_bandwidth", "peak_tflops")
-        if self.breakdown and (self.http or self.peer):
-            raise ConfigError("breakdown looks into an engine of this process: not with http or peer")
         if self.num_iters_warmup < 0 or any(size < 1 for size in self.batch_size):
             raise ConfigError("num_iters_warmup must not be negative, and batch_size must be positive")
 
@@ -147,38 +139,6 @@ class OpenLoopConfig:
             raise ConfigError(f"workload must be burst, poisson, gamma or uniform, got {self.workload!r}")
         if self.cycle is not None:
             parse_numbers("cycle", self.cycle)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCowConfig:
-    """`bench kv-cow`: a batch of requests that share a partly filled block and each append one token to it."""
-
-    old_len: int = option(1, "tokens that the requests share")
-    batch_size: int = option(16, "requests that diverge at once")
-    iters: int = option(5000, "batches that count")
-    layers: int = option(12, "layers of the KV cache")
-    heads: int = option(12, "KV heads")
-    head_dim: int = option(64, "numbers of each head")
-    block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
-    dtype: str = option(
-        "auto",
-        "of the cache; auto = bfloat16 on a GPU, float32 on a CPU",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    )
-    device: str = option("auto", "auto = cuda if there is one", choices=("auto", "cpu", "cuda"))
-    threads: int | None = option(None, "CPU threads; default: all cores")
-    json: str | None = option(None, "write the result to this file", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "old_len", "batch_size", "iters", "layers", "heads", "head_dim")
-        if self.threads is not None:
-            check_positive(self, "threads")
-        if self.block_size & (self.block_size - 1) or not 0 < self.block_size <= 256:
-            raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
-        if self.old_len % self.block_size == 0:
-            raise ConfigError(
-                f"old_len {self.old_len} fills its last block of block_size {self.block_size}: nothing is copied"
-            )
 
 
 def parse_repeats(text: str) -> tuple[int, ...]:

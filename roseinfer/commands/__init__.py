@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from roseinfer.commands import (
-    bench_kv_cow,
     bench_latency,
     bench_serve,
     bench_streaming,
@@ -44,7 +43,6 @@ COMMANDS: tuple[Command, ...] = (
     bench_throughput,
     bench_streaming,
     bench_serve,
-    bench_kv_cow,
     simulate,
     calibrate,
     train_predictor,

@@ -162,29 +162,3 @@ def test_progress_on_a_terminal_only():
         progress.close()
     assert not file
     assert "1/2" in terminal[0] and "2/2" in terminal[1] and "." not in terminal[1]
-
-
-def test_kv_cow(capsys, tmp_path):
-    file = tmp_path / "out.json"
-    argv = ["bench", "kv-cow", "--old-len", "1", "--batch-size", "3", "--iters", "7", "--layers", "2", "--threads", "1"]
-    assert cli.main([*argv, "--device", "cpu", "--json", str(file)]) == 0
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("hardware:", "batched", "naive", "bookkeeping", "us"))
-    result = json.loads(file.read_text())
-    assert list(result) == ["batched_us", "naive_us", "bookkeeping_us", "speedup", "versions", "hardware", "args"]
-    assert result["speedup"] == pytest.approx(result["naive_us"] / result["batched_us"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--old-len 16", "--old-len"),
-        ("--old-len 0", "--old-len"),
-        ("--block-size 12", "--block-size"),
-        ("--threads 0", "--threads"),
-        ("--iters 0", "--iters"),
-    ],
-)
-def test_kv_cow_refuses(options, message, capsys):
-    assert cli.main(["bench", "kv-cow", *options.split()]) == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]

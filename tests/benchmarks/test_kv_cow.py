@@ -1,11 +1,12 @@
 """Both ways of copying leave the same in the cache."""
 
+import json
+
 import pytest
 import torch
 
+from benchmarks.kv_cow import Batched, Cache, KvCowConfig, OneByOne, WrongContentsError, main, measure
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.bench.config import KvCowConfig
-from roseinfer.bench.kv_cow import Batched, Cache, OneByOne, WrongContentsError, measure
 
 
 def config(**options: object) -> KvCowConfig:
@@ -40,3 +41,29 @@ def test_wrong_contents_are_noticed(monkeypatch):
     monkeypatch.setattr(KVStore, "copy_blocks", lambda *args: None)
     with pytest.raises(WrongContentsError):
         measure(config())
+
+
+def test_command(capsys, tmp_path):
+    file = tmp_path / "out.json"
+    argv = ["--old-len", "1", "--batch-size", "3", "--iters", "7", "--layers", "2", "--threads", "1"]
+    assert main([*argv, "--device", "cpu", "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("hardware:", "batched", "naive", "bookkeeping", "us"))
+    result = json.loads(file.read_text())
+    assert list(result) == ["batched_us", "naive_us", "bookkeeping_us", "speedup", "versions", "hardware", "args"]
+    assert result["speedup"] == pytest.approx(result["naive_us"] / result["batched_us"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--old-len 16", "--old-len"),
+        ("--old-len 0", "--old-len"),
+        ("--block-size 12", "--block-size"),
+        ("--threads 0", "--threads"),
+        ("--iters 0", "--iters"),
+    ],
+)
+def test_refused(options, message, capsys):
+    assert main(options.split()) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -1,6 +1,6 @@
 """Work counted from a shape, against sums by hand."""
 
-from roseinfer.bench.cost import Chunk, ModelCost, Work
+from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.models.config import ModelSpec, RopeSpec
 
 SHAPE = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import roseinfer
-from roseinfer.bench.kernel_kinds import KINDS, OTHER, by_kind, kind_of
+from benchmarks.breakdown.kernel_kinds import KINDS, OTHER, by_kind, kind_of
 
 KERNELS = Path(roseinfer.__file__).parent / "kernels"
 

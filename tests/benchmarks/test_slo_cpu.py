@@ -4,30 +4,24 @@ import asyncio
 
 import pytest
 
-from tests.bench.scripts import scripts
+from benchmarks import slo_cpu
 from tests.bench.slo_stub import stub
 
 
-@pytest.fixture(scope="module")
-def slo_cpu():
-    with scripts("slo_cpu") as (module,):
-        yield module
-
-
-def test_objectives_are_the_papers_scaled_to_the_machine(slo_cpu):
+def test_objectives_are_the_papers_scaled_to_the_machine():
     classes = slo_cpu.scaled_classes(6.0, 10.0)
     assert [entry["tpot"] for entry in classes] == [0.006] * 3 + [0.01] * 3
     assert [entry["ttft"] for entry in classes] == pytest.approx([0.1, 0.4, 0.6, 0.1, 0.2, 1.5])
 
 
-def test_sarathi_gets_as_many_tokens_as_last_a_tight_objective(slo_cpu):
+def test_sarathi_gets_as_many_tokens_as_last_a_tight_objective():
     shortest, longest = slo_cpu.PROMPTS
     alone = slo_cpu.Alone(0.002, 0.01, 0.01 + 1e-4 * (longest - shortest))
     assert slo_cpu.sarathi_budget(alone, 6.0) == 32
     assert slo_cpu.sarathi_budget(alone, 2.1) == slo_cpu.SMALLEST_BUDGET
 
 
-def test_the_best_of_several_settings_counts(slo_cpu):
+def test_the_best_of_several_settings_counts():
     names = slo_cpu.contenders(["slack", "sarathi"], 16)
     assert list(names) == ["slack", "sarathi 16", "sarathi 32", "sarathi 64"]
     assert names["sarathi 32"][-2:] == ["--sarathi-token-budget", "32"]
@@ -42,7 +36,7 @@ def test_the_best_of_several_settings_counts(slo_cpu):
     ]
 
 
-def test_every_policy_gets_the_same_loads(slo_cpu, capsys):
+def test_every_policy_gets_the_same_loads(capsys):
     args = slo_cpu.parse(["--seconds", "0.1", "--seeds", "2"])
     easy = [{"name": "a", "ttft": 1000.0, "tpot": 1000.0}, {"name": "b", "ttft": 1e-9}]
     with stub() as (one, asked_one), stub() as (other, asked_other):

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from roseinfer.bench.cost import Chunk, ModelCost, Work
-from roseinfer.bench.kernel_kinds import by_kind
-from roseinfer.bench.limits import Limits
+from benchmarks.breakdown.kernel_kinds import by_kind
+from benchmarks.breakdown.limits import Limits
+from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.bench.load import make_prompts
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.plan import StepPlan

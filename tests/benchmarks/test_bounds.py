@@ -2,26 +2,20 @@
 
 import pytest
 
+from benchmarks import bounds, gpu_rows
+from benchmarks.model_cost import ModelCost, Work
 from roseinfer.bench.arrivals import Planned, draw
-from roseinfer.bench.cost import ModelCost, Work
-from tests.bench.scripts import scripts
 
 # 1 byte of K/V a token, 100 bytes of weights; attention costs nothing.
 COST = ModelCost(layer_weights=90, head_weights=10, weight_itemsize=1, kv_token_bytes=1, attention_width=0)
 
 
 @pytest.fixture(scope="module")
-def bounds():
-    with scripts("bounds") as (module,):
-        yield module
-
-
-@pytest.fixture(scope="module")
-def rows(bounds):
+def rows():
     return {row.key: row for row in bounds.ROWS}
 
 
-def slow_reads(bounds):
+def slow_reads():
     """100 bytes a second of weights and of K/V; arithmetic costs nothing."""
     return bounds.Rates("test", ((1, 100.0),), 100.0, 1e18, 1e18)
 
@@ -30,49 +24,49 @@ def planned(number: int, at_s: float, prompt: int, output: int) -> Planned:
     return Planned(number, at_s, list(range(prompt)), output)
 
 
-def test_rate_of_reading_weights(bounds):
+def test_rate_of_reading_weights():
     rates = bounds.Rates("x", ((1, 4.0), (16, 3.0), (64, 2.0)), 1.0, 1.0, 1.0)
     assert [rates.weight_bytes_s(tokens) for tokens in (1, 4, 16, 32, 64, 500)] == [4.0, 3.5, 3.0, 2.5, 2.0, 2.0]
 
 
-def test_a_step_is_products_then_attention(bounds):
+def test_a_step_is_products_then_attention():
     rates = bounds.Rates("x", ((1, 10.0),), 5.0, 100.0, 50.0)
     assert rates.step_s(Work(1, weight_bytes=20, kv_bytes=5, linear_flops=100, attention_flops=25)) == 2 + 1
     assert rates.step_s(Work(1, weight_bytes=20, kv_bytes=5, linear_flops=500, attention_flops=500)) == 5 + 10
 
 
-def test_one_request(bounds):
+def test_one_request():
     """Prefill reads the weights and 4 tokens and writes 4: 1.08 s. Decoding at contexts 4, 5: 1.06 and 1.07 s."""
-    figures = bounds.simulate(COST, slow_reads(bounds), 100, [planned(0, 5.0, 4, 3)])
+    figures = bounds.simulate(COST, slow_reads(), 100, [planned(0, 5.0, 4, 3)])
     assert figures["ttft_p50_ms"] == pytest.approx(1080)
     assert figures["tpot_p50_ms"] == pytest.approx((1060 + 1070) / 2) and figures["itl_p99_ms"] == pytest.approx(1070)
     assert figures["output_tok_s"] == pytest.approx(3 / (1.08 + 1.06 + 1.07))
 
 
-def test_two_requests_share_the_weights(bounds):
+def test_two_requests_share_the_weights():
     """The second arrives during the first's prefill and is computed beside its decode: 1 + 0.06 + 0.04 s."""
     load = [planned(0, 0.0, 4, 2), planned(1, 0.5, 2, 1)]
-    figures = bounds.simulate(COST, slow_reads(bounds), 100, load)
+    figures = bounds.simulate(COST, slow_reads(), 100, load)
     assert figures["ttft_p99_ms"] == pytest.approx(1080 + 0.99 * (1080 + 1100 - 500 - 1080))
     assert figures["tpot_p99_ms"] == pytest.approx(0.99 * 1100)
     assert figures["output_tok_s"] == pytest.approx(3 / 2.18)
 
 
-def test_a_budget_splits_prompts(bounds):
+def test_a_budget_splits_prompts():
     """3 + 1 tokens: the head is read for the second part only."""
-    figures = bounds.simulate(COST, slow_reads(bounds), 3, [planned(0, 0.0, 4, 1)])
+    figures = bounds.simulate(COST, slow_reads(), 3, [planned(0, 0.0, 4, 1)])
     assert figures["ttft_p50_ms"] == pytest.approx(900 + 60 + 1000 + 50)
 
 
-def test_a_shared_prompt_is_computed_once(bounds):
+def test_a_shared_prompt_is_computed_once():
     """Then the others compute their last token, all in one step: each reads 4 and writes 1."""
     load = [planned(i, 0.0, 4, 1) for i in range(3)]
-    figures = bounds.simulate(COST, slow_reads(bounds), 100, load, shared=True)
+    figures = bounds.simulate(COST, slow_reads(), 100, load, shared=True)
     assert figures["ttft_p50_ms"] == pytest.approx(1080 + 1000 + 2 * 50)
 
 
-def test_an_idle_engine_waits_for_the_next_arrival(bounds):
-    figures = bounds.simulate(COST, slow_reads(bounds), 100, [planned(0, 0.0, 4, 1), planned(1, 50.0, 4, 1)])
+def test_an_idle_engine_waits_for_the_next_arrival():
+    figures = bounds.simulate(COST, slow_reads(), 100, [planned(0, 0.0, 4, 1), planned(1, 50.0, 4, 1)])
     assert figures["ttft_p99_ms"] == pytest.approx(1080) and figures["output_tok_s"] == pytest.approx(2 / 51.08)
 
 
@@ -80,14 +74,14 @@ def test_an_idle_engine_waits_for_the_next_arrival(bounds):
     ("name", "weights_gb", "kv_token_bytes"),
     [("gpt2", 0.247, 36_864), ("qwen3-0.6b", 1.192, 114_688), ("qwen3-8b", 15.14, 147_456)],
 )
-def test_models(bounds, name, weights_gb, kv_token_bytes):
+def test_models(name, weights_gb, kv_token_bytes):
     cost = bounds.model_cost(name)
     assert 2e-9 * (cost.layer_weights + cost.head_weights) == pytest.approx(weights_gb, rel=1e-3)
     assert cost.kv_token_bytes == kv_token_bytes
 
 
 @pytest.mark.parametrize(("model", "terabytes"), [("qwen3-0.6b", 14.9), ("qwen3-8b", 19.1)])
-def test_nano_reads_what_was_stated(bounds, rows, model, terabytes):
+def test_nano_reads_what_was_stated(rows, model, terabytes):
     """For every token, in whole blocks of 16. The bound counts exact contexts, and no read for the first token."""
     load = draw(rows[f"{model} nano"].load())
     cost = bounds.model_cost(model)
@@ -100,12 +94,12 @@ def test_nano_reads_what_was_stated(bounds, rows, model, terabytes):
     assert bounds.total_work(cost, load)["decode"].kv_bytes / 1e12 == pytest.approx(0.99 * terabytes, rel=5e-3)
 
 
-def test_rag_computes_what_was_stated(bounds, rows):
+def test_rag_computes_what_was_stated(rows):
     prefill = bounds.total_work(bounds.model_cost("qwen3-8b"), draw(rows["qwen3-8b rag"].load()))["prefill"]
     assert round(prefill.flops / 1e15, 1) == 7.4
 
 
-def test_bounds_of_the_table(bounds, rows):
+def test_bounds_of_the_table(rows):
     """One request at a time: weights, and the K/V of its context, over the bandwidth."""
     cost = bounds.model_cost("qwen3-8b")
     context = 128 + 256 / 2
@@ -118,15 +112,14 @@ def test_bounds_of_the_table(bounds, rows):
     assert 10_200 < nano["kernels"] < nano["card"] < 14_000
 
 
-def test_every_target_is_possible(bounds):
-    with scripts("gpu_rows") as (gpu_rows,):
-        for row in bounds.ROWS:
-            limits = bounds.bound(row, bounds.CARD)
-            for figure, target in row.target.items():
-                assert gpu_rows.reached(figure, limits[figure], target), f"{row.key} {figure}"
+def test_every_target_is_possible():
+    for row in bounds.ROWS:
+        limits = bounds.bound(row, bounds.CARD)
+        for figure, target in row.target.items():
+            assert gpu_rows.reached(figure, limits[figure], target), f"{row.key} {figure}"
 
 
-def test_command(bounds, capsys, monkeypatch, tmp_path):
+def test_command(capsys, monkeypatch, tmp_path):
     file = tmp_path / "bounds.json"
     monkeypatch.setattr("sys.argv", ["bounds.py", "--models", "gpt2", "--rows", "hol", "--json", str(file)])
     bounds.main()

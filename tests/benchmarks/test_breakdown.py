@@ -6,19 +6,19 @@ import json
 import pytest
 import torch
 
-from roseinfer import cli
-from roseinfer.bench import breakdown, limits
-from roseinfer.bench.breakdown import HostClock, device_events
-from roseinfer.bench.limits import Limits, measure_limits
+from benchmarks.breakdown import limits, measure
+from benchmarks.breakdown.__main__ import main
+from benchmarks.breakdown.limits import Limits, measure_limits
+from benchmarks.breakdown.measure import HostClock, device_events
 from roseinfer.core.plan import StepPlan
 
-SMALL = ["bench", "latency", "tiny", "--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4"]
-BREAKDOWN = [*SMALL, "--breakdown", "--peak-bandwidth", "10", "--peak-tflops", "0.5", "--input-len", "20"]
+SMALL = ["tiny", "--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4"]
+BREAKDOWN = [*SMALL, "--peak-bandwidth", "10", "--peak-tflops", "0.5", "--input-len", "20"]
 
 
 def test_a_phase_does_not_count_what_is_within_it(monkeypatch):
     readings = iter([0.0, 1.0, 3.0, 10.0, 20.0, 21.0])
-    monkeypatch.setattr(breakdown.time, "perf_counter", lambda: next(readings))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(readings))
     clock = HostClock()
     with clock.span("submit"), clock.span("prepare"):  # 0 to 10 around 1 to 3
         pass
@@ -66,8 +66,8 @@ def test_limits(monkeypatch):
 
 def test_command(capsys, tmp_path):
     file = tmp_path / "out.json"
-    argv = ["--batch-size", "1", "--batch-size", "3", "--breakdown-steps", "4", "--json", str(file)]
-    assert cli.main([*BREAKDOWN, *argv]) == 0
+    argv = ["--batch-size", "1", "--batch-size", "3", "--steps", "4", "--json", str(file)]
+    assert main([*BREAKDOWN, *argv]) == 0
     printed = capsys.readouterr().out
     assert "batch 3, context" in printed and "wait for the device" in printed and "GEMM" in printed
     one, three = json.loads(file.read_text())["breakdown"]
@@ -88,8 +88,8 @@ def test_command(capsys, tmp_path):
 def test_contexts_are_those_of_the_measured_steps(capsys, tmp_path):
     """20 prompt tokens and 16 steps of warm-up: the measured steps compute tokens 37 to 39."""
     file = tmp_path / "out.json"
-    argv = ["--batch-size", "1", "--breakdown-steps", "3", "--json", str(file)]
-    assert cli.main([*BREAKDOWN, *argv]) == 0
+    argv = ["--batch-size", "1", "--steps", "3", "--json", str(file)]
+    assert main([*BREAKDOWN, *argv]) == 0
     (found,) = json.loads(file.read_text())["breakdown"]
     assert found["context"] == 38
 
@@ -99,15 +99,14 @@ def test_contexts_are_those_of_the_measured_steps(capsys, tmp_path):
     [
         (["--batch-size", "5"], 1, "does not decode in one step"),
         (["--batch-size", "2", "--max-batch-size", "1"], 1, "does not decode in one step"),
-        (["--http"], 2, "--breakdown"),
-        (["--profile", "x"], 2, "--breakdown"),
+        (["--profile", "x"], 2, "--profile"),
         (["--overlap", "--device", "cpu"], 2, "--overlap"),
-        (["--breakdown-steps", "0"], 2, "--breakdown-steps"),
+        (["--steps", "0"], 2, "--steps"),
         (["--batch-size", "1", "--max-model-len", "32"], 2, "context"),
     ],
 )
 def test_refused(argv, status, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*BREAKDOWN, "--breakdown-steps", "2", *argv]) == status
+    assert main([*BREAKDOWN, "--steps", "2", *argv]) == status
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert list(itertools.islice(tmp_path.iterdir(), 1)) == []

@@ -1,26 +1,12 @@
 """benchmarks/experiments.py: its settings are valid, and the slow copies it compares with are right."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
+from benchmarks import experiments
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "experiments.py"
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4}
-
-
-@pytest.fixture(scope="module")
-def experiments():
-    spec = importlib.util.spec_from_file_location("experiments", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["experiments"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["experiments"]
 
 
 def texts() -> list[str]:
@@ -31,19 +17,19 @@ def texts() -> list[str]:
         return [completion.text for completion in llm.generate(["def add(a, b):"] * 4, params)]
 
 
-def test_copies_one_by_one_are_the_same_copies(experiments):
+def test_copies_one_by_one_are_the_same_copies():
     batched = texts()
     with experiments.copies_one_by_one():
         assert texts() == batched
     assert len(set(batched)) > 1
 
 
-def test_a_comparison_without_copies_is_an_error(experiments):
+def test_a_comparison_without_copies_is_an_error():
     with pytest.raises(RuntimeError, match="no block was copied"), experiments.copies_one_by_one():
         LLM("tiny", **ENGINE).close()
 
 
-def test_settings_are_valid(experiments):
+def test_settings_are_valid():
     for experiment in experiments.EXPERIMENTS:
         for name, own in experiment.settings.items():
             flags = experiments.shlex.split(f"{experiment.flags} {own}")
@@ -51,7 +37,7 @@ def test_settings_are_valid(experiments):
             assert made.name == name and made.load.params.ignore_eos
 
 
-def test_run_and_table(experiments, tmp_path, capsys):
+def test_run_and_table(tmp_path, capsys):
     small = experiments.Experiment("small", "--num-requests 2 --max-new-tokens 3", {"a": "", "b": "--pretok"}, {})
     flags = ["tiny", "--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4", "--warmup-runs", "0"]
     result = experiments.run(small, flags, tmp_path)

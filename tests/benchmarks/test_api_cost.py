@@ -3,12 +3,10 @@
 import subprocess
 import sys
 
-from tests.bench.scripts import FOLDER
-
 
 def test_it_measures_requests_and_tokens() -> None:
     options = ["--rounds", "1", "--requests", "9", "--ids", "3", "--streams", "2"]
-    command = [sys.executable, str(FOLDER / "api_cost.py"), *options]
+    command = [sys.executable, "-m", "benchmarks.api_cost", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     request, token = done.stdout.splitlines()[-2:]

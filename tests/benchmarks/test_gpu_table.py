@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_result, gpu_rows, gpu_table, model_folders, report
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.text.tokenizer import Tokenizer
-from tests.bench.scripts import scripts
 
 VOCAB = 30_016  # clients draw ids below 30,000
 SMALL = {
@@ -42,8 +42,7 @@ json.dump({{"summary": summary, "args": rest}}, open(args.json, "w"))
 
 @pytest.fixture(scope="module")
 def modules():
-    with scripts("gpu_table", "gpu_result", "gpu_rows", "model_folders", "report") as found:
-        yield dict(zip(("table", "result", "rows", "folders", "report"), found, strict=True))
+    return {"table": gpu_table, "result": gpu_result, "rows": gpu_rows, "folders": model_folders, "report": report}
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +183,7 @@ def made_up(modules) -> dict:
     }
     return {
         "date": "2026-01-02 03:04 UTC",
-        "command": "python benchmarks/gpu_table.py --out out",
+        "command": "python -m benchmarks.gpu_table --out out",
         "commit": "abc",
         "seed": 0,
         "repeat": 1,

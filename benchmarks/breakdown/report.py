@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from roseinfer.bench.breakdown import Breakdown
+from benchmarks.breakdown.measure import Breakdown
 from roseinfer.bench.report import table
 
 KERNELS_SHOWN = 12

@@ -1,25 +1,94 @@
-"""`bench kv-cow`: what it costs when requests that share a partly filled block each append a token.
+"""What it costs when requests that share a partly filled block each append a token: batched, and one by one.
+
+    python -m benchmarks.kv_cow [--old-len 1] [--batch-size 16] [--iters 5000] [--layers 12] [--device cuda]
 
 A step is: every request joins the cached prefix, its block is copied, one token's K and V are appended for each
 layer, and the request ends. `Batched` does that as the engine does, with one trip to the block pool and one copy for
 all requests and layers; `OneByOne` takes the requests one after the other and copies K and V layer by layer.
 """
 
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import cast
 
 import torch
 
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.bench.config import KvCowConfig
+from roseinfer.bench.report import header, table, write_json
+from roseinfer.cli import run_alone
+from roseinfer.commands import Command
+from roseinfer.core.config import check_positive, option
 from roseinfer.core.errors import ConfigError, RoseinferError
 from roseinfer.core.plan import BlockCopy
 from roseinfer.kv.manager import KvManager
+from roseinfer.options import Group, OptionParser, OptionSet
 
+NAME = "kv_cow"
+HELP = "time copy-on-write of KV blocks, batched and one by one"
 PARENT = "parent"
 ROUNDS = 20
 WARMUP_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCowConfig:
+    """A batch of requests that share a partly filled block and each append one token to it."""
+
+    old_len: int = option(1, "tokens that the requests share")
+    batch_size: int = option(16, "requests that diverge at once")
+    iters: int = option(5000, "batches that count")
+    layers: int = option(12, "layers of the KV cache")
+    heads: int = option(12, "KV heads")
+    head_dim: int = option(64, "numbers of each head")
+    block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
+    dtype: str = option(
+        "auto",
+        "of the cache; auto = bfloat16 on a GPU, float32 on a CPU",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = option("auto", "auto = cuda if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int | None = option(None, "CPU threads; default: all cores")
+    json: str | None = option(None, "write the result to this file", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "old_len", "batch_size", "iters", "layers", "heads", "head_dim")
+        if self.threads is not None:
+            check_positive(self, "threads")
+        if self.block_size & (self.block_size - 1) or not 0 < self.block_size <= 256:
+            raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
+        if self.old_len % self.block_size == 0:
+            raise ConfigError(
+                f"old_len {self.old_len} fills its last block of block_size {self.block_size}: nothing is copied"
+            )
+
+
+OPTIONS = OptionSet(Group(KvCowConfig, "benchmark"))
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    """Measure both ways and print microseconds per request and layer."""
+    given = OPTIONS.read(args)
+    config = OPTIONS.build(KvCowConfig, given)
+    print(header("copy-on-write", given), flush=True)
+    result = measure(config)
+    rows = {
+        "batched": result.batched_us,
+        "  of it bookkeeping": result.bookkeeping_us,
+        "naive (per request and layer)": result.naive_us,
+    }
+    print(f"{config.iters} times {config.batch_size} requests, {config.layers} layers, {config.old_len} tokens shared")
+    print(table([{"copy-on-write": name, "us": us} for name, us in rows.items()]))
+    print(f"naive / batched: {result.speedup:.1f}; the contents of both caches are right")
+    if config.json:
+        write_json(config.json, {**asdict(result), "speedup": result.speedup}, given)
+    return 0
 
 
 class WrongContentsError(RoseinferError):
@@ -211,3 +280,11 @@ def _dtype(config: KvCowConfig) -> torch.dtype:
         return torch.bfloat16 if _device(config).type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_alone(cast(Command, sys.modules[__name__]), "python -m benchmarks.kv_cow", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Where the time of a decoding step goes.
+
+python -m benchmarks.breakdown [MODEL] [--batch-size N ...] [--input-len N] [--steps N] [engine options]
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from roseinfer.cli import run_alone
+from roseinfer.commands import Command
+from roseinfer.commands.groups import ENGINE, engine_config
+from roseinfer.core.config import ModelConfig, check_positive, option
+from roseinfer.core.errors import ConfigError
+from roseinfer.options import Group, OptionParser, OptionSet
+
+if TYPE_CHECKING:
+    from benchmarks.breakdown.measure import Breakdown
+
+NAME = "breakdown"
+HELP = "show where the time of a decoding step goes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakdownConfig:
+    """What is measured, and against which limits."""
+
+    input_len: int = option(32, "prompt tokens of each request")
+    batch_size: tuple[int, ...] = option((8,), "requests at once; may be given several times (default: 8)")
+    steps: int = option(32, "steps that the breakdown is measured over")
+    peak_bandwidth: float | None = option(None, "of the device in GB/s; default: measured, a copy")
+    peak_tflops: float | None = option(None, "of the device; default: measured, a product of matrices")
+    json: str | None = option(None, "write the result to this file", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "input_len", "steps", "peak_bandwidth", "peak_tflops")
+        if any(size < 1 for size in self.batch_size):
+            raise ConfigError("batch_size must be positive")
+
+
+OPTIONS = OptionSet(Group(BreakdownConfig, "benchmark"), *ENGINE)
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    """Print the breakdown of each batch size, measured on one engine."""
+    given = OPTIONS.read(args)
+    config, engine = OPTIONS.build(BreakdownConfig, given), engine_config(OPTIONS, given)
+    if engine.profile.profile is not None:
+        raise ConfigError("profile: a breakdown watches the engine as well, and only one can")
+
+    from benchmarks.breakdown.report import as_json, as_text
+    from roseinfer.bench.report import header, write_json
+
+    print(header("breakdown", given), flush=True)
+    engine_options = {option.name for group in ENGINE for option in group.options()}
+    options = {name: value for name, value in given.items() if name in engine_options}
+    results = []
+    for found in break_down(config, engine.model, config.batch_size, options):
+        print(f"\n{as_text(found)}", flush=True)
+        results.append(as_json(found))
+    if config.json:
+        write_json(config.json, {"breakdown": results}, given)
+    return 0
+
+
+def break_down(
+    config: BreakdownConfig, model: ModelConfig, batch_sizes: Sequence[int], options: dict[str, Any]
+) -> Iterator["Breakdown"]:
+    """Measure each batch size. `options` are those of the engine.
+
+    Raises what `LLM` raises, `UnsteadyError`, and `ConfigError` for options that it cannot follow.
+    """
+    import torch
+
+    from benchmarks.breakdown.limits import measure_limits
+    from benchmarks.breakdown.measure import HostClock, Load, measure
+    from benchmarks.model_cost import ModelCost
+    from roseinfer.engine.llm import LLM
+    from roseinfer.hub import model_folder
+    from roseinfer.models.config import read_model_spec
+
+    if model.threads is not None:
+        torch.set_num_threads(model.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() and model.device != "cpu" else "cpu")
+    if device.type == "cpu" and options.get("overlap"):
+        raise ConfigError("overlap: on a CPU steps then run in a thread of their own, where a breakdown cannot follow")
+    bytes_s = config.peak_bandwidth and 1e9 * config.peak_bandwidth
+    flops_s = config.peak_tflops and 1e12 * config.peak_tflops
+    limits = measure_limits(device, bytes_s, flops_s)  # before the engine takes the memory
+    clock = HostClock()
+    with LLM(observer=clock, **options) as llm:
+        itemsize = getattr(torch, llm.info.dtype).itemsize
+        cost = ModelCost.of(read_model_spec(model_folder(model), model.max_model_len), itemsize)
+        for number, size in enumerate(batch_sizes):
+            load = Load(size, config.input_len, config.steps, model.seed + number)
+            yield measure(llm, clock, load, cost, limits)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_alone(cast(Command, sys.modules[__name__]), "python -m benchmarks.breakdown", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
