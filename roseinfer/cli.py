@@ -5,8 +5,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 
+from roseinfer import __version__
 from roseinfer.commands import COMMANDS, Command
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
 from roseinfer.openmp import calm_openmp
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one line, only our own bugs show a traceback."""
     calm_openmp()
     parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"roseinfer {version('roseinfer')}")
+    parser.add_argument("--version", action="version", version=f"roseinfer {__version__}")
     _add_commands(parser, COMMANDS)
     args = parser.parse_args(argv)
     return _run(args.command, args, args.parser)

@@ -51,3 +51,10 @@ class TooManyInflightError(RoseinferError):
 
 class RequestFailedError(RoseinferError):
     """This one request failed inside the engine; the others go on."""
+
+
+class OutputTextError(RequestFailedError):
+    """The tokens of this one request could not be turned into text: the tokenizer failed on them."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"the output could not be turned into text: {type(cause).__name__}: {cause}"[:500])

@@ -1,6 +1,7 @@
 """The asynchronous engine: requests in, chunks out, wherever the engine itself runs."""
 
 import itertools
+import logging
 import operator
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
     InvalidRequestError,
+    OutputTextError,
     RequestFailedError,
     RequestTooLongError,
     RoseinferError,
@@ -23,6 +25,8 @@ from roseinfer.engine.output import SequenceText
 from roseinfer.engine.transport import Transport
 from roseinfer.engine.watch import EngineWatch
 from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Live:
@@ -203,9 +207,14 @@ class AsyncEngine(EngineWatch):
             live, text = found
             if output.end is not None and output.end.reason is FinishReason.ERROR:
                 text.ended = True
-                self._fail_request(live, output.end.error or "the request failed")
+                self._fail_request(live, RequestFailedError(output.end.error or "the request failed"))
                 continue
-            chunk = text.take(output, now_s)
+            try:
+                chunk = text.take(output, now_s)
+            except Exception as error:  # the tokenizer's, which is the model's: it must not end every client
+                log.exception("request %s: its output could not be turned into text", live.request_id)
+                self._fail_request(live, OutputTextError(error))
+                continue
             if chunk is None:
                 continue
             if text.ended:
@@ -223,10 +232,10 @@ class AsyncEngine(EngineWatch):
             self._live.pop(live.request_id, None)
             self._inflight.note(len(self._live))
 
-    def _fail_request(self, live: Live, reason: str) -> None:
-        """The other samples have no use without the one that failed."""
+    def _fail_request(self, live: Live, error: RequestFailedError) -> None:
+        """End a request of which one sample failed: the other samples have no use without it."""
         left = [live.sequence_id(text) for text in live.texts if not text.ended]
-        self._fail(live, RequestFailedError(reason))
+        self._fail(live, error)
         if left:
             self._transport.send(Abort(left))
 

@@ -13,6 +13,9 @@ from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.sched.scheduler import Scheduler
 
+# How long to wait before asking an engine again that has work but holds all of it back, in seconds.
+HELD_BACK_S = 0.002
+
 
 class Runner(Protocol):
     """Executes plans in the order submitted. A handle is whatever the runner needs to find the step again."""
@@ -66,6 +69,7 @@ class EngineCore:
         self._next_seed = seed * 1_000_003
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
+        self._held_back = False
 
     def add(self, new: Add) -> None:
         """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued."""
@@ -124,6 +128,14 @@ class EngineCore:
         """Whether `step` has something to do."""
         return bool(self._in_flight or self._ended or self.scheduler.has_work)
 
+    @property
+    def held_back(self) -> bool:
+        """Whether the last `step` planned, completed and reported nothing although the engine is busy.
+
+        Asking again at once would be a busy loop: whoever steps the engine waits `HELD_BACK_S` or for news first.
+        """
+        return self._held_back and self.busy
+
     def step(self) -> list[RequestOutput]:
         """One turn: submit the next plan, and commit the oldest step once `depth` are in flight or no plan is left."""
         outputs, self._ended = self._ended, []
@@ -133,6 +145,7 @@ class EngineCore:
             handle = self._runner.submit(plan)
             self._runner.sample(handle)
             self._in_flight.append(_InFlight(plan, handle))
+        self._held_back = plan is None and not self._in_flight and not outputs
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             oldest = self._in_flight.popleft()
             result = self._runner.collect(oldest.handle)

@@ -1,16 +1,20 @@
 """Text generation in this process, without a server: `LLM("tiny").generate("def fibonacci(")`."""
 
 import itertools
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
     InvalidRequestError,
+    OutputTextError,
     TooManyInflightError,
 )
 from roseinfer.core.observer import StepObserver
@@ -19,12 +23,15 @@ from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.api import SequenceChunk
+from roseinfer.engine.core import HELD_BACK_S
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.hub import model_folder
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 Part = TypeVar("Part", ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig)
@@ -73,6 +80,7 @@ class LLM:
         self.core, self.info = build_engine(config, model_folder(config.model), observer)
         self._max_inflight = config.scheduler.max_inflight_requests
         self._numbers = itertools.count()
+        self._clock: Clock = MonotonicClock()  # on the scale of the engine's
         self._closed = False
 
     def generate(
@@ -194,18 +202,31 @@ class LLM:
     def _steps(self, texts: dict[str, tuple["_Job", SequenceText]]) -> Iterator[list[tuple["_Job", SequenceChunk]]]:
         """Step the engine until every sequence has ended; `texts` keeps those that have not."""
         while texts:
-            taken = (self._take(texts, output) for output in self.core.step())
+            outputs = self._turn()
+            now_s = self._clock.now()
+            taken = (self._take(texts, output, now_s) for output in outputs)
             yield [chunk for chunk in taken if chunk is not None]
         self._drain()
 
+    def _turn(self) -> list[RequestOutput]:
+        """One step of the engine; waits a little if it holds back what it has, rather than ask again at once."""
+        outputs = self.core.step()
+        if self.core.held_back:
+            time.sleep(HELD_BACK_S)
+        return outputs
+
     def _take(
-        self, texts: dict[str, tuple["_Job", SequenceText]], output: RequestOutput
+        self, texts: dict[str, tuple["_Job", SequenceText]], output: RequestOutput, now_s: float
     ) -> tuple["_Job", SequenceChunk] | None:
-        """What an output shows, if anything."""
+        """What an output of the step that ended at `now_s` shows, if anything."""
         if output.request_id not in texts:
             return None
         job, text = texts[output.request_id]
-        chunk = _failed(text, output) or text.take(output, output.end.times.finished_s if output.end else 0.0)
+        try:
+            chunk = _engine_failure(text, output) or text.take(output, now_s)
+        except Exception as error:  # the tokenizer's: the other requests go on
+            log.exception("the output of %s could not be turned into text", output.request_id)
+            chunk = _failed(text, str(OutputTextError(error)))
         if text.ended:
             del texts[output.request_id]
             if output.end is None:
@@ -219,7 +240,7 @@ class LLM:
     def _drain(self) -> None:
         """Let the engine report what nobody waits for: ends of aborted requests, steps still in flight."""
         while self.core.busy:
-            self.core.step()
+            self._turn()
 
 
 class _Job:
@@ -252,12 +273,17 @@ class _Job:
             sample.stop_reason = None
 
 
-def _failed(text: SequenceText, output: RequestOutput) -> SequenceChunk | None:
-    """The last chunk of a request that failed; its `stop_reason` says why."""
+def _engine_failure(text: SequenceText, output: RequestOutput) -> SequenceChunk | None:
+    """The last chunk of a sequence that failed in the engine, None for any other output."""
     if output.end is None or output.end.reason is not FinishReason.ERROR:
         return None
+    return _failed(text, output.end.error or "the request failed")
+
+
+def _failed(text: SequenceText, reason: str) -> SequenceChunk:
+    """The last chunk of a sequence that failed; its `stop_reason` says why."""
     text.ended = True
-    return SequenceChunk(text.index, finish_reason=FinishReason.ERROR, stop_reason=output.end.error)
+    return SequenceChunk(text.index, finish_reason=FinishReason.ERROR, stop_reason=reason)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

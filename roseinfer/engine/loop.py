@@ -7,7 +7,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.engine.api import StepRecord
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.messages import (
     OWNER,
@@ -28,8 +28,6 @@ from roseinfer.engine.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-# How long to wait for news when there is work but a policy holds all of it back.
-HELD_BACK_S = 0.002
 
 
 class Inbox(Protocol):
@@ -69,7 +67,6 @@ class EngineLoop:
         self._last = core.stats()
         self._last_beat_s = 0.0
         self._stopping = False
-        self._held_back = False
 
     def run(self) -> bool:
         """False if an unexpected error ended the loop; it is logged and reported to all clients as `Failed`."""
@@ -98,9 +95,8 @@ class EngineLoop:
     def _step(self) -> None:
         outputs = self._core.step()
         stats = self._core.stats()
-        planned, done = stats.step != self._last.step, stats.steps_done != self._last.steps_done
+        done = stats.steps_done != self._last.steps_done
         self._last = stats
-        self._held_back = not (outputs or planned or done)
         if done:
             predicted_s = stats.policy.predicted_step_s if stats.policy else 0.0
             self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s))
@@ -146,7 +142,7 @@ class EngineLoop:
     def _patience_s(self) -> float:
         if not self._core.busy:
             return max(0.0, self._last_beat_s + HEARTBEAT_S - self._clock.now())
-        return HELD_BACK_S if self._held_back else 0.0
+        return HELD_BACK_S if self._core.held_back else 0.0
 
     def _handle(self, client: int, message: ClientMessage | Rejected | Left) -> None:
         if isinstance(message, Add):

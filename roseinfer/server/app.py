@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roseinfer import __version__
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import Engine
@@ -52,7 +52,7 @@ def build_app(service: Service) -> Application:
     app = Application(
         title="roseinfer",
         description="An OpenAI-compatible inference server",
-        version=version("roseinfer"),
+        version=__version__,
         lifespan=_lifespan(service),
         docs_url="/docs" if config.enable_docs else None,
         openapi_url="/openapi.json" if config.enable_docs else None,

@@ -145,6 +145,52 @@ def test_a_stop_string_ends_the_stream_and_frees_the_engine() -> None:
     asyncio.run(main())
 
 
+class PoorTokenizer:
+    """Cannot turn a planted token into text, as a broken tokenizer.json may not."""
+
+    def __init__(self, planted: int) -> None:
+        self._good, self._planted = byte_tokenizer(), planted
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._good, name)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        if self._planted in ids:
+            raise LookupError("planted detokeniser error")
+        return self._good.decode(ids, skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        if id == self._planted:
+            raise LookupError("planted detokeniser error")
+        return self._good.token_bytes(id)
+
+
+def test_output_that_cannot_become_text_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
+            tokens = {
+                name: ids_of(await read(client.generate(request(name, [i, *PROMPT], max_tokens=30))))
+                for i, name in enumerate("abc", start=1)
+            }
+            planted = next(token for token in tokens["b"] if token not in tokens["a"] + tokens["c"])
+            client._tokenizer = PoorTokenizer(planted)  # type: ignore[assignment]
+            streams = [
+                client.generate(request(name, [i, *PROMPT], n=1 + 2 * (name == "b"), max_tokens=30))
+                for i, name in enumerate("abc", start=1)
+            ]
+            first, broken, last = await asyncio.gather(*map(read, streams), return_exceptions=True)
+            assert isinstance(broken, RequestFailedError)
+            assert "text" in str(broken) and "LookupError" in str(broken)
+            assert not isinstance(first, BaseException) and ids_of(first) == tokens["a"]
+            assert not isinstance(last, BaseException) and ids_of(last) == tokens["c"]
+            await until(lambda: live() == 0)  # its other samples were aborted
+            assert client.num_live == 0 and client.health().alive
+            assert len(ids_of(await read(client.generate(request("after"))))) == 8
+
+    asyncio.run(main())
+    assert "planted detokeniser error" in caplog.text
+
+
 @pytest.mark.parametrize("prompt", [[5], PROMPT])
 def test_prompt_logprobs_have_an_entry_for_each_prompt_token(prompt: list[int]) -> None:
     async def main() -> None:

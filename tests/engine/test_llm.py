@@ -1,5 +1,6 @@
 """The embedded model in this process."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,9 @@ from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLo
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
+from roseinfer.engine.core import HELD_BACK_S
 from roseinfer.engine.llm import LLM
+from tests.helpers.engines import make_core
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
@@ -86,6 +89,48 @@ def test_samples_differ_and_seeds_repeat(llm: LLM) -> None:
     assert [s.token_ids for s in again.samples] == [s.token_ids for s in first.samples]
 
 
+def test_a_stop_string_ends_a_stream_with_its_times(llm: LLM) -> None:
+    whole = llm.generate("import os\n", GREEDY)[0].text
+    params = SamplingParams(max_tokens=24, temperature=0.0, stop=(whole[8:12],))
+    last = list(llm.stream("import os\n", params))[-1]
+    assert last.finish_reason is FinishReason.STOP and last.times is not None
+    assert 0 < last.times.arrival_s <= last.times.scheduled_s <= last.times.first_token_s <= last.times.finished_s
+
+
+def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It plans nothing in its first turns, as a policy may decide."""
+    core, held_back_turns, slept = make_core(), 5, list[float]()
+    plan, asked = core.scheduler.plan, itertools.count(1)
+    monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= held_back_turns else plan(now_s))
+    monkeypatch.setattr("roseinfer.engine.process.build_engine", lambda *args: (core, None))
+    monkeypatch.setattr("roseinfer.engine.llm.time.sleep", slept.append)
+    with LLM("tiny") as held_back:
+        (completion,) = held_back.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(completion.samples[0].token_ids) == 4
+    assert slept == [HELD_BACK_S] * held_back_turns
+
+
+def test_output_that_cannot_become_text_ends_its_sequence_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fine, broken = (completion.samples[0].token_ids for completion in llm.generate(["import os\n", "class "], GREEDY))
+    planted = next(token for token in broken if token not in fine)
+    token_bytes = llm.tokenizer.token_bytes
+
+    def poor(id: int) -> bytes:
+        if id == planted:
+            raise LookupError("planted detokeniser error")
+        return token_bytes(id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.tokenizer, "token_bytes", poor)
+        first, second = (completion.samples[0] for completion in llm.generate(["import os\n", "class "], GREEDY))
+    assert first.token_ids == fine and first.error is None
+    assert second.finish_reason is FinishReason.ERROR
+    assert "could not be turned into text: LookupError" in (second.error or "")
+    assert llm.core.scheduler.num_live == 0 and "planted" in caplog.text
+
+
 def test_stop_strings_and_log_probabilities(llm: LLM) -> None:
     whole = llm.generate("import os\n", GREEDY)[0].text
     stop = whole[8:12]
@@ -108,8 +153,11 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
 
 
 def test_wrong_requests_run_nothing(llm: LLM) -> None:
-    with pytest.raises(RequestTooLongError):
+    context = f"This model's maximum context length is {llm.info.max_model_len} tokens"
+    with pytest.raises(RequestTooLongError, match=f"^{context}. .* 2 in the prompt and 1000000 "):
         llm.generate(["fine", "x"], [GREEDY, SamplingParams(max_tokens=10**6)])
+    with pytest.raises(RequestTooLongError, match=f"^{context}. .*the prompt has 5000 tokens"):
+        llm.generate([[1] * 5000], GREEDY)
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         llm.generate([[1, 10**6]], GREEDY)
     with pytest.raises(InvalidRequestError, match="2 sampling parameters for 1"):

@@ -2,7 +2,7 @@
 
 import gc
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 
@@ -10,7 +10,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.garbage import BUSY_PATIENCE_S, GarbageDuty
 from roseinfer.engine.loop import HEARTBEAT_S, EngineLoop
 from roseinfer.engine.messages import (
@@ -149,6 +149,18 @@ def test_everybody_hears_the_heart_beat_also_of_a_busy_engine() -> None:
         beats = [m.now_s for _, who, m in script.sent if who == client and isinstance(m, Heartbeat)]
         assert len(beats) >= 4 / HEARTBEAT_S
         assert all(later - earlier < HEARTBEAT_S + 0.2 for earlier, later in pairwise(beats))
+
+
+def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It plans nothing in its first turns, as a policy may decide; the loop waits for news between them."""
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    plan, asked, waits = core.scheduler.plan, count(1), list[float]()
+    monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= 4 else plan(now_s))
+    receive = Script.receive
+    monkeypatch.setattr(Script, "receive", lambda script, wait: (waits.append(wait), receive(script, wait))[1])
+    script = play([(1, add("a"))], core=core)
+    assert script.tokens(1) == {"a:0": 6}
+    assert waits[1:6] == [HELD_BACK_S] * 4 + [0.0], "the first wait is for work"
 
 
 def test_what_a_client_asked_for_ends_when_it_leaves() -> None:
