@@ -14,7 +14,8 @@ import time
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.plan import RowResult, StepPlan, StepResult
+from roseinfer.core.plan import RowResult, StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -28,10 +29,12 @@ VOCAB = 1000
 class NullRunner:
     """Samples token 7, at no cost."""
 
+    capabilities = Capabilities()
+
     def submit(self, plan: StepPlan) -> StepPlan:
         return plan
 
-    def sample(self, handle: StepPlan) -> None:
+    def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
         pass
 
     def collect(self, handle: StepPlan) -> StepResult:

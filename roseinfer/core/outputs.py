@@ -1,6 +1,8 @@
 """What the engine says of a request after a step, and how requests end."""
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from roseinfer.core.plan import TokenLogprobs
@@ -52,7 +54,11 @@ class End(NamedTuple):
 
 
 class RequestOutput(NamedTuple):
-    """New tokens of one request, or its end, or both. `started` is set in the first output that holds a token."""
+    """New tokens of one request, or its end, or both. `started` is set in the first output that holds a token.
+
+    A step adds one token to most requests, several where drafts were right. `logprobs` has an entry for each of them if
+    the request wants any.
+    """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -60,6 +66,19 @@ class RequestOutput(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     started: Started | None = None
     end: End | None = None
+
+
+OutputFields = tuple[
+    str,
+    tuple[int, ...],
+    tuple[TokenLogprobs, ...] | None,
+    tuple[TokenLogprobs, ...] | None,
+    Started | None,
+    End | None,
+]
+# An output from all of its fields, without the named tuple's own __new__, which would double its cost: one is made for
+# each running request and step. Its length is not looked at until a client decodes it, hence the count in the tests.
+new_output: Callable[[OutputFields], RequestOutput] = partial(tuple.__new__, RequestOutput)
 
 
 class PolicyStats(NamedTuple):

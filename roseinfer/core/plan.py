@@ -3,8 +3,10 @@
 Plans are plain data and a diff: a request is described in full once (`Admission`), later only by what changed (`Row`).
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from roseinfer.core.sampling import SamplingParams
@@ -47,6 +49,12 @@ class Row(NamedTuple):
     input. `logits` = how many trailing positions need logits: 0 while a prompt is being chunked, 1 to sample, `count`
     for prompt logprobs. `sample` says whether the last position's logits choose a token. K/V is written at positions
     >= `write_from` only. `new_blocks` replaces the block table from entry `table_from` on.
+
+    `drafts` are guesses of the tokens behind the one at `start`, to be verified: `count` and `logits` are
+    1 + len(drafts), and `sample` is true. The runner takes them as the inputs at `start` + 1 and following, and samples
+    a token from each position's logits. A draft is right if it is the token sampled before it; the result has the tokens
+    sampled up to the first wrong draft, that one's replacement included: one at least, `count` at most. K/V of wrong
+    drafts stays behind in its slots, which later rows write again before anybody reads them.
     """
 
     request_id: str
@@ -58,11 +66,22 @@ class Row(NamedTuple):
     write_from: int
     table_from: int
     new_blocks: tuple[int, ...]
+    drafts: tuple[int, ...] = ()
+
+
+RowFields = tuple[str, int, int, int, int, bool, int, int, tuple[int, ...], tuple[int, ...]]
+# A row from all of its fields, without the named tuple's own __new__, which would double its cost: one is made for each
+# running request and step.
+new_row: Callable[[RowFields], Row] = partial(tuple.__new__, Row)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One engine step: `released` seats are forgotten, `admitted` seated, `copies` applied at once, `rows` computed."""
+    """One engine step: `released` seats are forgotten, `admitted` seated, `copies` applied at once, `rows` computed.
+
+    `num_tokens`: computed by all rows together, drafts included. `num_drafts`: drafts of all rows together. `guided`:
+    indices of the rows that sample for a request with a guide; their masks come with `Runner.sample`.
+    """
 
     step: int
     rows: list[Row]
@@ -70,6 +89,26 @@ class StepPlan:
     copies: list[BlockCopy] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     num_tokens: int = 0
+    num_drafts: int = 0
+    guided: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens some rows of a plan may sample; every token is allowed to the other rows.
+
+    `rows` are indices into the plan's rows, ascending and without repetition. `words` holds a line of ceil(V / 32)
+    unsigned 32-bit integers for each of them, V = tokens of the vocabulary: bit v % 32 of integer v // 32 says whether
+    token v is allowed. Bits from V on mean nothing.
+    """
+
+    rows: tuple[int, ...]
+    words: "array[int]"
+
+    @staticmethod
+    def words_per_line(vocab_size: int) -> int:
+        """Integers in the line of one row."""
+        return -(-vocab_size // 32)
 
 
 class TokenLogprobs(NamedTuple):
@@ -82,9 +121,11 @@ class TokenLogprobs(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """What one row produced: 0 or 1 sampled tokens, or an error that ends this request alone.
+    """What one row produced: its sampled tokens, or an error that ends this request alone.
 
-    `prompt_logprobs` covers positions start+1 .. start+count of the prompt (as far as it reaches).
+    `token_ids`: none if the row does not sample, one if it does, up to 1 + len(drafts) if it carries drafts. `logprobs`
+    has an entry for each of them if the request wants any. `prompt_logprobs` covers positions start+1 .. start+count of
+    the prompt (as far as it reaches).
     """
 
     request_id: str
@@ -92,6 +133,13 @@ class RowResult(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+
+
+RowResultFields = tuple[
+    str, tuple[int, ...], tuple[TokenLogprobs, ...] | None, tuple[TokenLogprobs, ...] | None, str | None
+]
+# As `new_row`, and for the same reason.
+new_row_result: Callable[[RowResultFields], RowResult] = partial(tuple.__new__, RowResult)
 
 
 @dataclass(slots=True)

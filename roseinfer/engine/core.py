@@ -2,37 +2,20 @@
 
 from collections import deque
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
-from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request
+from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.sched.scheduler import Scheduler
 
 # How long to wait before asking an engine again that has work but holds all of it back, in seconds.
 HELD_BACK_S = 0.002
-
-
-class Runner(Protocol):
-    """Executes plans in the order submitted. A handle is whatever the runner needs to find the step again."""
-
-    def submit(self, plan: StepPlan) -> Any:
-        """Launch the forward pass."""
-        ...
-
-    def sample(self, handle: Any) -> None:
-        """Launch the sampling; the sampled tokens are inputs of later plans without passing the host."""
-        ...
-
-    def collect(self, handle: Any) -> StepResult:
-        """Wait for the step."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class _InFlight(NamedTuple):

@@ -17,8 +17,9 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.observer import StepObserver
+from roseinfer.core.runner import Runner
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.core import EngineCore, Runner
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed

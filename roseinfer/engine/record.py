@@ -24,7 +24,8 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import End, RequestOutput
 from roseinfer.core.plan import StepPlan, StepResult
-from roseinfer.engine.core import EngineCore, Runner
+from roseinfer.core.runner import PassThrough, Runner
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
@@ -80,27 +81,21 @@ class Recorder:
         self.close()
 
 
-class RecordingRunner:
-    """Passes everything on; keeps what was planned, and what came of a step, until `take`."""
+class RecordingRunner(PassThrough):
+    """Keeps what was planned, and what came of a step, until `take`."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, inner: Runner) -> None:
+        super().__init__(inner)
         self._planned: StepPlan | None = None
         self._result: StepResult | None = None
 
     def submit(self, plan: StepPlan) -> Any:
         self._planned = plan
-        return self._runner.submit(plan)
-
-    def sample(self, handle: Any) -> None:
-        self._runner.sample(handle)
+        return self.inner.submit(plan)
 
     def collect(self, handle: Any) -> StepResult:
-        self._result = self._runner.collect(handle)
+        self._result = self.inner.collect(handle)
         return self._result
-
-    def close(self) -> None:
-        self._runner.close()
 
     def take(self) -> tuple[StepPlan | None, StepResult | None]:
         """The last plan and the last result, each once."""

@@ -31,6 +31,7 @@ class Columns:
     write_from: tuple[int, ...]
     table_from: tuple[int, ...]
     new_blocks: tuple[tuple[int, ...], ...]
+    drafts: tuple[tuple[int, ...], ...]
 
     @property
     def num_decodes(self) -> int:

@@ -6,7 +6,8 @@ from itertools import accumulate, chain
 import torch
 
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
+from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import Capabilities
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import ForwardPass, SampleAt
 from roseinfer.runner.inputs import Columns
@@ -61,6 +62,8 @@ class ModelRunner:
     be pinned to one request becomes that row's error instead.
     """
 
+    capabilities = Capabilities()
+
     def __init__(self, model: CausalLM, forward: ForwardPass, store: KVStore, seats: SeatTable) -> None:
         self._model = model
         self._forward_pass = forward
@@ -75,6 +78,7 @@ class ModelRunner:
     def submit(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's state changes and launch its forward pass."""
         assert self._unsampled is None, "a step reads what the step before it sampled"
+        assert not plan.num_drafts, "this runner verifies no drafts"
         handle = StepHandle(plan, self._timers.new())
         handle.timer.start()
         self._change_state(plan)
@@ -85,7 +89,7 @@ class ModelRunner:
         return handle
 
     @torch.inference_mode()
-    def sample(self, handle: StepHandle) -> None:
+    def sample(self, handle: StepHandle, masks: TokenMasks | None = None) -> None:
         """Launch the sampling of a submitted step."""
         assert handle is self._unsampled, "steps are sampled in the order submitted, once"
         self._unsampled = None

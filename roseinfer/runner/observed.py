@@ -5,8 +5,8 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from roseinfer.core.observer import StepObserver
-from roseinfer.core.plan import StepPlan, StepResult
-from roseinfer.runner.threaded import Runner
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import PassThrough, Runner
 
 PACKAGE = "roseinfer.runner"
 
@@ -16,32 +16,32 @@ class ObservedHandle(NamedTuple):
     inner: Any
 
 
-class ObservedRunner:
-    """Passes every call on to `runner`, within a span."""
+class ObservedRunner(PassThrough):
+    """Every call is a span, and so is what the runner within does in it."""
 
-    def __init__(self, runner: Runner, observer: StepObserver) -> None:
-        self._runner = runner
+    def __init__(self, inner: Runner, observer: StepObserver) -> None:
+        super().__init__(inner)
         self._observer = observer
-        _observe_inside(runner, observer)
+        _observe_inside(inner, observer)
 
     def submit(self, plan: StepPlan) -> ObservedHandle:
         self._observer.step_begins(plan)
         with self._observer.span("submit"):
-            return ObservedHandle(plan, self._runner.submit(plan))
+            return ObservedHandle(plan, self.inner.submit(plan))
 
-    def sample(self, handle: ObservedHandle) -> None:
+    def sample(self, handle: ObservedHandle, masks: TokenMasks | None = None) -> None:
         with self._observer.span("sample"):
-            self._runner.sample(handle.inner)
+            self.inner.sample(handle.inner, masks)
 
     def collect(self, handle: ObservedHandle) -> StepResult:
         with self._observer.span("collect"):
-            result = self._runner.collect(handle.inner)
+            result = self.inner.collect(handle.inner)
         self._observer.step_ends(handle.plan)
         return result
 
     def close(self) -> None:
         self._observer.close()
-        self._runner.close()
+        self.inner.close()
 
 
 def _observe_inside(runner: Any, observer: StepObserver) -> None:

@@ -3,30 +3,22 @@
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from roseinfer.core.errors import EngineClosedError
-from roseinfer.core.plan import StepPlan, StepResult
-
-
-class Runner(Protocol):
-    def submit(self, plan: StepPlan) -> Any: ...
-
-    def sample(self, handle: Any) -> None: ...
-
-    def collect(self, handle: Any) -> StepResult: ...
-
-    def close(self) -> None: ...
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import PassThrough, Runner
 
 
 class ThreadedHandle:
     """A step on its way through the worker. `done` is set with either a result or an error."""
 
-    __slots__ = ("done", "error", "inner", "plan", "result")
+    __slots__ = ("done", "error", "inner", "masks", "plan", "result")
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.inner: Any = None
+        self.masks: TokenMasks | None = None
         self.result: StepResult | None = None
         self.error: Exception | None = None
         self.done = threading.Event()
@@ -35,7 +27,7 @@ class ThreadedHandle:
 _Job = tuple[Callable[[ThreadedHandle], None], ThreadedHandle]
 
 
-class ThreadedRunner:
+class ThreadedRunner(PassThrough):
     """Runs another runner's calls in order on one worker thread; torch releases the GIL while it computes.
 
     `submit` and `sample` return at once; an exception of either is raised by `collect`, of that step and of every
@@ -43,8 +35,8 @@ class ThreadedRunner:
     ever sees one thread.
     """
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, inner: Runner) -> None:
+        super().__init__(inner)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="roseinfer-runner", daemon=True)
         self._failure: Exception | None = None  # touched by the worker only
@@ -57,8 +49,9 @@ class ThreadedRunner:
         self._put(self._submit, handle)
         return handle
 
-    def sample(self, handle: ThreadedHandle) -> None:
+    def sample(self, handle: ThreadedHandle, masks: TokenMasks | None = None) -> None:
         """Queue the sampling of a submitted step."""
+        handle.masks = masks
         self._put(self._sample, handle)
 
     def collect(self, handle: ThreadedHandle) -> StepResult:
@@ -78,7 +71,7 @@ class ThreadedRunner:
         self._closed = True
         self._jobs.put(None)
         self._worker.join()
-        self._runner.close()
+        self.inner.close()
 
     def _put(self, job: Callable[[ThreadedHandle], None], handle: ThreadedHandle) -> None:
         assert not self._closed, "the runner is closed"
@@ -100,9 +93,9 @@ class ThreadedRunner:
             self._failure = error
 
     def _submit(self, handle: ThreadedHandle) -> None:
-        handle.inner = self._runner.submit(handle.plan)
+        handle.inner = self.inner.submit(handle.plan)
 
     def _sample(self, handle: ThreadedHandle) -> None:
-        self._runner.sample(handle.inner)
-        handle.result = self._runner.collect(handle.inner)
+        self.inner.sample(handle.inner, handle.masks)
+        handle.result = self.inner.collect(handle.inner)
         handle.done.set()

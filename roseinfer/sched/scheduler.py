@@ -12,7 +12,15 @@ from heapq import heapify, heappop, heappush
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.events import Admitted, Ended, Queued, StepDone
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
+from roseinfer.core.outputs import (
+    End,
+    FinishReason,
+    RequestOutput,
+    RequestTimes,
+    SchedulerStats,
+    Started,
+    new_output,
+)
 from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Rejection
@@ -23,9 +31,6 @@ from roseinfer.sched.step_clock import StepClock
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
-
-# Skips the named tuple's own __new__, which would double the cost of an output; one is made per token.
-_new_tuple = tuple.__new__
 
 
 class Scheduler:
@@ -354,7 +359,7 @@ class Scheduler:
         requests, running = self._requests, Status.RUNNING
         block_mask = self.kv.block_size - 1
         for row, row_result in zip(plan.rows, result.rows, strict=True):
-            name, _, start, count, _, sample, _, _, _ = row
+            name, _, start, count, _, sample, _, _, _, _ = row
             _, token_ids, logprobs, _, error = row_result
             request = requests[name]
             request.in_flight -= 1
@@ -367,8 +372,7 @@ class Scheduler:
                     if not end & block_mask:
                         self.kv.register(name, tokens, end, request.prompt_len)
                     tokens.append(token_ids[0])
-                    output = (name, token_ids, logprobs, None, None, None)
-                    outputs.append(_new_tuple(RequestOutput, output))
+                    outputs.append(new_output((name, token_ids, logprobs, None, None, None)))
                     continue
             request.pending -= sample
             settled = self._settle_row(request, row, row_result, now_s)

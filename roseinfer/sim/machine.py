@@ -4,11 +4,11 @@ import random
 from dataclasses import dataclass, field, replace
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.plan import RowResult, StepPlan, StepResult
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks, new_row_result
+from roseinfer.core.runner import Capabilities
 from roseinfer.sched.cost import CostParams, work_of
 
 TOKEN, END = 1, 2
-_new_tuple = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class PricedRunner:
     A request ends when its output has the length that `expect` announced.
     """
 
+    capabilities = Capabilities()
+
     def __init__(self, machine: Machine, clock: ManualClock, seed: int = 0) -> None:
         self._machine = machine
         self._clock = clock
@@ -58,7 +60,7 @@ class PricedRunner:
         self.busy_s += duration_s
         return plan, duration_s, self._free_s
 
-    def sample(self, handle: tuple[StepPlan, float, float]) -> None:
+    def sample(self, handle: tuple[StepPlan, float, float], masks: TokenMasks | None = None) -> None:
         """Priced with the forward pass."""
 
     def collect(self, handle: tuple[StepPlan, float, float]) -> StepResult:
@@ -66,12 +68,12 @@ class PricedRunner:
         self._clock.advance(max(0.0, done_s - self._clock.now()))
         last, going, ending = self._last, (TOKEN,), (END,)
         rows = []
-        for name, _, start, count, _, sample, _, _, _ in plan.rows:
+        for name, _, start, count, _, sample, _, _, _, _ in plan.rows:
             if not sample:
                 tokens: tuple[int, ...] = ()
             else:
                 tokens = ending if start + count > last[name] else going
-            rows.append(_new_tuple(RowResult, (name, tokens, None, None, None)))
+            rows.append(new_row_result((name, tokens, None, None, None)))
         return StepResult(plan.step, rows, duration_s)
 
     def close(self) -> None:

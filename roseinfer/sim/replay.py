@@ -10,7 +10,8 @@ from typing import Any
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import RequestOutput
-from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
+from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -200,6 +201,8 @@ class ReplayClock:
 class RecordedRunner:
     """Ends each step when a step ended in this turn of the recording, with the recorded tokens."""
 
+    capabilities = Capabilities()
+
     def __init__(self, recording: Recording, clock: ReplayClock) -> None:
         self.submitted: StepPlan | None = None
         self.turn = recording.turns[0] if recording.turns else None
@@ -212,7 +215,7 @@ class RecordedRunner:
         self.submitted = plan
         return plan
 
-    def sample(self, handle: StepPlan) -> None:
+    def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
         """Nothing to draw."""
 
     def collect(self, handle: StepPlan) -> StepResult:

@@ -8,7 +8,7 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.garbage import BUSY_PATIENCE_S, GarbageDuty
@@ -226,9 +226,9 @@ class FailingRunner(FakeRunner):
         self._maybe_fail("submit", plan.step)
         return super().submit(plan)
 
-    def sample(self, handle: int) -> None:
+    def sample(self, handle: int, masks: TokenMasks | None = None) -> None:
         self._maybe_fail("sample", handle)
-        super().sample(handle)
+        super().sample(handle, masks)
 
     def collect(self, handle: int) -> StepResult:
         self._maybe_fail("collect", handle)

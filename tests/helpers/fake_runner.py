@@ -9,7 +9,8 @@ the same request must give the same tokens.
 import zlib
 from dataclasses import dataclass, field
 
-from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
+from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from roseinfer.core.runner import Capabilities
 
 EMPTY = (-1, 0)
 
@@ -28,6 +29,8 @@ def fingerprint(previous: int, token: int) -> int:
 
 
 class FakeRunner:
+    capabilities = Capabilities()
+
     def __init__(
         self, num_blocks: int, block_size: int, vocab_size: int = 50, fail_on_token: int | None = None
     ) -> None:
@@ -91,7 +94,7 @@ class FakeRunner:
             assert held == (position, prints[position]), f"{row.request_id}: position {position} holds {held}"
         return prints[-1]
 
-    def sample(self, handle: int) -> None:
+    def sample(self, handle: int, masks: TokenMasks | None = None) -> None:
         plan = self.submitted[-1]
         assert plan.step == handle
         prints = self._computed.pop(handle)

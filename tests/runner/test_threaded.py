@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from roseinfer.core.errors import EngineClosedError
-from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.runner.threaded import ThreadedRunner
 from tests.runner.tiny import Bench
 
@@ -63,7 +63,7 @@ class Recording:
         self._call("submit", plan.step)
         return plan.step
 
-    def sample(self, handle: int) -> None:
+    def sample(self, handle: int, masks: TokenMasks | None = None) -> None:
         self._call("sample", handle)
 
     def collect(self, handle: int) -> StepResult:

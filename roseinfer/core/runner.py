@@ -1,0 +1,73 @@
+"""Who executes plans: what every runner offers, and the one place through which wrappers hand calls on."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a runner can do beyond computing rows and sampling one token of each. What it cannot do is never planned.
+
+    `drafts`: it verifies rows that carry drafts. `masks`: it samples among the tokens that `TokenMasks` allow.
+    """
+
+    drafts: bool = False
+    masks: bool = False
+
+
+class Runner(Protocol):
+    """Executes plans in the order submitted; `submit`, then `sample`, then `collect`, each once per plan.
+
+    A handle is whatever the runner needs to find the step again. An exception from any call is a failure of the engine;
+    what can be pinned to one request becomes the error of that row's result instead.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What plans may ask of this runner; it does not change."""
+        ...
+
+    def submit(self, plan: StepPlan) -> Any:
+        """Launch the forward pass."""
+        ...
+
+    def sample(self, handle: Any, masks: TokenMasks | None = None) -> None:
+        """Launch the sampling; the sampled tokens are inputs of later plans without passing the host.
+
+        `masks` are those of the plan's `guided` rows, and given whenever there are such rows. The forward pass runs
+        while the host makes them.
+        """
+        ...
+
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for the step."""
+        ...
+
+    def close(self) -> None:
+        """There will be no more steps."""
+        ...
+
+
+class PassThrough:
+    """A runner that hands every call on to another. A wrapper overrides the calls that it looks at, and only those."""
+
+    def __init__(self, inner: Runner) -> None:
+        self.inner = inner
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def submit(self, plan: StepPlan) -> Any:
+        return self.inner.submit(plan)
+
+    def sample(self, handle: Any, masks: TokenMasks | None = None) -> None:
+        self.inner.sample(handle, masks)
+
+    def collect(self, handle: Any) -> StepResult:
+        return self.inner.collect(handle)
+
+    def close(self) -> None:
+        self.inner.close()

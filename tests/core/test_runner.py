@@ -1,0 +1,78 @@
+"""One protocol for runners, and one place through which wrappers hand its calls on."""
+
+from array import array
+from typing import Protocol
+
+import pytest
+
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import Capabilities, PassThrough, Runner
+from roseinfer.engine.record import RecordingRunner
+from roseinfer.runner.observed import ObservedRunner
+from roseinfer.runner.threaded import ThreadedRunner
+from roseinfer.sim.machine import PricedRunner
+from roseinfer.sim.replay import RecordedRunner
+
+
+class Told:
+    """A runner that writes down what it is told."""
+
+    capabilities = Capabilities(drafts=True, masks=True)
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def submit(self, plan: StepPlan) -> str:
+        self.calls.append(("submit", plan))
+        return "handle"
+
+    def sample(self, handle: str, masks: TokenMasks | None = None) -> None:
+        self.calls.append(("sample", handle, masks))
+
+    def collect(self, handle: str) -> StepResult:
+        self.calls.append(("collect", handle))
+        return StepResult(3, [])
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+class Silent:
+    """An observer."""
+
+    def span(self, phase: str):
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    def step_begins(self, plan: StepPlan) -> None: ...
+
+    def step_ends(self, plan: StepPlan) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def members(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_the_pass_through_hands_on_everything_that_the_protocol_has():
+    assert members(PassThrough) == members(Runner) - members(Protocol)
+
+
+@pytest.mark.parametrize("wrapper", [PassThrough, RecordingRunner, ThreadedRunner, ObservedRunner])
+def test_a_wrapper_hands_on_all_calls_with_all_they_carry(wrapper):
+    told, plan, masks = Told(), StepPlan(3, []), TokenMasks((0,), array("I", [7]))
+    assert issubclass(wrapper, PassThrough)
+    runner = wrapper(told, Silent()) if wrapper is ObservedRunner else wrapper(told)
+    assert runner.capabilities is told.capabilities
+    handle = runner.submit(plan)
+    runner.sample(handle, masks)
+    assert runner.collect(handle) == StepResult(3, [])
+    runner.close()
+    assert told.calls == [("submit", plan), ("sample", "handle", masks), ("collect", "handle"), ("close",)]
+
+
+@pytest.mark.parametrize("runner", [PricedRunner, RecordedRunner])
+def test_runners_that_compute_nothing_neither_verify_nor_mask(runner):
+    assert runner.capabilities == Capabilities()
