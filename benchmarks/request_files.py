@@ -1,0 +1,154 @@
+"""How many of our files and functions one request runs through: what a reader has to hold in the head.
+
+    python benchmarks/request_files.py [--functions] [--files]
+
+The real application behind uvicorn on a real socket, the real engine in a thread of the same process (so that one
+profiler sees both), the embedded model on the CPU. Counted is what runs while one streamed chat request with a latency
+objective is answered, in every thread; imports and the start are not. Prints the files and functions of each package,
+then `total files N functions M`. A function is a code object: a comprehension or a lambda is one more.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import socket
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import roseinfer
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.server.hosting import Server, listen, new_event_loop, uvicorn_config
+from roseinfer.server.request.service import Service
+
+PACKAGE = str(Path(roseinfer.__file__).parent) + "/"
+PATIENCE_S = 120.0
+
+
+class Seen:
+    """Which of our code objects ran while `on` was set, in threads that were started after `install`."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._codes: set[CodeType] = set()
+
+    def install(self) -> None:
+        threading.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self.on and event == "call":
+            self._codes.add(frame.f_code)
+
+    def functions(self) -> dict[str, set[str]]:
+        """Function names of each file, as its path in the package."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for code in self._codes:
+            if code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
+                path = code.co_filename.removeprefix(PACKAGE)
+                found[path].add(f"{code.co_firstlineno}:{code.co_qualname}")
+        return found
+
+
+class Hosted:
+    """The server and its engine in a thread, on a free port of the loopback."""
+
+    def __init__(self) -> None:
+        self._service = Service(ServerConfig(port=0), "tiny")
+        self._listener = listen(self._service.config)
+        self.port: int = self._listener.getsockname()[1]
+        self._up = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._server: Server
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._main())
+        except BaseException as error:
+            self._failure = error
+        self._up.set()
+
+    async def _main(self) -> None:
+        model = ModelConfig(device="cpu")
+        config = EngineConfig(model=model, cache=CacheConfig(num_kv_blocks=256), scheduler=SchedulerConfig())
+        tokenizer = load_tokenizer(model)
+        engine = await start_engine(config, tokenizer, in_process=True)
+        self._server = Server(uvicorn_config(self._service))
+        serving = asyncio.create_task(self._server.serve([self._listener]))
+        self._service.attach(engine, tokenizer)
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        self._up.set()
+        await serving
+        await engine.close()
+
+    def __enter__(self) -> "Hosted":
+        self._thread.start()
+        if not self._up.wait(PATIENCE_S) or self._failure is not None:
+            raise SystemExit(f"the server did not start: {self._failure!r}")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def ask(port: int, text: str) -> str:
+    """The events of one streamed chat answer. The client is no code of ours, so that it is not counted."""
+    messages = [{"role": "user", "content": text}]
+    fields = {"messages": messages, "max_tokens": 6, "temperature": 0.0, "ignore_eos": True, "stream": True}
+    body = json.dumps(fields | {"slo": {"ttft_ms": 5000, "tpot_ms": 500}}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts).decode()
+
+
+def measure() -> dict[str, set[str]]:
+    """What one request runs. Raises `SystemExit` if it is not answered properly."""
+    seen = Seen()
+    seen.install()
+    with Hosted() as hosted:
+        seen.on = True
+        answer = ask(hosted.port, "class Stack:\n    def push(self, item):")
+        seen.on = False
+    if not answer.startswith("HTTP/1.1 200") or answer.count('"content"') < 6 or "data: [DONE]" not in answer:
+        raise SystemExit(f"no proper answer:\n{answer}")
+    return seen.functions()
+
+
+def show(found: dict[str, set[str]], functions: bool, files: bool) -> None:
+    packages: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(found):
+        packages[path.split("/")[0] if "/" in path else "."].append(path)
+    for package, paths in packages.items():
+        count = sum(len(found[path]) for path in paths)
+        print(f"{package:<12} files {len(paths):>3} functions {count:>4}")
+        for path in paths if files or functions else ():
+            print(f"    {path:<44} {len(found[path]):>3}")
+            for name in sorted(found[path], key=lambda name: int(name.split(":")[0])) if functions else ():
+                print(f"        {name}")
+    print(f"total files {len(found)} functions {sum(map(len, found.values()))}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", action="store_true", help="list the files")
+    parser.add_argument("--functions", action="store_true", help="list files and functions")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    show(measure(), args.functions, args.files)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
