@@ -28,8 +28,8 @@ from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Outputs
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.server.app import create_app
 from roseinfer.server.hosting import configure_logging, new_event_loop, settle_garbage_collector
+from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
-from roseinfer.server.http.protocol import limited_protocol
 
 CONTEXT, VOCAB, TOKEN = 4096, 4096, 150
 INFO = EngineInfo(

@@ -1,11 +1,11 @@
-"""The asynchronous engine: requests in, chunks out, wherever the engine itself runs."""
+"""The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health."""
 
 import itertools
 import logging
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from roseinfer.core.clock import Clock
+from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
@@ -16,17 +16,75 @@ from roseinfer.core.errors import (
     RoseinferError,
     TooManyInflightError,
 )
-from roseinfer.core.outputs import FinishReason, RequestOutput
+from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import check_context
-from roseinfer.engine.api import GenerateRequest, Sink
+from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, Sink, StepRecord
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
-from roseinfer.engine.messages import Abort, Add, EngineMessage, Outputs, Rejected, sequence_id
+from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, sequence_id
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.transport import Transport
-from roseinfer.engine.watch import EngineWatch
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+
+class EngineWatch:
+    """Brings an engine up through its transport and follows how it does. Belongs to one event loop."""
+
+    def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
+        self.info: EngineInfo
+        self._transport = transport
+        self._clock = clock or MonotonicClock()
+        self._stats = SchedulerStats()
+        self._step_listeners: list[Callable[[StepRecord], None]] = []
+        self._heartbeat_s = self._clock.now()
+        self._death: str | None = None
+        self._closed = False
+
+    async def connect(self) -> None:
+        """Raises what kept the engine from starting."""
+        self.info = await self._transport.start(self._on_message, self._on_death)
+        self._heartbeat_s = self._clock.now()
+
+    def health(self) -> EngineHealth:
+        alive = self._death is None and not self._closed
+        return EngineHealth(alive, self._clock.now() - self._heartbeat_s, self._death)
+
+    def stats(self) -> SchedulerStats:
+        return self._stats
+
+    def on_step(self, listener: Callable[[StepRecord], None]) -> None:
+        self._step_listeners.append(listener)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._transport.close()
+
+    # --- from the engine ----------------------------------------------------------------------------------------
+    def _on_message(self, message: EngineMessage) -> None:
+        try:
+            self._handle(message)
+        except Exception as error:
+            log.exception("a message of the engine could not be handled")
+            self._on_death(f"a message of the engine could not be handled: {type(error).__name__}: {error}")
+
+    def _handle(self, message: EngineMessage) -> None:
+        if isinstance(message, Outputs | Heartbeat):
+            self._note_alive(message)
+        elif isinstance(message, Failed):
+            self._on_death(f"the engine failed: {message.message}")
+
+    def _note_alive(self, message: Outputs | Heartbeat) -> None:
+        self._stats = message.stats
+        self._heartbeat_s = message.now_s
+        for step in message.steps:
+            for listener in self._step_listeners:
+                listener(step)
+
+    def _on_death(self, reason: str) -> None:
+        if self._death is None and not self._closed:
+            self._death = reason
 
 
 class Live:

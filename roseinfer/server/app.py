@@ -19,9 +19,9 @@ from roseinfer.engine.api import Engine
 from roseinfer.server import documents
 from roseinfer.server.formats import chat, completions
 from roseinfer.server.http.auth import AuthMiddleware
+from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, LaneMiddleware
-from roseinfer.server.http.responses import ErrorResponse
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.watchdog import watch_engine
 from roseinfer.server.request.inference import Inference

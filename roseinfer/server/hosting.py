@@ -15,7 +15,7 @@ import uvicorn
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.server.app import build_app
-from roseinfer.server.http.protocol import limited_protocol
+from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.request.service import Service
 
 log = logging.getLogger("roseinfer.server")

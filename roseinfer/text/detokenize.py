@@ -10,8 +10,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from roseinfer.text.decoding import DecoderKind
-from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.tokenizer import DecoderKind, Tokenizer
 
 CONTEXT_TOKENS = 4
 

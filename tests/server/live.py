@@ -14,8 +14,8 @@ import uvicorn
 from roseinfer.core.config import ServerConfig
 from roseinfer.server.app import create_app
 from roseinfer.server.hosting import listen
+from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
-from roseinfer.server.http.protocol import limited_protocol
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, FakeEngine

@@ -6,8 +6,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
-from roseinfer.text.decoding import DecoderKind, byte_alphabet, byte_level_bytes
-from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.tokenizer import DecoderKind, Tokenizer, byte_alphabet, byte_level_bytes
 from tests.text import tokenizers as build
 
 

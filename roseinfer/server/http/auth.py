@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import invalid_api_key
-from roseinfer.server.http.responses import ErrorResponse
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
 

@@ -1,6 +1,8 @@
 """Plain ASGI middleware: request ids and HTTP metrics, a last net for our own bugs, and the inference routes."""
 
 import logging
+import random
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -9,9 +11,25 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roseinfer.core.errors import RoseinferError
-from roseinfer.server.http.errors import ApiError, as_api_error, internal_error
-from roseinfer.server.http.ids import check_request_id, new_request_id
-from roseinfer.server.http.responses import ErrorResponse
+from roseinfer.server.http.body import ErrorResponse
+from roseinfer.server.http.errors import ApiError, as_api_error, bad_request, internal_error
+
+# --- request ids: taken from the client if usable, random otherwise -----------------------------------------------
+MAX_ID_CHARS = 128
+# Visible ASCII: safe in a header, in a log line and in JSON.
+_VALID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
+
+
+def new_request_id() -> str:
+    """Nobody else's; not a secret."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def check_request_id(value: str, param: str) -> str:
+    if not _VALID.fullmatch(value):
+        raise bad_request(f"{param} must be 1 to {MAX_ID_CHARS} visible ASCII characters", param)
+    return value
+
 
 log = logging.getLogger(__name__)
 

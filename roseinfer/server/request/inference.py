@@ -13,17 +13,16 @@ from roseinfer.core.errors import TooManyInflightError
 from roseinfer.server.formats.events import EventEncoder
 from roseinfer.server.formats.whole import WholeAnswer
 from roseinfer.server.http.auth import key_digest
+from roseinfer.server.http.body import JsonResponse, read_json
+from roseinfer.server.http.connection import EXTENSION, Wire
 from roseinfer.server.http.errors import as_api_error, deadline_exceeded, too_many_inflight
-from roseinfer.server.http.guard import Guard
-from roseinfer.server.http.ids import check_request_id
-from roseinfer.server.http.limits import Limits, read_json
-from roseinfer.server.http.responses import JsonResponse
-from roseinfer.server.http.wire import EXTENSION, Wire
+from roseinfer.server.http.limits import Limits
+from roseinfer.server.http.middleware import check_request_id
 from roseinfer.server.observe.report import log_start, report
-from roseinfer.server.request.account import Usage
-from roseinfer.server.request.attainment import usage_of
+from roseinfer.server.request.account import Usage, usage_of
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job
+from roseinfer.server.request.lifecycle import Guard
 from roseinfer.server.request.objectives import SHEDDING, Headers
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.server.request.stream import AllBegun, EventStream, StreamAnswer

@@ -12,7 +12,7 @@ from roseinfer.server.formats.prompts import PromptEncoder
 from roseinfer.server.http.errors import ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.observe.metrics import EngineMetrics, Exposition, Snapshot, StepMetrics, snapshot
-from roseinfer.server.observe.slo_metrics import SloMetrics
+from roseinfer.server.observe.report import SloMetrics
 from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.length_prediction import LengthPrediction, length_prediction
 from roseinfer.server.request.lifecycle import Lifecycle, Room

@@ -7,8 +7,8 @@ from starlette.types import Send
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.formats.choice import Choice, Piece
 from roseinfer.server.formats.events import EventEncoder
+from roseinfer.server.http.connection import Wire
 from roseinfer.server.http.errors import ApiError
-from roseinfer.server.http.wire import Wire
 from roseinfer.server.request.generation import Receiver
 from roseinfer.server.request.offload import Offload
 

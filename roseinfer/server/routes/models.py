@@ -6,8 +6,8 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from roseinfer.server.documents import ModelCard, ModelList, docs
+from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import model_not_found
-from roseinfer.server.http.responses import JsonResponse
 from roseinfer.server.request.service import Service
 
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from roseinfer.server.documents import Health, Load, Version, docs
-from roseinfer.server.http.responses import JsonResponse
+from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.observe.metrics import CONTENT_TYPE
 from roseinfer.server.request.service import Service
 

@@ -11,9 +11,8 @@ from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.prompts import PromptEncoder, plain_messages
 from roseinfer.server.formats.refused import check_extras
 from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
+from roseinfer.server.http.body import JsonResponse, read_json
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.http.limits import read_json
-from roseinfer.server.http.responses import JsonResponse
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.server import documents
-from roseinfer.server.observe.slo_metrics import SLACK_S
+from roseinfer.server.observe.report import SLACK_S
 from tests.server.fake_engine import Step, Wait, rejected, timed_out
 from tests.server.live import LiveServer, events, http_post
 

@@ -6,8 +6,7 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.server.http.errors import ApiError, unavailable
-from roseinfer.server.http.guard import Guard
-from roseinfer.server.request.lifecycle import MAX_RETRY_S, DrainRate, Lifecycle
+from roseinfer.server.request.lifecycle import MAX_RETRY_S, DrainRate, Guard, Lifecycle
 
 
 def test_drain_rate() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from roseinfer.server.http.wire import Cork, Wire
+from roseinfer.server.http.connection import Cork, Wire
 
 
 class Transport(asyncio.Transport):
