@@ -13,6 +13,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -107,9 +108,8 @@ class Bench:
         pass
 
     def connect(self) -> Any:
-        made: Any = self._config.http_protocol_class(
-            config=self._config, server_state=self._server.server_state, app_state={}
-        )
+        protocol: Any = self._config.http_protocol_class
+        made = protocol(config=self._config, server_state=self._server.server_state, app_state={})
         made.connection_made(Wireless())
         return made
 
@@ -185,9 +185,9 @@ async def run(args: argparse.Namespace) -> None:
     bench = Bench()
     await bench.open()
     for ids in args.ids:
-        await show(f"a request of {ids} prompt ids", args.rounds, lambda ids=ids: request_us(bench, args.requests, ids))
+        await show(f"a request of {ids} prompt ids", args.rounds, partial(request_us, bench, args.requests, ids))
     for streams in args.streams:
-        await show(f"a token, {streams} streams", args.rounds, lambda streams=streams: token_us(bench, streams))
+        await show(f"a token, {streams} streams", args.rounds, partial(token_us, bench, streams))
 
 
 def main() -> None:

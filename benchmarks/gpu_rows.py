@@ -56,7 +56,7 @@ class Row:
             kind = types[name]
             values[name] = True if kind is bool else next(words)
             if kind in (int, float):
-                values[name] = kind(values[name])  # type: ignore[operator]
+                values[name] = kind(values[name])
         values["seed"] = values.get("seed", 0) + seed_shift
         return OpenLoopConfig(**values)
 

@@ -127,7 +127,7 @@ async def main(args: argparse.Namespace) -> dict[str, Any]:
         for name, options in contenders(policies, budget).items():
             own = nullcontext(first) if name == "fifo" else server(args.model, [*base, *options])
             urls[name] = await stack.enter_async_context(own)
-        found = {
+        found: dict[str, Any] = {
             "alone_ms": {"token": 1e3 * alone.token_s, "longest_first": 1e3 * alone.longest_first_s},
             "capacity_req_s": capacity,
             "sarathi_token_budget": budget,

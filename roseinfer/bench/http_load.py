@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from roseinfer.bench.load import Send
@@ -71,7 +71,7 @@ async def http_sender(base_url: str, model: str) -> AsyncIterator[Send]:
         yield send
 
 
-async def _read(lines: AsyncIterator[bytes], output_len: int) -> list[tuple[float, int]]:
+async def _read(lines: AsyncIterable[bytes], output_len: int) -> list[tuple[float, int]]:
     """One chunk counts as one token; what merged chunks hold beyond that is added to the last, from the usage."""
     chunks: list[tuple[float, int]] = []
     usage = 0

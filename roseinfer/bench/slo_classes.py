@@ -53,8 +53,8 @@ def read_classes(path: str) -> tuple[LoadClass, ...]:
 
 
 def _served(name: str, slo: Slo) -> LoadClass:
-    limits = {"ttft_s": slo.ttft_s or inf, "tpot_s": slo.tpot_s or inf, "e2e_s": slo.e2e_s or inf}
-    return LoadClass(name, **limits, body={"slo": {"class": name}})
+    body = {"slo": {"class": name}}
+    return LoadClass(name, ttft_s=slo.ttft_s or inf, tpot_s=slo.tpot_s or inf, e2e_s=slo.e2e_s or inf, body=body)
 
 
 def _parse(number: int, entry: Any) -> LoadClass:

@@ -25,7 +25,7 @@ LATENCIES = {
 def samples(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     """Milliseconds: one value per request and key of `LATENCIES`, for ITL one per gap between chunks."""
     records = [record for run in runs for record in run.requests]
-    values = {key: [] for key in LATENCIES}
+    values: dict[str, list[float]] = {key: [] for key in LATENCIES}
     for record in records:
         for key, seconds in _seconds(record).items():
             values[key] += [1e3 * value for value in seconds if value is not None]

@@ -1,7 +1,7 @@
 """A recorded run again, without its machine: the scheduler runs on the recorded arrivals and step times."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -161,7 +161,8 @@ class _Reader:
 
 
 def _add(line: dict[str, Any]) -> Add:
-    params = {key: tuple(value) if isinstance(value, list) else value for key, value in line.pop("params").items()}
+    given = line.pop("params").items()
+    params: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     params["logit_bias"] = tuple(tuple(pair) for pair in params.get("logit_bias", ()))
     slo = line.pop("slo")
     return Add(
@@ -264,7 +265,7 @@ def replay(
         runner.turn, runner.submitted = turn, None
         for output in core.step():
             _note(found, tokens, output)
-        rows = runner.submitted.rows if runner.submitted else []
+        rows: Sequence[Row] = runner.submitted.rows if runner.submitted else ()
         found.plans.append([(row.request_id, row.start, row.count) for row in rows])
     return found
 

@@ -57,7 +57,7 @@ class ApiError(RoseinferError):
 
     def body(self) -> bytes:
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": fields | self.more})
+        return orjson.dumps({"error": {**fields, **self.more}})
 
     def headers(self) -> dict[str, str]:
         headers = {}
@@ -69,7 +69,7 @@ class ApiError(RoseinferError):
             headers["WWW-Authenticate"] = "Bearer"
         if self.closes:
             headers["Connection"] = "close"
-        return headers | self.more_headers
+        return {**headers, **self.more_headers}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
