@@ -13,7 +13,6 @@ import asyncio
 import json
 import logging
 import socket
-import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -151,4 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
