@@ -1,40 +1,80 @@
-"""The one interface of every attention implementation."""
+"""The one interface of every attention implementation, and what it is built from.
+
+What a backend can do besides `forward` is said by the protocols that it implements, never by its name.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What a backend is built for: `specs` of the model's layers in order, and what it sizes its buffers by.
+
+    max_rows, max_tokens: rows and tokens of a step at most. max_model_len: tokens of a context at most.
+    """
+
+    specs: tuple[AttentionSpec, ...]
+    max_rows: int
+    max_tokens: int
+    max_model_len: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class AttentionBackend(Protocol):
-    """Causal attention of a step's packed tokens over the paged KV store, scaled by 1 / sqrt(head_dim)."""
+    """Causal attention of a step's packed tokens over the paged KV store, as each layer's `AttentionSpec` says."""
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         """Prepare what all layers of the coming forward pass share. Called once a step, before `forward`."""
         ...
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
-        """Norm and turn queries and keys as `heads` says, write K and V at the batch's slots, then attend.
+        """Norm and turn queries and keys as `heads` says, write K and V at the batch's slots, attend as its spec says.
 
         qkv: [T, (heads + 2 * kv_heads) * D], a layer's packed projections, query heads first; may be overwritten.
-        Query head h reads KV head h // (heads / kv_heads). Returns [T, heads * D]. Slots of -1 are not written. Each
-        row sees its own blocks up to its query's position and nothing else.
+        `heads.spec` is the layer's of the `AttentionShape` that the backend was built from. Returns [T, heads * D].
+        Slots of -1 are not written. Each row sees its own blocks up to its query's position and nothing else.
         """
         ...
 
 
 @runtime_checkable
-class PlannedAttention(AttentionBackend, Protocol):
-    """A backend whose host divides the work of a captured decode step anew before each replay."""
+class GraphableAttention(AttentionBackend, Protocol):
+    """A backend whose decode steps can be captured in CUDA graphs: what changes between replays is on the device."""
 
-    def begin_graph(self, batch: ForwardBatch, store: KVStore) -> None:
-        """`begin` for a step of decodes that is captured; called once before the capture and once within."""
+    def prepare_capture(self, batch: ForwardBatch, store: KVStore) -> None:
+        """`begin` for a step that is captured; called once before the capture and once within."""
         ...
 
-    def plan_graph(self, rows: int, context_lens: Sequence[int]) -> None:
-        """Before each replay of the step captured with `rows` rows, of which the first have these contexts."""
+    def prepare_replay(self, rows: int, starts: Sequence[int]) -> None:
+        """Before each replay of the step of decodes captured with `rows` rows.
+
+        starts: the positions of the queries of its first rows; those behind them are padding, at position 0.
+        """
+        ...
+
+
+@runtime_checkable
+class MixedGraphableAttention(GraphableAttention, Protocol):
+    """A backend whose chunk rows can be described by a table on the device: steps that have some can be captured."""
+
+    def map_chunks(
+        self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]
+    ) -> np.ndarray:
+        """[g, 2] int32 for chunk rows `first_row` and following of a step that is captured with `tokens` tokens."""
+        ...
+
+    def max_chunks(self, tokens: int, rows: int) -> int:
+        """Entries that the map of such a step has room for."""
         ...

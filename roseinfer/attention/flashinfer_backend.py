@@ -9,11 +9,12 @@ from typing import Protocol
 
 import torch
 
+from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.flashinfer_rows import KV, ChunkRows, DecodeRows, Geometry, GraphRows, PromptKernel
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.select import AttentionShape
+from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.page_list import PageList
@@ -22,19 +23,22 @@ from roseinfer.kernels.triton_support import cdiv
 HEAD_DIMS = (64, 128, 256)
 
 
-def why_not(shape: AttentionShape) -> str | None:
-    """Why FlashInfer cannot be used, as the end of a sentence; None if it can. Imports nothing."""
+def why_not(specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why FlashInfer cannot compute these layers here, as the end of a sentence; None if it can. Imports nothing."""
     if find_spec("flashinfer") is None:
         return "it is not installed: pip install 'roseinfer[flashinfer]'"
-    if shape.device.type != "cuda":
-        return f"it runs on CUDA GPUs, not on {shape.device.type}"
-    if shape.dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in bfloat16 and float16, not in {str(shape.dtype).removeprefix('torch.')}"
-    if shape.head_dim not in HEAD_DIMS:
-        return f"it knows head dimensions {HEAD_DIMS}, not {shape.head_dim}"
-    if torch.cuda.get_device_capability(shape.device) < (8, 0):
+    if device.type != "cuda":
+        return f"it runs on CUDA GPUs, not on {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
+    unknown = {spec.head_dim for spec in specs} - set(HEAD_DIMS)
+    if unknown:
+        return f"it knows head dimensions {HEAD_DIMS}, not {min(unknown)}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or newer"
-    return None
+    if len(set(specs)) > 1:
+        return "its plans serve all layers of a step, and the model's layers differ"
+    return unsupported(specs, windows=False)
 
 
 class _Part(Protocol):
@@ -46,13 +50,13 @@ class _Part(Protocol):
 class FlashInferAttention:
     """`AttentionBackend` for 16-bit dtypes and head dimensions 64, 128 and 256 on GPUs from Ampere on.
 
-    Batches that are captured in CUDA graphs, all of whose rows have one query: `begin_graph` takes the place of
-    `begin`, and `plan_graph` comes before every replay.
+    Batches that are captured in CUDA graphs, all of whose rows have one query: `prepare_capture` takes the place of
+    `begin`, and the host divides the work of a step anew in `prepare_replay`.
     """
 
     def __init__(self, shape: AttentionShape, prompt_kernel: PromptKernel | None = None) -> None:
         """prompt_kernel: see `ChunkRows`. Raises `ConfigError` where FlashInfer cannot run."""
-        reason = why_not(shape)
+        reason = why_not(shape.specs, shape.dtype, shape.device)
         if reason is not None:
             raise ConfigError(f"attention_backend flashinfer cannot be used: {reason}")
         self._shape = shape
@@ -77,7 +81,7 @@ class FlashInferAttention:
             self._chunks.begin(batch)
             self._parts.append((slice(decodes, None), self._chunks))
 
-    def begin_graph(self, batch: ForwardBatch, store: KVStore) -> None:
+    def prepare_capture(self, batch: ForwardBatch, store: KVStore) -> None:
         """`begin` for a capture: one launch. The first call for a number of rows prepares it and is not captured."""
         self._adopt(batch, store)
         rows = batch.num_rows
@@ -87,16 +91,16 @@ class FlashInferAttention:
         self._graphs[rows].list_blocks(batch)
         self._parts = [(slice(None), self._graphs[rows])]
 
-    def plan_graph(self, rows: int, context_lens: Sequence[int]) -> None:
+    def prepare_replay(self, rows: int, starts: Sequence[int]) -> None:
         """Before a replay of the batch captured with `rows` rows. See `GraphRows.plan`."""
-        self._graphs[rows].plan(context_lens)
+        self._graphs[rows].plan(starts)
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         kv = self._layers[layer]
         store_qkv(qkv, heads, kv, self._batch)
-        tokens = qkv.shape[0]
-        q = qkv.view(tokens, heads.heads + 2 * heads.kv_heads, heads.head_dim)[:, : heads.heads]
-        out = qkv.new_empty((tokens, heads.heads, heads.head_dim))
+        tokens, spec = qkv.shape[0], heads.spec
+        q = qkv.view(tokens, spec.heads + 2 * spec.kv_heads, spec.head_dim)[:, : spec.heads]
+        out = qkv.new_empty((tokens, spec.heads, spec.head_dim))
         for selected, part in self._parts:
             part.attend(q[selected], kv, out[selected])
         return out.view(tokens, -1)

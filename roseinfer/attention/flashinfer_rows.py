@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.select import AttentionShape
 from roseinfer.kernels.page_list import PageList, list_pages
 from roseinfer.kernels.triton_support import cdiv
 
@@ -41,6 +41,7 @@ class Geometry:
     heads: int
     kv_heads: int
     head_dim: int
+    scale: float
     block_size: int
     dtype: torch.dtype
     device: torch.device
@@ -49,12 +50,14 @@ class Geometry:
 
     @classmethod
     def of(cls, shape: AttentionShape) -> "Geometry":
-        """shape: of a CUDA GPU."""
-        group = shape.heads // shape.kv_heads
+        """shape: of a CUDA GPU, all layers of which are alike."""
+        spec = shape.specs[0]
+        group = spec.group
         return cls(
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            spec.scale,
             shape.block_size,
             shape.dtype,
             shape.device,
@@ -91,6 +94,7 @@ class Geometry:
             "num_qo_heads": self.heads,
             "num_kv_heads": self.kv_heads,
             "page_size": self.block_size,
+            "sm_scale": self.scale,
             "q_data_type": self.dtype,
             "kv_data_type": self.dtype,
         }
@@ -252,14 +256,14 @@ class GraphRows:
                 **self._geometry.plan_arguments(),
             )
 
-    def plan(self, context_lens: Sequence[int]) -> None:
-        """Before a replay. context_lens: of the first rows; those behind them are padding, with a context of 1."""
+    def plan(self, starts: Sequence[int]) -> None:
+        """Before a replay. starts: positions of the first rows' queries; those behind them are padding, at 0."""
         if self.planned_once:
             return
         from flashinfer import fast_decode_plan
 
-        padding = [1] * (self._rows - len(context_lens))
-        lengths = _Lengths([*context_lens, *padding], self._geometry.block_size)
+        padding = [1] * (self._rows - len(starts))
+        lengths = _Lengths([*(start + 1 for start in starts), *padding], self._geometry.block_size)
         with self._copy:
             fast_decode_plan(
                 self._wrapper,

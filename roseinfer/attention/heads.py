@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.rotary import Rotary, rotate
 from roseinfer.layers.weights import WeightSource, read_new
 
@@ -32,24 +33,23 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """The shape of a layer's heads, and what is done to queries and keys before they meet.
+    """What one layer does with its projections: what its attention computes, and what queries and keys undergo before.
 
     norms: None where the model has none. rotary: None for learned positions.
     """
 
-    heads: int
-    kv_heads: int
-    head_dim: int
+    spec: AttentionSpec
     norms: HeadNorms | None = None
     rotary: Rotary | None = None
 
     def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [T, heads, D], k and v [T, kv_heads, D] of packed projections; q and k normed and turned."""
-        turned = self.heads + self.kv_heads
-        by_head = qkv.view(qkv.shape[0], turned + self.kv_heads, self.head_dim)
+        heads, kv_heads, head_dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
+        turned = heads + kv_heads
+        by_head = qkv.view(qkv.shape[0], turned + kv_heads, head_dim)
         qk, v = by_head[:, :turned], by_head[:, turned:]
         if self.norms is not None:
-            qk = F.rms_norm(qk, (self.head_dim,), None, self.norms.eps) * self.norms.both
+            qk = F.rms_norm(qk, (head_dim,), None, self.norms.eps) * self.norms.both
         if self.rotary is not None:
             qk = rotate(qk, self.rotary.angles(positions))
-        return qk[:, : self.heads], qk[:, self.heads :], v
+        return qk[:, :heads], qk[:, heads:], v

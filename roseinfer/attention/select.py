@@ -1,48 +1,60 @@
 """Which attention implementation runs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
 
-from roseinfer.attention.base import AttentionBackend
-from roseinfer.attention.torch_backend import TorchAttention
-from roseinfer.core.errors import ConfigError
+from roseinfer.attention.base import AttentionBackend, AttentionShape
+from roseinfer.attention.spec import AttentionSpec
+from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.availability import has_triton
 
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What a backend sizes its buffers for: rows and tokens of a step at most, tokens of a context at most."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    max_rows: int
-    max_tokens: int
-    max_model_len: int
-    block_size: int
-    dtype: torch.dtype
-    device: torch.device
+# What `auto` takes the first of that can compute the model here.
+_PREFERRED = ("triton", "torch")
 
 
-def resolve_backend(name: str, device: torch.device) -> str:
-    """The backend that `attention_backend` names. Raises `ConfigError` if it cannot run here."""
-    if name == "auto":
-        return "triton" if has_triton(device) else "torch"
-    if name != "torch" and device.type != "cuda":
-        raise ConfigError(f"attention_backend {name} needs a CUDA GPU, and the device is {device.type}")
-    if name != "torch" and not has_triton(device):
-        raise ConfigError(f"attention_backend {name} needs the triton package, which is not installed")
-    if name == "flashinfer" and find_spec("flashinfer") is None:
-        raise ConfigError(
-            "attention_backend is flashinfer, which is not installed: pip install 'roseinfer[flashinfer]'"
-        )
-    return name
+def resolve_backend(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device) -> str:
+    """The backend that `attention_backend` names, for a model with these layers.
+
+    Raises `ConfigError` if it cannot run here, `UnsupportedModelError` if "auto" finds none that computes the layers.
+    """
+    if name != "auto":
+        reason = why_not(name, specs, dtype, device)
+        if reason is not None:
+            raise ConfigError(f"attention_backend {name} cannot be used: {reason}")
+        return name
+    reasons = {backend: why_not(backend, specs, dtype, device) for backend in _PREFERRED}
+    for backend, reason in reasons.items():
+        if reason is None:
+            return backend
+    told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
+    raise UnsupportedModelError(f"no attention backend computes this model here: {told}")
+
+
+def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the backend cannot compute these layers here, as the end of a sentence; None if it can."""
+    if name == "torch":
+        from roseinfer.attention import torch_backend
+
+        return torch_backend.why_not(specs)
+    if device.type != "cuda":
+        return f"it needs a CUDA GPU, and the device is {device.type}"
+    if not has_triton(device):
+        return "it needs the triton package, which is not installed"
+    if name == "triton":
+        from roseinfer.attention import triton_backend
+
+        return triton_backend.why_not(specs)
+    if find_spec("flashinfer") is None:
+        return "it is not installed: pip install 'roseinfer[flashinfer]'"
+    from roseinfer.attention import flashinfer_backend
+
+    return flashinfer_backend.why_not(specs, dtype, device)
 
 
 def make_attention(name: str, shape: AttentionShape) -> AttentionBackend:
-    """The backend called `name`, one of those that `resolve_backend` returns."""
+    """The backend called `name`, one of those that `resolve_backend` returns. Imports no other."""
     if name == "triton":
         from roseinfer.attention.triton_backend import TritonAttention
 
@@ -51,4 +63,6 @@ def make_attention(name: str, shape: AttentionShape) -> AttentionBackend:
         from roseinfer.attention.flashinfer_backend import FlashInferAttention
 
         return FlashInferAttention(shape)
-    return TorchAttention()
+    from roseinfer.attention.torch_backend import TorchAttention
+
+    return TorchAttention(shape.specs)

@@ -11,12 +11,12 @@ def store_qkv(
     qkv: torch.Tensor, heads: HeadTransform, kv: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch
 ) -> None:
     """Norm and turn queries in place, keys on their way into the cache with the values. kv: `KVStore.layer`."""
-    norms, rotary = heads.norms, heads.rotary
+    spec, norms, rotary = heads.spec, heads.norms, heads.rotary
     store_heads(
         qkv,
-        heads.heads,
-        heads.kv_heads,
-        heads.head_dim,
+        spec.heads,
+        spec.kv_heads,
+        spec.head_dim,
         *kv,
         batch.slots,
         batch.positions,

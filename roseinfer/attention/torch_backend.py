@@ -4,6 +4,7 @@ What all layers share is worked out once a step in `begin`: the rows of the stor
 and how the batch splits into pieces, each of which one call of scaled_dot_product_attention (or a few) can take.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Protocol
@@ -15,6 +16,7 @@ from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
+from roseinfer.attention.spec import AttentionSpec, unsupported
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
 # that no longer row is padded to more than twice its length.
@@ -36,6 +38,11 @@ class _Row:
     context: int
 
 
+def why_not(specs: Sequence[AttentionSpec]) -> str | None:
+    """What of these layers this backend cannot compute, as the end of a sentence; None if nothing."""
+    return unsupported(specs, windows=False)
+
+
 class _Piece(Protocol):
     """Part of a batch. `tokens` selects its packed tokens, in the batch's order."""
 
@@ -47,9 +54,9 @@ class _Piece(Protocol):
 
 
 class TorchAttention:
-    """`AttentionBackend` for any device, dtype, block size and grouping of heads."""
+    """`AttentionBackend` for any device, dtype, block size and grouping of heads. specs: of the model's layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, specs: Sequence[AttentionSpec]) -> None:
         self._band = _Band()
         self._pieces: list[_Piece] = []
         self._paged: PagedRows | None = None

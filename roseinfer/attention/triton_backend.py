@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.select import AttentionShape
 from roseinfer.attention.side_stream import SideStream
+from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
 from roseinfer.kernels.prefill_attention import (
@@ -25,10 +27,19 @@ from roseinfer.kernels.prefill_attention import (
 # A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
 # would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).
 _SHORT_CHUNKS = 32
+# The largest that the kernels' tiles are laid out for.
+_LONGEST_HEAD = 256
+
+
+def why_not(specs: Sequence[AttentionSpec]) -> str | None:
+    """What of these layers the kernels cannot compute, as the end of a sentence; None if nothing."""
+    if len({replace(spec, window=None) for spec in specs}) > 1:
+        return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
+    return unsupported(specs, windows=False, longest_head=_LONGEST_HEAD)
 
 
 class TritonAttention:
-    """`AttentionBackend` for CUDA GPUs.
+    """`MixedGraphableAttention` for CUDA GPUs; layers may differ in their windows only.
 
     In a mixed step the chunks' kernel runs beside the decodes' (H200, heads as Qwen3-8B's: 60 decodes of 100 to 900
     tokens and 128 tokens of a prompt take 48 us a layer instead of 57). Nothing waits for the device. A batch of
@@ -38,12 +49,9 @@ class TritonAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._group = shape.heads // shape.kv_heads
-        processors = _processors(shape.device)
-        config = choose_decode_config(self._group, shape.head_dim, shape.dtype)
-        self._workspace = DecodeWorkspace.allocate(
-            config, shape.max_rows, shape.heads, shape.kv_heads, shape.head_dim, processors, shape.device
-        )
+        self._spec = shape.specs[0]  # for what all layers have in common
+        # The division of a step's decodes into shares serves all layers of one window.
+        self._workspaces = {spec.window: _workspace(spec, shape) for spec in dict.fromkeys(shape.specs)}
         self._side = SideStream(shape.device)
         self._prefill_config = self._config_for(1)
         self._block_map: torch.Tensor | None = None
@@ -68,68 +76,83 @@ class TritonAttention:
         """
         return tokens // self._queries(tokens) + min(rows, _SHORT_CHUNKS)
 
+    def prepare_capture(self, batch: ForwardBatch, store: KVStore) -> None:
+        self.begin(batch, store)
+
+    def prepare_replay(self, rows: int, starts: Sequence[int]) -> None:
+        """Nothing: the kernels read lengths and block tables from the device."""
+
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
         if store is not self._store:
             self._store = store
-            self._caches = [store.layer(i) for i in range(store.data.shape[1])]
+            self._caches = [store.layer(i) for i in range(len(self._shape.specs))]
             self._load_kernels(batch)
         tokens, decodes = batch.input_ids.shape[0], batch.num_decodes
         self._prefill_config = self._config_for(tokens)
         self._lengths = batch.context_len if batch.decode_len is None else batch.decode_len
         if decodes:
-            plan_decode(self._lengths, decodes, self._workspace)
+            for workspace in self._workspaces.values():
+                plan_decode(self._lengths, decodes, workspace)
         self._block_map = batch.chunk_map
         if self._block_map is None and decodes < len(batch.query_lens):
             blocks = self.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
             self._block_map = _upload(blocks, batch.context_len.device)
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
-        batch = self._batch
+        batch, spec = self._batch, heads.spec
         assert batch is not None, "begin comes before forward"
         kv = self._caches[layer]
         store_qkv(qkv, heads, kv, batch)
-        q = qkv.view(qkv.shape[0], -1, heads.head_dim)[:, : heads.heads]
+        q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._attend(q, *kv, out, heads.head_dim**-0.5)
+        self._attend(q, *kv, out, spec)
         return out.view(q.shape[0], -1)
 
     def _attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor, scale: float
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor, spec: AttentionSpec
     ) -> None:
-        batch = self._batch
-        assert batch is not None
-        tables, rows, lengths = batch.tables, batch.table_rows, batch.context_len
+        batch, decode_lens = self._batch, self._lengths
+        assert batch is not None and decode_lens is not None
+        tables, rows, lengths, scale = batch.tables, batch.table_rows, batch.context_len, spec.scale
         mixed = bool(batch.num_decodes) and self._block_map is not None
         with self._side.beside() if mixed else nullcontext():
             if self._block_map is not None:
                 starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
                 prefill_attention(q, k_cache, v_cache, tables, rows, starts, lengths, out, blocks, scale, config)
         if batch.num_decodes:
-            decode_attention(q, k_cache, v_cache, tables, rows, self._lengths, out, scale, self._workspace)
+            workspace = self._workspaces[spec.window]
+            decode_attention(q, k_cache, v_cache, tables, rows, decode_lens, out, scale, workspace)
         if mixed:
             self._side.join()
 
     def _config_for(self, tokens: int) -> PrefillConfig:
-        return choose_prefill_config(tokens, self._group, self._shape.head_dim, self._shape.dtype)
+        return choose_prefill_config(tokens, self._spec.group, self._spec.head_dim, self._shape.dtype)
 
     def _queries(self, tokens: int) -> int:
-        return queries_per_block(self._config_for(tokens), self._group)
+        return queries_per_block(self._config_for(tokens), self._spec.group)
 
     def _load_kernels(self, batch: ForwardBatch) -> None:
         """Launch every variant over no rows, so that none is compiled while serving, whatever the steps look like."""
-        shape = self._shape
-        heads, size = shape.heads, shape.head_dim
-        empty = {"dtype": shape.dtype, "device": shape.device}
-        q = torch.empty((1, heads + 2 * shape.kv_heads, size), **empty)[:, :heads]
-        out = torch.empty((1, heads, size), **empty)
-        nothing = torch.full((1, 2), -1, dtype=torch.int32, device=shape.device)
+        spec, dtype, device = self._spec, self._shape.dtype, self._shape.device
+        q = torch.empty((1, spec.heads + 2 * spec.kv_heads, spec.head_dim), dtype=dtype, device=device)[:, : spec.heads]
+        out = torch.empty((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
+        nothing = torch.full((1, 2), -1, dtype=torch.int32, device=device)
         cache = (*self._caches[0], batch.tables, batch.table_rows)
-        for tokens in (SMALL_STEP, SMALL_STEP + 1):
-            starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
-            prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config)
-        plan_decode(batch.context_len, 0, self._workspace)
-        decode_attention(q, *cache, batch.context_len, out, 1.0, self._workspace)
+        for workspace in self._workspaces.values():
+            for tokens in (SMALL_STEP, SMALL_STEP + 1):
+                starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
+                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config)
+            plan_decode(batch.context_len, 0, workspace)
+            decode_attention(q, *cache, batch.context_len, out, 1.0, workspace)
+
+
+def _workspace(spec: AttentionSpec, shape: AttentionShape) -> DecodeWorkspace:
+    config = choose_decode_config(spec.group, spec.head_dim, shape.dtype)
+    processors = _processors(shape.device)
+    return DecodeWorkspace.allocate(
+        config, shape.max_rows, spec.heads, spec.kv_heads, spec.head_dim, processors, shape.device
+    )
 
 
 def _processors(device: torch.device) -> int:

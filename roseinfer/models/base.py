@@ -6,6 +6,7 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.weights import WeightSource
 from roseinfer.models.config import ModelSpec
 
@@ -14,6 +15,8 @@ class CausalLM(Protocol):
     """A decoder-only language model. Built without memory from a spec; `load` gives it weights."""
 
     spec: ModelSpec
+    attention: tuple[AttentionSpec, ...]
+    """What the attention of each of its layers computes: of the heads that this process holds."""
     device: torch.device
     dtype: torch.dtype
     ignored: tuple[str, ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.sampling import SamplingParams
 
@@ -65,7 +66,8 @@ class ModelSpec:
     """Shape and options of a decoder-only model.
 
     `max_position` is the longest context in tokens. `activation` is "silu", "gelu" (exact) or "gelu_tanh". `rope` is
-    None for learned positions. `dtype` is the checkpoint's. `qk_norm`: RMSNorm over each head of q and k.
+    None for learned positions. `dtype` is the checkpoint's. `qk_norm`: RMSNorm over each head of q and k. `windows`: of
+    each layer's attention, in tokens, None for full attention; empty if no layer has one.
     """
 
     architecture: str
@@ -86,6 +88,21 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+
+    @property
+    def attention(self) -> tuple[AttentionSpec, ...]:
+        """What each layer's attention computes, in the order of the layers."""
+        return tuple(
+            AttentionSpec(
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                scale=self.head_dim**-0.5,
+                window=window,
+            )
+            for window in self.windows or (None,) * self.num_layers
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

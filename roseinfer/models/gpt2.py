@@ -17,7 +17,7 @@ from roseinfer.models.config import ModelSpec
 class GPT2Block:
     def __init__(self, spec: ModelSpec, layer: int) -> None:
         self._layer = layer
-        self._heads = HeadTransform(spec.num_heads, spec.num_heads, spec.head_dim)
+        self._heads = HeadTransform(spec.attention[layer])
         norm = LayerNorm(spec.hidden_size, spec.norm_eps)
         self._qkv = NormedLinear(norm, Linear(spec.hidden_size, 3 * spec.hidden_size, bias=True))
         self._out = Linear(spec.hidden_size, spec.hidden_size, bias=True)
@@ -44,6 +44,7 @@ class GPT2:
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device
+        self.attention = spec.attention
         self._tokens = Embedding(spec.vocab_size, spec.hidden_size)
         self._positions = Embedding(spec.max_position, spec.hidden_size)
         self._blocks = [GPT2Block(spec, layer) for layer in range(spec.num_layers)]

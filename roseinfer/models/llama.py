@@ -24,7 +24,7 @@ class SelfAttention:
     def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary) -> None:
         self._layer = layer
         self._spec = spec
-        self._heads = HeadTransform(spec.num_heads, spec.num_kv_heads, spec.head_dim, rotary=rotary)
+        self._heads = HeadTransform(spec.attention[layer], rotary=rotary)
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self._qkv = NormedLinear(norm, Linear(spec.hidden_size, q_width, kv_width, kv_width, bias=spec.qkv_bias))
@@ -36,10 +36,10 @@ class SelfAttention:
         self._qkv.load(source, f"{prefix}.input_layernorm", *names)
         self._out.load(source, f"{attention}.o_proj")
         if self._spec.qk_norm:
-            h = self._heads
-            shape = (h.heads, h.kv_heads, h.head_dim, self._spec.norm_eps)
+            spec = self._heads.spec
+            shape = (spec.heads, spec.kv_heads, spec.head_dim, self._spec.norm_eps)
             norms = HeadNorms.load(source, f"{attention}.q_norm", f"{attention}.k_norm", *shape)
-            self._heads = replace(h, norms=norms)
+            self._heads = replace(self._heads, norms=norms)
 
     def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """x: [T, hidden], the residual stream."""
@@ -69,6 +69,7 @@ class Llama:
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device
+        self.attention = spec.attention
         self._tokens = Embedding(spec.vocab_size, spec.hidden_size)
         assert spec.rope is not None
         rotary = Rotary(_frequencies(spec.rope, spec.head_dim).to(device), spec.max_position)

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.base import (
+    AttentionBackend,
+    AttentionShape,
+    GraphableAttention,
+    MixedGraphableAttention,
+)
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.select import AttentionShape, make_attention
+from roseinfer.attention.select import make_attention
 from roseinfer.core.errors import ConfigError
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
@@ -34,10 +39,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """`graphs` are to be captured after a rehearsal; empty where every step is launched kernel by kernel."""
+    """`graphs` are to be captured after a rehearsal; empty where every step is launched kernel by kernel.
+
+    graphable: whether there could be some, were they asked for.
+    """
 
     runner: ModelRunner
     seats: SeatTable
+    graphable: bool
     graphs: tuple[DecodeGraphs | MixedGraphs, ...]
 
     def capture(self) -> None:
@@ -73,13 +82,14 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
     forward, graphs = _forward_pass(model, attention, store, seats, shape)
-    return Assembly(ModelRunner(model, forward, store, seats), seats, graphs)
+    runner = ModelRunner(model, forward, store, seats)
+    return Assembly(runner, seats, isinstance(attention, GraphableAttention), graphs)
 
 
 def _forward_pass(
     model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape
 ) -> tuple[ForwardPass, tuple[DecodeGraphs | MixedGraphs, ...]]:
-    if shape.backend == "torch":
+    if not isinstance(attention, GraphableAttention):
         return EagerForward(model, attention, store, lambda columns: Prepared(build_batch(columns, seats))), ()
     from roseinfer.runner.cuda_inputs import CudaInputs
 
@@ -87,27 +97,24 @@ def _forward_pass(
     eager = EagerForward(model, attention, store, inputs.prepare)
     if not shape.graphs:
         return eager, ()
-    parts = (model, attention, store, inputs)
-    if shape.backend != "triton":
-        decodes = DecodeGraphs(eager, *parts, decode_buckets(shape.max_num_seqs))
+    buckets = decode_buckets(shape.max_num_seqs)
+    if not isinstance(attention, MixedGraphableAttention):
+        decodes = DecodeGraphs(eager, model, attention, store, inputs, buckets)
         return decodes, (decodes,)
-    mixed = MixedGraphs(eager, *parts, mixed_buckets(shape.max_tokens))
-    decodes = DecodeGraphs(mixed, *parts, decode_buckets(shape.max_num_seqs))
+    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.max_tokens))
+    decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets)
     return decodes, (decodes, mixed)
 
 
 def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:
-    spec = model.spec
     return AttentionShape(
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        shape.max_num_seqs,
-        shape.max_tokens,
-        shape.max_model_len,
-        shape.block_size,
-        model.dtype,
-        model.device,
+        specs=model.attention,
+        max_rows=shape.max_num_seqs,
+        max_tokens=shape.max_tokens,
+        max_model_len=shape.max_model_len,
+        block_size=shape.block_size,
+        dtype=model.dtype,
+        device=model.device,
     )
 
 

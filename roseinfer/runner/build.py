@@ -14,7 +14,7 @@ from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import GenerationDefaults, read_generation_config, read_model_spec
-from roseinfer.models.loader import load_model
+from roseinfer.models.loader import load_model, resolve_dtype
 from roseinfer.runner.assembly import Shape, assemble
 from roseinfer.runner.cache_size import (
     check_context,
@@ -65,8 +65,9 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         torch.set_num_threads(config.model.threads)
     with _phase(startup_s, "load"):
         device = resolve_device(config.model.device)
-        backend = resolve_backend(config.model.attention_backend, device)
         spec = read_model_spec(folder, config.model.max_model_len)
+        dtype = resolve_dtype(spec, config.model.dtype, device)
+        backend = resolve_backend(config.model.attention_backend, spec.attention, dtype, device)
         generation = read_generation_config(folder)
         check_context(config.model.max_model_len, spec.max_position)
         model = load_model(
@@ -167,10 +168,11 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str) -> int
     assembly = assemble(model, shape)
     rehearse(assembly.runner, assembly.seats, num_blocks, rows, tokens)
     step_bytes = torch.cuda.max_memory_allocated(model.device) - before
+    captures = assembly.graphable and not config.model.enforce_eager
     del assembly
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
-    graphs = 0 if config.model.enforce_eager or backend == "torch" else GRAPH_BYTES + step_bytes // 2
+    graphs = GRAPH_BYTES + step_bytes // 2 if captures else 0
     return int(total * config.cache.gpu_memory_utilization) - (total - free) - step_bytes - graphs
 
 

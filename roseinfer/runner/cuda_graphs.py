@@ -1,11 +1,11 @@
 """Decode steps as CUDA graphs: what the host would launch kernel by kernel is recorded once and replayed as a whole."""
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from roseinfer.attention.base import AttentionBackend, PlannedAttention
+from roseinfer.attention.base import GraphableAttention
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Forwarded, ForwardPass
@@ -33,7 +33,7 @@ class DecodeGraphs:
         self,
         others: ForwardPass,
         model: CausalLM,
-        attention: AttentionBackend,
+        attention: GraphableAttention,
         store: KVStore,
         inputs: "CudaInputs",
         buckets: list[int],
@@ -41,7 +41,6 @@ class DecodeGraphs:
         self._others = others
         self._model = model
         self._attention = attention
-        self._planned = attention if isinstance(attention, PlannedAttention) else None
         self._store = store
         self._inputs = inputs
         self._buckets = buckets
@@ -49,7 +48,7 @@ class DecodeGraphs:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     @torch.inference_mode()
-    def capture(self, pool: object) -> None:
+    def capture(self, pool: Any) -> None:
         """Record every bucket. Kernels must have been compiled: run each kind of step before."""
         padding = Columns.of([])
         for bucket in reversed(self._buckets):
@@ -68,16 +67,12 @@ class DecodeGraphs:
             return self._others.run(columns)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
         sample_at = self._inputs.stage_decodes(columns, bucket)
-        if self._planned is not None:
-            self._planned.plan_graph(bucket, [start + 1 for start in columns.start])
+        self._attention.prepare_replay(bucket, columns.start)
         self._graphs[bucket].replay()
         return Forwarded(logits=self._logits[:num_rows, : self._model.spec.vocab_size], sample_at=sample_at)
 
     def _launch(self, bucket: int) -> None:
         batch = self._inputs.decode_batch(bucket)
-        if self._planned is not None:
-            self._planned.begin_graph(batch, self._store)
-        else:
-            self._attention.begin(batch, self._store)
+        self._attention.prepare_capture(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
         self._model.logits(hidden, out=self._logits[:bucket])

@@ -1,15 +1,14 @@
 """Steps that mix prompt chunks and decodes as CUDA graphs, where that is faster than launching kernel by kernel."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from operator import add
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.base import MixedGraphableAttention
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Row
 from roseinfer.models.base import CausalLM
@@ -23,20 +22,6 @@ if TYPE_CHECKING:  # needs triton
 # one: then the host sets the pace. Beyond it, the padding to the bucket would cost more than the launches.
 WORTH = 1.5
 _TIMED_RUNS = 3
-
-
-class GraphableAttention(AttentionBackend, Protocol):
-    """A backend whose chunk rows can be described by a table on the device, so that their step can be captured."""
-
-    def map_chunks(
-        self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]
-    ) -> np.ndarray:
-        """[g, 2] int32 for chunk rows `first_row` and following of a step that is captured with `tokens` tokens."""
-        ...
-
-    def max_chunks(self, tokens: int, rows: int) -> int:
-        """Entries that the map of such a step has room for."""
-        ...
 
 
 def mixed_buckets(max_tokens: int) -> list[int]:
@@ -57,7 +42,7 @@ class MixedGraphs:
         self,
         eager: ForwardPass,
         model: CausalLM,
-        attention: GraphableAttention,
+        attention: MixedGraphableAttention,
         store: KVStore,
         inputs: "CudaInputs",
         buckets: list[int],
@@ -73,7 +58,7 @@ class MixedGraphs:
         self._hidden: dict[int, torch.Tensor] = {}
 
     @torch.inference_mode()
-    def capture(self, pool: object) -> None:
+    def capture(self, pool: Any) -> None:
         """Record buckets from the smallest on, until replaying one takes longer than is worth it; and the largest."""
         launch_s = self._launch_seconds()
         for bucket in self._candidates[:-1]:
@@ -119,7 +104,7 @@ class MixedGraphs:
     def _chunks(self, bucket: int) -> int:
         return self._attention.max_chunks(bucket, min(bucket, self._inputs.max_rows))
 
-    def _record(self, bucket: int, pool: object) -> torch.cuda.CUDAGraph:
+    def _record(self, bucket: int, pool: Any) -> torch.cuda.CUDAGraph:
         self._stage_padding(bucket)
         self._launch(bucket)
         torch.cuda.synchronize()
@@ -130,7 +115,7 @@ class MixedGraphs:
 
     def _launch(self, bucket: int) -> torch.Tensor:
         batch = self._inputs.mixed_batch(bucket, self._chunks(bucket))
-        self._attention.begin(batch, self._store)
+        self._attention.prepare_capture(batch, self._store)
         return self._model.forward(batch, self._attention)
 
     def _stage_padding(self, bucket: int) -> None:

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from roseinfer.attention import flashinfer_backend
+from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.flashinfer_backend import FlashInferAttention, why_not
 from roseinfer.attention.flashinfer_rows import Geometry
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.select import AttentionShape
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.triton_support import HAS_TRITON
+from tests.helpers.attention import shape_of, spec_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 
 ON_GPU = torch.cuda.is_available() and find_spec("flashinfer") is not None
@@ -30,8 +31,9 @@ gpu_only = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU and flashinfe
 
 
 def attention_shape(heads: int = 4, kv_heads: int = 2, dim: int = 64, **other: object) -> AttentionShape:
-    given = {"dtype": torch.bfloat16, "device": DEVICE, "block_size": 16, **other}
-    return AttentionShape(heads, kv_heads, dim, max_rows=256, max_tokens=4096, max_model_len=2048, **given)  # type: ignore[arg-type]
+    sizes = {"max_rows": 256, "max_tokens": 4096, "max_model_len": 2048}
+    given = {"dtype": torch.bfloat16, "device": DEVICE, **sizes, **other}
+    return shape_of(*[spec_of(heads, kv_heads, dim)] * LAYERS, **given)
 
 
 class Double:
@@ -55,9 +57,11 @@ class Double:
             k, v = (cache[self.blocks[first:last].long()].flatten(0, 1)[:context] for cache in kv)
             out[tokens] = plain(q[tokens], k, v).to(out.dtype)
 
-    def keep(self, starts, blocks, last_tokens, num_qo_heads, num_kv_heads, page_size, q_data_type, kv_data_type):
+    def keep(
+        self, starts, blocks, last_tokens, num_qo_heads, num_kv_heads, page_size, sm_scale, q_data_type, kv_data_type
+    ):
         assert len(starts) == len(last_tokens) + 1 and len(blocks) >= starts[-1] and num_qo_heads % num_kv_heads == 0
-        assert q_data_type is kv_data_type
+        assert q_data_type is kv_data_type and sm_scale > 0
         self.starts, self.blocks, self.last_tokens = starts, blocks, last_tokens
         self.heads, self.page_size = num_qo_heads, page_size
         self.plans.append(starts.tolist())
@@ -96,7 +100,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     module.BatchPrefillWithPagedKVCacheWrapper = PrefillDouble  # type: ignore[attr-defined]
     module.fast_decode_plan = fast_decode_plan  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    monkeypatch.setattr(flashinfer_backend, "why_not", lambda shape: None)
+    monkeypatch.setattr(flashinfer_backend, "why_not", lambda specs, dtype, device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4))
     monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(synchronize=lambda: None, record=lambda: None))
 
@@ -115,10 +119,10 @@ class Case:
     """Rows in a store whose other slots are NaN. Packed projections have gaps of their own between the queries."""
 
     def __init__(self, shape: AttentionShape, num_blocks: int = 256) -> None:
-        self.shape = shape
+        self.shape, self.spec = shape, shape.specs[0]
         self.blocks = Blocks(num_blocks, shape.block_size)
         self.store = KVStore(
-            num_blocks, LAYERS, shape.block_size, shape.kv_heads, shape.head_dim, shape.dtype, shape.device
+            num_blocks, LAYERS, shape.block_size, self.spec.kv_heads, self.spec.head_dim, shape.dtype, shape.device
         )
         self.store.data.fill_(NAN)
         self.rows: list[HandRow] = []
@@ -127,7 +131,7 @@ class Case:
     def add(self, start: int, count: int) -> "Case":
         shape, context = self.shape, start + count
         table = self.blocks.table(context)
-        kv = torch.randn(LAYERS, 2, context, shape.kv_heads, shape.head_dim).to(shape.device, shape.dtype)
+        kv = torch.randn(LAYERS, 2, context, self.spec.kv_heads, self.spec.head_dim).to(shape.device, shape.dtype)
         for position in range(start):
             self.store.data[table[position // shape.block_size], :, :, position % shape.block_size] = kv[:, :, position]
         self.rows.append(HandRow(tokens=[0] * context, table=table, start=start, count=count))
@@ -140,17 +144,17 @@ class Case:
     def packed(self, layer: int) -> torch.Tensor:
         own = [kv[layer, :, -row.count :] for kv, row in zip(self.contexts, self.rows, strict=True)]
         k, v = torch.cat(own, dim=1)
-        q = torch.randn(k.shape[0], self.shape.heads, self.shape.head_dim).to(k)
+        q = torch.randn(k.shape[0], self.spec.heads, self.spec.head_dim).to(k)
         return torch.cat((q, k, v), dim=1).flatten(1)
 
     def expected(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
-        q = qkv.view(qkv.shape[0], -1, self.shape.head_dim)[:, : self.shape.heads]
+        q = qkv.view(qkv.shape[0], -1, self.spec.head_dim)[:, : self.spec.heads]
         parts = q.split([row.count for row in self.rows])
         attended = [plain(part, *kv[layer]) for part, kv in zip(parts, self.contexts, strict=True)]
         return torch.cat(attended).flatten(1)
 
     def transform(self) -> HeadTransform:
-        return HeadTransform(self.shape.heads, self.shape.kv_heads, self.shape.head_dim)
+        return HeadTransform(self.spec)
 
     def check(self, attention: FlashInferAttention) -> None:
         attention.begin(self.batch(), self.store)
@@ -219,7 +223,7 @@ def test_a_captured_batch_follows_the_lengths_on_the_device(heads: int, rows: in
     lengths, true_slots = batch.context_len.clone(), batch.slots.clone()
 
     def launch() -> torch.Tensor:
-        attention.begin_graph(batch, case.store)
+        attention.prepare_capture(batch, case.store)
         return attention.forward(0, qkv, case.transform())
 
     batch.context_len.fill_(1)
@@ -232,7 +236,7 @@ def test_a_captured_batch_follows_the_lengths_on_the_device(heads: int, rows: in
             out = launch()
     batch.context_len.copy_(lengths)
     batch.slots.copy_(true_slots)
-    attention.plan_graph(rows, lengths.tolist())
+    attention.prepare_replay(rows, [length - 1 for length in lengths.tolist()])
     if ON_GPU:
         graph.replay()
     else:
@@ -248,7 +252,7 @@ def test_only_batches_that_can_be_split_are_planned_before_each_replay() -> None
         case = Case(shape, 1024)
         for _ in range(rows):
             case.add(3, 1)
-        attention.begin_graph(case.batch(), case.store)
+        attention.prepare_capture(case.batch(), case.store)
     assert [attention._graphs[rows].planned_once for rows in (limit, limit - 1)] == [True, False]
 
 
@@ -258,8 +262,8 @@ def test_padding_rows_are_planned_as_one_token() -> None:
     shape = attention_shape(2, 2)
     attention = FlashInferAttention(shape)
     case = Case(shape).add(40, 1).add(9, 1).add(0, 1)
-    attention.begin_graph(case.batch(), case.store)
-    attention.plan_graph(3, [41, 10])
+    attention.prepare_capture(case.batch(), case.store)
+    attention.prepare_replay(3, [40, 9])
     assert attention._graphs[3]._wrapper.plans == [[0, 1, 2, 3], [0, 3, 4, 5]]
 
 

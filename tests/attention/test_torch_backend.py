@@ -8,6 +8,7 @@ import torch
 from roseinfer.attention import torch_backend
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
+from tests.helpers.attention import spec_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 
 CPU = torch.device("cpu")
@@ -20,6 +21,7 @@ class Case:
     def __init__(
         self, heads: int, kv_heads: int, dim: int, block_size: int, *, dtype: torch.dtype = torch.float32
     ) -> None:
+        self.spec = spec_of(heads, kv_heads, dim)
         self.heads, self.kv_heads, self.dim, self.dtype = heads, kv_heads, dim, dtype
         self.blocks = Blocks(4096 // block_size, block_size)
         self.store = KVStore(4096 // block_size, LAYERS, block_size, kv_heads, dim, dtype, CPU)
@@ -48,6 +50,9 @@ class Case:
         parts = [t[layer, -row.count :] for t, row in zip(tensors, self.rows, strict=True)]
         dense = torch.cat(parts)
         return torch.cat((dense, dense), dim=1)[:, : dense.shape[1]]
+
+    def backend(self) -> TorchAttention:
+        return TorchAttention([self.spec] * LAYERS)
 
     def check(self, attention: TorchAttention, tolerance: float) -> None:
         attention.begin(make_batch(self.rows, self.store.block_size), self.store)
@@ -79,7 +84,7 @@ def seeded() -> None:
 @pytest.mark.parametrize("block_size", [1, 2, 16, 256])
 def test_random_mixed_batches(heads: int, kv_heads: int, dim: int, block_size: int) -> None:
     rng = random.Random(block_size + heads)
-    attention = TorchAttention()
+    attention = TorchAttention([spec_of(heads, kv_heads, dim)] * LAYERS)
     for _ in range(4):
         case = Case(heads, kv_heads, dim, block_size)
         for _ in range(rng.randint(1, 8)):
@@ -92,7 +97,7 @@ def test_equal_prompts_apart_and_side_by_side() -> None:
     case = Case(4, 2, 8, 4)
     for start, count in ((0, 6), (0, 6), (9, 1), (0, 6), (6, 6), (0, 6), (0, 6)):
         case.add(start, count)
-    case.check(TorchAttention(), 1e-5)
+    case.check(case.backend(), 1e-5)
 
 
 @pytest.mark.parametrize("count", [255, 256, 257, 600])
@@ -100,7 +105,7 @@ def test_chunks_around_the_slice_length(count: int) -> None:
     case = Case(2, 1, 8, 16)
     case.add(33, count)
     case.add(0, count)
-    case.check(TorchAttention(), 1e-5)
+    case.check(case.backend(), 1e-5)
 
 
 def test_decoding_is_split_when_it_would_gather_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +113,7 @@ def test_decoding_is_split_when_it_would_gather_too_much(monkeypatch: pytest.Mon
     case = Case(2, 2, 8, 16)
     for start in (100, 90, 5, 80, 70, 127, 300):
         case.add(start, 1)
-    case.check(TorchAttention(), 1e-5)
+    case.check(case.backend(), 1e-5)
 
 
 def test_rows_that_do_not_write_leave_the_store_alone() -> None:
@@ -117,15 +122,15 @@ def test_rows_that_do_not_write_leave_the_store_alone() -> None:
     case.add(6, 5, write_from=9)
     case.add(3, 4, write_from=7)
     before = case.store.data.clone()
-    case.check(TorchAttention(), 1e-5)
+    case.check(case.backend(), 1e-5)
     written = (case.store.data.nan_to_num(1e9) != before.nan_to_num(1e9)).flatten(4).any(-1)
     assert written.sum() == LAYERS * 2 * 2, "two tokens, K and V of every layer"
 
 
-def test_one_backend_serves_stores_of_different_shapes() -> None:
-    attention = TorchAttention()
-    for heads, dim in ((2, 8), (4, 16), (2, 8)):
-        case = Case(heads, 2, dim, 8)
+def test_one_backend_serves_one_store_after_another() -> None:
+    attention = TorchAttention([spec_of(2, 2, 8)] * LAYERS)
+    for block_size in (8, 4, 8):
+        case = Case(2, 2, 8, block_size)
         case.add(10, 3)
         case.add(20, 1)
         case.check(attention, 1e-5)
@@ -133,7 +138,7 @@ def test_one_backend_serves_stores_of_different_shapes() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
-    attention = TorchAttention()
+    attention = TorchAttention([spec_of(4, 2, 16)] * LAYERS)
     for dtypes in (torch.float32, dtype):
         case = Case(4, 2, 16, 16, dtype=dtypes)
         for start, count in ((0, 20), (30, 10), (40, 1), (90, 1)):

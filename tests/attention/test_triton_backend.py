@@ -9,10 +9,10 @@ import torch
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.select import AttentionShape
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.triton_support import HAS_TRITON
 from roseinfer.layers.rotary import Rotary, default_frequencies
+from tests.helpers.attention import shape_of, spec_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import assert_near
@@ -43,14 +43,14 @@ def head_transform(
 ) -> HeadTransform:
     """With norms and rotation as in Qwen3, or with neither as in GPT-2."""
     if not llama:
-        return HeadTransform(heads, kv_heads, dim)
+        return HeadTransform(spec_of(heads, kv_heads, dim))
     query, key = ((torch.rand(dim, device=device) + 0.5).to(dtype) for _ in range(2))
     norms = HeadNorms(query, key, torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))), 1e-6)
     frequencies = default_frequencies(dim, 10000.0).to(device)
     rotary = Rotary(frequencies, MAX_LEN)
     angle = torch.arange(MAX_LEN, device=device)[:, None] * frequencies
     rotary.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)  # which on a CPU it does without
-    return HeadTransform(heads, kv_heads, dim, norms, rotary)
+    return HeadTransform(spec_of(heads, kv_heads, dim), norms, rotary)
 
 
 class Case:
@@ -61,15 +61,20 @@ class Case:
     ) -> None:
         # In bfloat16 the torch backend rounds after each of norm, weight and rotation, the kernels only once.
         self.roundings = 4 if dtype == torch.bfloat16 else 1
-        heads, kv_heads, dim = transform.heads, transform.kv_heads, transform.head_dim
+        spec = transform.spec
         self.transform, self.block_size, self.device, self.dtype = transform, block_size, device, dtype
         num_blocks = 2048 // block_size + MAX_ROWS
-        self.stores = [KVStore(num_blocks, LAYERS, block_size, kv_heads, dim, dtype, device) for _ in range(2)]
+        self.stores = [
+            KVStore(num_blocks, LAYERS, block_size, spec.kv_heads, spec.head_dim, dtype, device) for _ in range(2)
+        ]
         self.stores[0].data.fill_(float("nan"))
         self.stores[1].data.fill_(float("nan"))
         self.blocks = Blocks(num_blocks, block_size)
-        shape = AttentionShape(heads, kv_heads, dim, MAX_ROWS, 1024, MAX_LEN, block_size, dtype, device)
-        self.backends = TritonAttention(shape), TorchAttention()
+        specs = [spec] * LAYERS
+        shape = shape_of(
+            *specs, max_rows=MAX_ROWS, max_model_len=MAX_LEN, block_size=block_size, dtype=dtype, device=device
+        )
+        self.backends = TritonAttention(shape), TorchAttention(specs)
 
     def step(self, rows: list[HandRow], *, captured: bool = False) -> None:
         """Rows with one token come first. captured: the kernels get the batch in the form that graphs are made of."""
@@ -77,8 +82,7 @@ class Case:
         ours, theirs = self.backends
         ours.begin(self.as_captured(batch) if captured else batch, self.stores[0])
         theirs.begin(batch, self.stores[1])
-        heads = self.transform.heads + 2 * self.transform.kv_heads
-        width = heads * self.transform.head_dim
+        width = self.transform.spec.qkv_width
         for layer in range(LAYERS):
             qkv = torch.randn(len(batch.input_ids), width, device=self.device).to(self.dtype)
             out, expected = (backend.forward(layer, qkv.clone(), self.transform) for backend in self.backends)
@@ -154,7 +158,8 @@ def test_tokens_that_are_in_the_cache_already_are_not_written_again(device) -> N
 
 @pytest.mark.parametrize("tokens", [16, 640, 1024, 1025, 2048])
 def test_the_map_of_a_captured_step_has_room_for_32_chunks_of_any_size(tokens, device) -> None:
-    backend = TritonAttention(AttentionShape(8, 2, 128, 64, 4096, 4096, 16, torch.bfloat16, device))
+    sizes = {"max_rows": 64, "max_tokens": 4096, "max_model_len": 4096, "dtype": torch.bfloat16}
+    backend = TritonAttention(shape_of(spec_of(8, 2, 128), device=device, **sizes))
     rng = random.Random(tokens)
     for chunks in (1, 5, min(32, tokens // 2)):
         cuts = sorted(rng.sample(range(1, tokens // 2), chunks - 1))

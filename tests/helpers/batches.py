@@ -81,7 +81,7 @@ class HandRunner:
         )
         # Blocks are reused without being cleared, so nothing may depend on what is left in them.
         self.store.data.fill_(float("nan"))
-        self._attention = TorchAttention()
+        self._attention = TorchAttention(model.attention)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[HandRow]) -> list[torch.Tensor]:

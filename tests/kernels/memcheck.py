@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.select import AttentionShape
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
 from roseinfer.kernels.activation import gated, pointwise
@@ -41,6 +42,10 @@ class Heads:
     kv: int
     dim: int
     rotary: bool
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(heads=self.query, kv_heads=self.kv, head_dim=self.dim, scale=self.dim**-0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +169,16 @@ class _Steps:
         tables = self._seats.block_tables[: sizes.rows]
         tables.copy_(torch.randint(blocks, tables.shape, dtype=torch.int32))  # rows may share some: nobody looks
         self._inputs = CudaInputs(self._seats, sizes.rows, max(sizes.mixed))
-        shape = (heads.query, heads.kv, heads.dim, sizes.rows, max(sizes.mixed), each * BLOCK, BLOCK)
-        self._backend = TritonAttention(AttentionShape(*shape, sizes.dtype, device))
+        shape = AttentionShape(
+            specs=(heads.spec,),
+            max_rows=sizes.rows,
+            max_tokens=max(sizes.mixed),
+            max_model_len=each * BLOCK,
+            block_size=BLOCK,
+            dtype=sizes.dtype,
+            device=device,
+        )
+        self._backend = TritonAttention(shape)
         self._transform = _transform(heads, each * BLOCK, sizes.dtype, device)
 
     def decodes(self, rows: int) -> None:
@@ -213,13 +226,13 @@ class _Steps:
 
 def _transform(heads: Heads, longest: int, dtype: torch.dtype, device: torch.device) -> HeadTransform:
     if not heads.rotary:
-        return HeadTransform(heads.query, heads.kv, heads.dim)
+        return HeadTransform(heads.spec)
     one = torch.ones(heads.dim, dtype=dtype, device=device)
     norms = HeadNorms(one, one.clone(), one.expand(heads.query + heads.kv, -1).contiguous(), 1e-6)
     frequencies = default_frequencies(heads.dim, 1e6).to(device)
     rotary = Rotary(frequencies, longest)
     rotary.cos_sin = cos_sin_table(frequencies, longest)  # which on a CPU it does without
-    return HeadTransform(heads.query, heads.kv, heads.dim, norms, rotary)
+    return HeadTransform(heads.spec, norms, rotary)
 
 
 def _settings(seats: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
