@@ -107,7 +107,8 @@ class ModelRunner:
         """Wait for a sampled step."""
         duration_s = handle.timer.wait()
         rows = handle.plan.rows
-        tokens: list[int] = handle.downloaded.tokens.tolist() if handle.sampled else []
+        sampled = handle.downloaded.tokens
+        tokens: list[int] = [] if sampled is None else sampled.tolist()
         token_ids: list[tuple[int, ...]] = [()] * len(rows)
         for i, token in zip(handle.sampling, tokens, strict=True):
             token_ids[i] = (token,)
