@@ -7,7 +7,7 @@ import torch
 
 from roseinfer.core.plan import Admission, Row
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.runner.penalties import Penalties
+from roseinfer.runner.edits import make_edits
 from roseinfer.runner.transfer import upload, write_ranges
 
 # Smallest normal float32: a temperature above 0 must not vanish when it divides float32 logits.
@@ -19,28 +19,20 @@ class Feature:
 
     RANDOM = 1
     FILTERED = 2  # top-k or top-p
-    PENALISED = 4
-    BIASED = 8
-    MIN_TOKENS = 16
-    LOGPROBS = 32
+    LOGPROBS = 4
+    FIRST_EDIT = 8  # from here on a bit for each logit edit, in the order of `make_edits`
+    EDITED = ~7  # any of them
 
 
 @dataclass(slots=True)
 class Seat:
-    """Host side of a seated request.
-
-    `stop_ids` and `bias_*` are on the device: what min_tokens masks and what logit_bias adds, empty if nothing.
-    `num_blocks` is the length of the block table.
-    """
+    """Host side of a seated request. `features`: bits of `Feature`. `num_blocks`: length of the block table."""
 
     request_id: str
     prompt_len: int
     params: SamplingParams
     features: int
     num_blocks: int
-    stop_ids: torch.Tensor
-    bias_ids: torch.Tensor
-    bias_values: torch.Tensor
 
 
 class SeatTable:
@@ -52,6 +44,7 @@ class SeatTable:
     the context may still sample one token, hence the last column.
     block_tables: [S + 1, max_blocks] int32; stale entries are valid block ids.
     settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed, prompt_len, top_k.
+    edits: bit of `Feature` -> the logit edit that seats with this bit use, in the order in which edits apply.
     """
 
     def __init__(
@@ -75,9 +68,8 @@ class SeatTable:
         self.block_tables[self.spare] = spare_block
         self.settings = torch.zeros((max_num_seqs, 3), dtype=torch.float64, device=device)
         self.integers = torch.zeros((max_num_seqs, 3), dtype=torch.int64, device=device)
-        self._no_ids = torch.zeros(0, dtype=torch.int64, device=device)
-        self._no_values = torch.zeros(0, dtype=torch.float32, device=device)
-        self.penalties = Penalties(vocab_size, device)
+        edits = make_edits(self.tokens, vocab_size)
+        self.edits = {Feature.FIRST_EDIT << number: edit for number, edit in enumerate(edits)}
         self.seats: list[Seat | None] = [None] * max_num_seqs
         self.broken: dict[int, str] = {}  # seat -> why it cannot run
 
@@ -90,7 +82,8 @@ class SeatTable:
         for seat in seats:
             self.seats[seat] = None
             self.broken.pop(seat, None)
-            self.penalties.release(seat)
+            for edit in self.edits.values():
+                edit.release(seat)
 
     def admit(self, admissions: list[Admission]) -> None:
         """Seat requests, also after a preemption: everything is rebuilt from the tokens known so far."""
@@ -103,15 +96,10 @@ class SeatTable:
         write_ranges(self.block_tables, seats, zeros, [a.blocks for a in admissions])
         self._write_settings(admissions, seats)
         for a in admissions:
-            if self.at(a.seat).features & Feature.PENALISED:
-                outputs = self.tokens[a.seat, a.prompt_len : len(a.token_ids)]
-                self.penalties.admit(a.seat, a.params, outputs)
-
-    def known_tokens(self, seat: torch.Tensor, end: torch.Tensor, longest: int) -> torch.Tensor:
-        """Token ids [n, longest] int64 at positions below `end` [n] of seats [n]; shorter rows repeat their first."""
-        tokens = self.tokens[:, :longest].index_select(0, seat).long()
-        known = torch.arange(longest, device=self.device) < end[:, None]
-        return torch.where(known, tokens, tokens[:, :1])
+            features = self.at(a.seat).features
+            for bit, edit in self.edits.items():
+                if features & bit:
+                    edit.admit(a, self.tokens[a.seat, : len(a.token_ids)])
 
     def grow_tables(self, rows: Sequence[Row]) -> None:
         """Write the block-table entries that rows bring, in one scatter."""
@@ -123,24 +111,24 @@ class SeatTable:
     def _seat(self, a: Admission) -> Sequence[int]:
         """Fill the host side; returns the token ids to write, harmless ones if they are unusable."""
         assert 0 < a.prompt_len <= len(a.token_ids) <= self.max_model_len, "the scheduler refuses what cannot fit"
-        params = a.params
-        no_ids, no_values = self._no_ids, self._no_values
-        features = _features(params, a.stop_ids)
-        seat = Seat(a.request_id, a.prompt_len, params, features, len(a.blocks), no_ids, no_ids, no_values)
+        seat = Seat(a.request_id, a.prompt_len, a.params, self._features(a), len(a.blocks))
         self.seats[a.seat] = seat
         error = self._unusable(a)
         if error is not None:
             self.broken[a.seat] = error
             seat.features = 0
             return [0] * len(a.token_ids)
-        if seat.features & Feature.BIASED:
-            ids, values = zip(*params.logit_bias, strict=True)
-            seat.bias_ids = upload(ids, torch.int64, self.device)
-            seat.bias_values = upload(values, torch.float32, self.device)
-        if seat.features & Feature.MIN_TOKENS:
-            in_vocab = [token for token in a.stop_ids if token < self.vocab_size]
-            seat.stop_ids = upload(in_vocab, torch.int64, self.device)
         return a.token_ids
+
+    def _features(self, a: Admission) -> int:
+        params, features = a.params, 0
+        if not params.greedy:
+            features |= Feature.RANDOM
+            features |= Feature.FILTERED if params.top_k > 0 or params.top_p < 1 else 0
+        features |= Feature.LOGPROBS if params.logprobs is not None else 0
+        for bit, edit in self.edits.items():
+            features |= bit if edit.uses(a) else 0
+        return features
 
     def _unusable(self, a: Admission) -> str | None:
         """An id outside the vocabulary would fail the whole step, on a GPU the whole process."""
@@ -157,15 +145,3 @@ class SeatTable:
         integers = [(a.seed, a.prompt_len, min(a.params.top_k, self.vocab_size)) for a in admissions]
         self.settings.index_copy_(0, index, upload(settings, torch.float64, self.device))
         self.integers.index_copy_(0, index, upload(integers, torch.int64, self.device))
-
-
-def _features(params: SamplingParams, stop_ids: tuple[int, ...]) -> int:
-    features = 0
-    if not params.greedy:
-        features |= Feature.RANDOM
-        features |= Feature.FILTERED if params.top_k > 0 or params.top_p < 1 else 0
-    features |= Feature.PENALISED if params.penalised else 0
-    features |= Feature.BIASED if params.logit_bias else 0
-    features |= Feature.MIN_TOKENS if params.min_tokens > 0 and stop_ids else 0
-    features |= Feature.LOGPROBS if params.logprobs is not None else 0
-    return features

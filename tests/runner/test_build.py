@@ -109,7 +109,8 @@ def test_the_smallest_caches_start(folder, cache):
 def test_warm_up_leaves_the_seats_empty(folder):
     built = build(folder)
     assert built.runner._seats.seats == [None] * 4
-    assert not built.runner._seats.penalties._row_of
+    for edit in built.runner._seats.edits.values():
+        assert not getattr(edit, "_of", None) and not getattr(edit, "_row_of", None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,19 @@
+"""What requests can have done to their logits, a file for each; a further one is added to the list in `make_edits`."""
+
+import torch
+
+from roseinfer.runner.edits.base import LogitEdit
+from roseinfer.runner.edits.bias import LogitBias
+from roseinfer.runner.edits.min_tokens import MinTokens
+from roseinfer.runner.edits.penalties import Penalties
+
+
+def make_edits(tokens: torch.Tensor, vocab_size: int) -> tuple[LogitEdit, ...]:
+    """All edits, in the order in which they apply. tokens: [S, C] int32, the token pool of `SeatTable`."""
+    device = tokens.device
+    return (
+        Penalties(tokens, vocab_size),
+        LogitBias(device),
+        # What is excluded must stay so: masks come last.
+        MinTokens(vocab_size, device),
+    )

@@ -1,0 +1,97 @@
+"""Repetition, presence and frequency penalties, with the token counts they need."""
+
+import torch
+
+from roseinfer.core.plan import Admission
+from roseinfer.runner.rows import SampledRows, Subset, in_parts
+from roseinfer.runner.transfer import upload
+
+
+class Penalties:
+    """The edit, and how often each token was sampled, for the seats that asked for a penalty and no others.
+
+    A vocabulary times all seats would be large (256 seats of 150k tokens: 150 MB), so seats share a pool of rows that
+    grows by doubling. Not batched over admissions: penalised requests are few.
+    """
+
+    def __init__(self, pool: torch.Tensor, vocab_size: int) -> None:
+        device = pool.device
+        self._pool = pool
+        self._row_of: dict[int, int] = {}  # seat -> row of the tensors below
+        self._free: list[int] = []
+        # As float32, which is exact for counts up to 2^24, because the arithmetic is.
+        self._counts = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
+        # repetition, presence, frequency
+        self._strengths = torch.zeros((0, 3), dtype=torch.float32, device=device)
+
+    def uses(self, admission: Admission) -> bool:
+        return admission.params.penalised
+
+    def admit(self, admission: Admission, known: torch.Tensor) -> None:
+        """Start counting for a seat that was released, with the outputs that it has."""
+        if not self._free:
+            self._grow()
+        params, outputs = admission.params, known[admission.prompt_len :]
+        row = self._row_of[admission.seat] = self._free.pop()
+        strengths = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        self._strengths[row] = upload(strengths, torch.float32, self._strengths.device)
+        ones = torch.ones_like(outputs, dtype=torch.float32)
+        self._counts[row].zero_().index_add_(0, outputs.long(), ones)
+
+    def release(self, seat: int) -> None:
+        row = self._row_of.pop(seat, None)
+        if row is not None:
+            self._free.append(row)
+
+    def apply(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
+        for part in in_parts(using, logits):
+            self._penalise(logits, rows, rows.subset(part))
+
+    def sampled(self, tokens: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
+        chosen = rows.subset(using).of(tokens).clamp_min(0)
+        self._counts[self._count_rows(rows, using), chosen] += 1
+
+    def _penalise(self, logits: torch.Tensor, rows: SampledRows, subset: Subset) -> None:
+        """Change the logits of the tokens each row knows; a token known twice is written twice, with the same value."""
+        longest = max(rows.ends[i] for i in subset.rows)
+        tokens = self._known_tokens(subset.of(rows.seat_index), subset.of(rows.end_index), longest)
+        row = torch.arange(len(logits), device=logits.device) if subset.index is None else subset.index
+        where = (row[:, None] * logits.shape[1] + tokens).view(-1)
+        flat = logits.view(-1)
+        values = flat.index_select(0, where).view_as(tokens)
+        values = self._penalised(values, tokens, self._count_rows(rows, subset.rows))
+        flat.index_copy_(0, where, values.view(-1))
+
+    def _known_tokens(self, seat: torch.Tensor, end: torch.Tensor, longest: int) -> torch.Tensor:
+        """Token ids [n, longest] int64 at positions below `end` [n] of seats [n]; shorter rows repeat their first."""
+        tokens = self._pool[:, :longest].index_select(0, seat).long()
+        known = torch.arange(longest, device=tokens.device) < end[:, None]
+        return torch.where(known, tokens, tokens[:, :1])
+
+    def _count_rows(self, rows: SampledRows, using: list[int]) -> torch.Tensor:
+        """Where the counts of these rows' seats are kept: [m] int64."""
+        return upload([self._row_of[rows.seats[i]] for i in using], torch.int64, self._counts.device)
+
+    def _penalised(self, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Penalised logits [n, L] of known tokens. tokens: their ids [n, L] int64; rows: [n], where the counts are.
+
+        Repetition (Keskar et al., arXiv 1909.05858, with the sign handled as everybody does): positive logits of
+        tokens in prompt or output are divided by it, negative ones multiplied. Presence and frequency as in the
+        OpenAI API: logit - frequency * count - presence * (count > 0), counts over the output. Tokens that are
+        neither in the prompt nor in the output stay as they are, so only known tokens need to be looked at.
+        """
+        counts = self._counts[rows[:, None], tokens]
+        repetition, presence, frequency = self._strengths.index_select(0, rows)[:, :, None].unbind(1)
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        return repeated - counts * frequency - counts.clamp_max(1) * presence
+
+    def _grow(self) -> None:
+        old = len(self._counts)
+        extra = max(1, old)
+        self._free += range(old + extra - 1, old - 1, -1)
+        self._counts = _extended(self._counts, extra)
+        self._strengths = _extended(self._strengths, extra)
+
+
+def _extended(tensor: torch.Tensor, extra: int) -> torch.Tensor:
+    return torch.cat((tensor, tensor.new_zeros((extra, tensor.shape[1]))))

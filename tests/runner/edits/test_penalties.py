@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from roseinfer.core.plan import Admission
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.runner.edits.penalties import Penalties
+from roseinfer.runner.rows import SampledRows
+from tests.runner.reference import edited
+
+
+def make_penalties(vocab_size: int, seats: int = 300) -> Penalties:
+    return Penalties(torch.zeros((seats, 16), dtype=torch.int32), vocab_size)
+
+
+def admit(
+    penalties: Penalties, seat: int, params: SamplingParams, prompt: list[int], outputs: list[int] | None = None
+) -> None:
+    known = [*prompt, *(outputs or [])]
+    penalties._pool[seat, : len(known)] = torch.tensor(known, dtype=torch.int32)
+    admission = Admission(f"r{seat}", seat, known, len(prompt), params, 0, (), ())
+    penalties.admit(admission, penalties._pool[seat, : len(known)])
+
+
+def test_state_is_kept_for_the_seats_that_need_it_only():
+    penalties = make_penalties(1000)
+    assert penalties._counts.numel() == 0
+    params = SamplingParams(presence_penalty=1.0)
+    for seat in (200, 7, 31):
+        admit(penalties, seat, params, [1])
+    assert len(penalties._counts) == 4  # grows by doubling, not to the number of seats
+    penalties.release(7)
+    admit(penalties, 90, params, [1])
+    admit(penalties, 91, params, [1])
+    assert len(penalties._counts) == 4
+
+
+def test_growing_keeps_counts_and_seats_stay_apart():
+    penalties = make_penalties(5)
+    params = [
+        SamplingParams(repetition_penalty=1.5, presence_penalty=0.3),
+        SamplingParams(frequency_penalty=0.7),
+        SamplingParams(repetition_penalty=0.5),
+    ]
+    prompts, outputs = ([0, 1], [2], [4, 4]), ([1, 1, 3], [], [0])
+    for seat, p in enumerate(params):
+        admit(penalties, seat, p, prompts[seat], outputs[seat])
+
+    def rows() -> SampledRows:
+        """Of seats 2, 0, 1, with what they know by now."""
+        ends = [len(prompts[seat]) + len(outputs[seat]) for seat in (2, 0, 1)]
+        return SampledRows([2, 0, 1], ends, torch.tensor([2, 0, 1]), torch.tensor(ends), [8, 8, 8], 8)
+
+    sampled = rows()
+    penalties.sampled(torch.tensor([3, 2, 2]), sampled, [0, 1, 2])
+    for seat, chosen, end in zip((2, 0, 1), (3, 2, 2), sampled.ends, strict=True):
+        outputs[seat].append(chosen)
+        penalties._pool[seat, end] = chosen
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    changed = logits.clone()
+    penalties.apply(changed, rows(), [0, 1, 2])
+    for i, seat in enumerate((2, 0, 1)):
+        expected = edited(logits[i].tolist(), params[seat], prompts[seat], outputs[seat])
+        assert changed[i].tolist() == pytest.approx(expected, abs=1e-6)
