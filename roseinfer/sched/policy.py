@@ -1,11 +1,15 @@
 """What a scheduling policy is: a small object that decides; the scheduler does the work.
 
-Each step the scheduler calls `policy.begin(view)` and asks the decision it gets, in this order: `select` which running
-requests compute, `chunk` how many tokens of a prompt, `victim` who yields when KV blocks run out, then `order` and
-`admit` who of the waiting starts.
+Each step the scheduler calls `policy.begin(view)` and asks the decision it gets, in this order: `rejections` who is
+turned away, `select` which running requests compute, `chunk` how many tokens of a prompt, `victim` who yields when KV
+blocks run out, then `order` and `admit` who of the waiting starts.
+
+A policy may be unfair or slow, but it cannot stop the engine. If nothing is in flight and nobody runs, the first of
+the queue that could start does, whatever the policy says; if somebody runs, all that run go on once the policy has held
+them back for `HELD_BACK_TURNS` turns. Both are counted as `policy_stalls`.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -21,12 +25,22 @@ class Verdict(Enum):
     STOP = "stop"  # nobody else this step
 
 
-class View(NamedTuple):
-    """The scheduler's state at the start of a step, to read only.
+class Refusal(NamedTuple):
+    """A waiting request that is turned away, with all samples of the same request that wait."""
 
-    `free_blocks`: KV blocks that new requests may take. `uncached(request)`: how many tokens a waiting request would
-    compute until it has its next one. `can_start(request)`: whether a waiting request could start; a policy must not
-    bet on one that submitted steps still name, or on a fork whose parent computes the prompt.
+    request: Request
+    rejection: Rejection
+
+
+class View(NamedTuple):
+    """The scheduler's state at the start of a step. What it hands out are snapshots: no decision changes them.
+
+    `free_blocks`: KV blocks that new requests may take. `num_waiting`: requests that wait, also those that could not
+    start. `waiting()`: those that could, in the order of the queue, made once a step when first asked for. A request
+    could not start while submitted steps still name it. The samples of one request wait as one entry, of which only
+    the lead is shown: sample 0, then the first of those that wait for its prompt. `can_start(request)`: whether it is
+    one of those in `waiting()`. `members(lead)`: the lead, then the samples that could start with it.
+    `uncached(request)`: how many tokens a waiting request would compute until it has its next one.
     """
 
     now_s: float
@@ -36,8 +50,10 @@ class View(NamedTuple):
     block_size: int
     token_budget: int
     max_model_len: int
-    running: Collection[Request]
-    waiting: Collection[Request]
+    running: Sequence[Request]
+    num_waiting: int
+    waiting: Callable[[], Sequence[Request]]
+    members: Callable[[Request], Sequence[Request]]
     uncached: Callable[[Request], int]
     can_start: Callable[[Request], bool]
 
@@ -48,9 +64,15 @@ def rejectable(request: Request) -> bool:
 
 
 class Decision(Protocol):
-    """A policy's answers for one step."""
+    """A policy's answers for one step. Answers that make no sense (a request that is unknown, has ended or is named
+    twice) are ignored and counted as `policy_faults`.
+    """
 
-    def select(self, running: Collection[Request]) -> Iterable[Request]:
+    def rejections(self) -> Iterable[Refusal]:
+        """Who of the waiting is turned away, whatever else the step does: only requests that are `rejectable`."""
+        ...
+
+    def select(self, running: Sequence[Request]) -> Iterable[Request]:
         """The running requests that may compute this step, the most important first."""
         ...
 
@@ -58,17 +80,43 @@ class Decision(Protocol):
         """How many of the next `room` (>= 1) prompt tokens to compute; 0 = none this step."""
         ...
 
-    def victim(self, running: Collection[Request]) -> Request | None:
+    def victim(self, running: Sequence[Request]) -> Request | None:
         """Who gives up its KV blocks; None = nobody, the one that lacks blocks waits."""
         ...
 
-    def order(self, waiting: Iterable[Request]) -> Iterable[Request]:
-        """The waiting requests that could start, in the order in which to look at them."""
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        """Some of `View.waiting()`, in the order in which to look at them."""
         ...
 
-    def admit(self, request: Request) -> Verdict | Rejection:
-        """Whether it starts now. A `Rejection` ends it: only for one of which no token was computed (`rejectable`)."""
+    def admit(self, request: Request) -> Verdict:
+        """Whether it starts now. Asked for each that `order` names, and after its start for the samples of the same
+        request that could start with it, until one does not.
+        """
         ...
+
+
+class Unconditional:
+    """The decision of a scheduler without a policy: all go on and start, in order, as far as there is room; the
+    youngest yields.
+    """
+
+    def rejections(self) -> Iterable[Refusal]:
+        return ()
+
+    def select(self, running: Sequence[Request]) -> Iterable[Request]:
+        return running
+
+    def chunk(self, request: Request, room: int) -> int:
+        return room
+
+    def victim(self, running: Sequence[Request]) -> Request | None:
+        return running[-1] if running else None
+
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        return waiting
+
+    def admit(self, request: Request) -> Verdict:
+        return Verdict.ADMIT
 
 
 class Policy(Protocol):

@@ -5,8 +5,8 @@ some of the gap. Several steps may be in flight: `plan` counts on tokens that su
 settles what really happened.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from roseinfer.core.config import SchedulerConfig
@@ -26,11 +26,18 @@ from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.draft import StepDraft
-from roseinfer.sched.policy import Decision, Policy, Reporting, Verdict, View, rejectable
+from roseinfer.sched.policy import Decision, Policy, Reporting, Unconditional, Verdict, View, rejectable
+from roseinfer.sched.queue import WaitingQueue
 from roseinfer.sched.step_clock import StepClock
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
+
+# Calls of `plan` in a row, with nothing in flight, in which a policy may let none of those that run compute. The engine's
+# loop waits 2 ms before each (`HELD_BACK_S`), so a policy that waits for a moment on purpose has some 30 ms.
+HELD_BACK_TURNS = 16
+
+log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -42,7 +49,7 @@ class Scheduler:
         self.policy = policy
         self._reporting = policy if isinstance(policy, Reporting) else None
         self.max_model_len = max_model_len
-        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.waiting = WaitingQueue(self._awaits_parent)
         self.running: dict[str, Request] = {}
         self._requests: dict[str, Request] = {}
         self._free_seats = list(range(config.max_num_seqs - 1, -1, -1))
@@ -55,6 +62,8 @@ class Scheduler:
         self._preemptions = self._prompt_tokens = self._generation_tokens = 0
         self._steps_done, self._last_tokens, self._last_duration_s = 0, 0, 0.0
         self._clock = StepClock()
+        self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
+        self._held_back = self._stalls = self._faults = 0
 
     # --- requests come and go -----------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -64,7 +73,7 @@ class Scheduler:
         self.check_fits(request)
         self._requests[request.request_id] = request
         self.kv.open(request.request_id, request.cache_salt)
-        self.waiting[request.request_id] = request
+        self.waiting.add(request)
         if request.deadline_s is not None:
             self._push_expiry(request.deadline_s, request.request_id)
         self.policy.observe(Queued(request))
@@ -97,7 +106,30 @@ class Scheduler:
         """The next step, or None if there is nothing to compute (yet). `take_ended` says who ended meanwhile."""
         if self._expiries and self._expiries[0][0] <= now_s:
             self._expire(now_s)
-        view = View(
+        self._ready = None
+        running = tuple(self.running.values())
+        decision = self.policy.begin(self._view(now_s, running))
+        self._reject_all(decision, now_s)
+        draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
+        preemptions = self._preemptions
+        self._continue_running(draft, decision, running)
+        # After a preemption nobody starts: the blocks are for those that lacked some.
+        if self._preemptions == preemptions:
+            if self.waiting and self._free_seats and draft.tokens_left > 0:
+                self._admit_waiting(draft, decision, now_s)
+            if not len(draft) and self._step == self._steps_done and self.has_work:
+                self._go_on_regardless(draft, now_s)
+        if not len(draft):
+            self._clock.paused()
+            return None
+        self._held_back = 0
+        self._clock.planned(self._step, now_s)
+        self._step += 1
+        released, self._released = self._released, []
+        return draft.freeze(released)
+
+    def _view(self, now_s: float, running: tuple[Request, ...]) -> View:
+        return View(
             now_s,
             self._step,
             len(self._free_seats),
@@ -105,29 +137,60 @@ class Scheduler:
             self.kv.block_size,
             self.config.max_num_batched_tokens,
             self.max_model_len,
-            self.running.values(),
-            self.waiting.values(),
+            running,
+            len(self.waiting),
+            self._ready_now,
+            self.waiting.members,
             self._uncached,
-            self._can_start,
+            self.waiting.leads,
         )
-        decision = self.policy.begin(view)
-        draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
-        preemptions = self._preemptions
-        self._continue_running(draft, decision)
-        if self.waiting and self._preemptions == preemptions:
-            self._admit_waiting(draft, decision, now_s)
-        if not len(draft):
-            self._clock.paused()
-            return None
-        self._clock.planned(self._step, now_s)
-        self._step += 1
-        released, self._released = self._released, []
-        return draft.freeze(released)
 
-    def _continue_running(self, draft: StepDraft, decision: Decision) -> None:
+    def _ready_now(self) -> Sequence[Request]:
+        if self._ready is None:
+            self._ready = self.waiting.ready()
+        return self._ready
+
+    def _go_on_regardless(self, draft: StepDraft, now_s: float) -> None:
+        """Nothing is in flight, and the policy lets nobody do anything: see `sched/policy.py` for the rule."""
+        decision = Unconditional()
+        if self.running:
+            self._held_back += 1
+            if self._held_back <= HELD_BACK_TURNS:
+                return
+            self._continue_running(draft, decision, tuple(self.running.values()))
+        first = self.waiting.first_ready()
+        if not len(draft) and first is not None and self._start(draft, decision, first, False):
+            self._seat_taken(first, now_s)
+        if len(draft):
+            self._stalls += 1
+            self._complain(self._stalls, "let nobody do anything; the engine goes on without it")
+
+    def _fault(self, what: str) -> None:
+        """The policy's answer makes no sense, and is ignored."""
+        self._faults += 1
+        self._complain(self._faults, what)
+
+    def _complain(self, times: int, what: str) -> None:
+        if times & (times - 1) == 0:  # 1, 2, 4, 8, ...: a policy that always does so must not fill the disk
+            log.warning("scheduling policy %s %s (%d times so far)", type(self.policy).__name__, what, times)
+
+    def _chosen_rows(self, decision: Decision, running: tuple[Request, ...]) -> Iterable[Request]:
+        """Who computes, as the policy says: each once, and only who runs."""
+        chosen = decision.select(running)
+        if chosen is running:
+            return running
+        chosen = list(chosen)
+        distinct = set(chosen)
+        if len(distinct) == len(chosen) and distinct.issubset(running):
+            return chosen
+        self._fault("named rows twice, or of requests that do not run")
+        known = set(running)
+        return [request for request in dict.fromkeys(chosen) if request in known]
+
+    def _continue_running(self, draft: StepDraft, decision: Decision, running: tuple[Request, ...]) -> None:
         short: list[tuple[Request, int]] = []
         promised = 0
-        for request in decision.select(self.running.values()):
+        for request in self._chosen_rows(decision, running):
             room = draft.tokens_left - promised
             if room <= 0:
                 break
@@ -179,8 +242,11 @@ class Scheduler:
                 return
             if self.kv.growth_cost(request.request_id, upto) <= self.kv.num_free + self._blocks_coming():
                 return  # enough is on its way: this row sits out a step
-            victim = decision.victim(self.running.values())
+            victim = decision.victim(tuple(self.running.values()))
             if victim is None:
+                return
+            if self.running.get(victim.request_id) is not victim:
+                self._fault("took blocks from a request that does not run")
                 return
             self._preempt(draft, victim)
             if victim is request:
@@ -199,8 +265,7 @@ class Scheduler:
         victim.status = Status.WAITING
         victim.preemptions += 1
         self._preemptions += 1
-        self.waiting[victim.request_id] = victim
-        self.waiting.move_to_end(victim.request_id, last=False)
+        self.waiting.add_first(victim)
         self.policy.observe(Queued(victim))
         if victim.in_flight == 0:
             self._vacate(victim)
@@ -208,34 +273,40 @@ class Scheduler:
     # --- admission ----------------------------------------------------------------------------------------------
     def _admit_waiting(self, draft: StepDraft, decision: Decision, now_s: float) -> None:
         started: list[Request] = []
-        for request in decision.order(self._candidates()):
-            verdict = decision.admit(request)
-            if isinstance(verdict, Rejection):
-                self._reject(request, verdict, now_s)
-                continue
-            if verdict is Verdict.SKIP:
-                continue
-            if verdict is Verdict.STOP or draft.tokens_left <= 0 or not self._free_seats:
+        for lead in decision.order(self._ready_now()):
+            if not self.waiting.can_start(lead):
+                self._fault("started a request twice, or one that could not start")
+            elif not self._start_entry(draft, decision, lead, started):
                 break
-            if not self._start(draft, decision, request, bool(started)):
-                break
-            started.append(request)
         for request in started:
             self._seat_taken(request, now_s)
 
-    def _candidates(self) -> Iterator[Request]:
-        return (r for r in self.waiting.values() if r.seat is None and not self._awaits_parent(r))
+    def _start_entry(self, draft: StepDraft, decision: Decision, lead: Request, started: list[Request]) -> bool:
+        """Start a waiting request and its samples that could start with it, as far as the policy admits them.
 
-    def _can_start(self, request: Request) -> bool:
-        return request.status is Status.WAITING and request.seat is None and not self._awaits_parent(request)
+        False if nobody else can start in this step.
+        """
+        for request in self.waiting.members(lead):
+            verdict = decision.admit(request)
+            if verdict is Verdict.SKIP:
+                return True
+            if verdict is Verdict.STOP or draft.tokens_left <= 0 or not self._free_seats:
+                return False
+            if not self._start(draft, decision, request, bool(started)):
+                return False
+            started.append(request)
+        return True
 
-    def _reject(self, request: Request, rejection: Rejection, now_s: float) -> None:
-        """Turn a request away, and with it the samples that wait for it to compute their prompt."""
-        assert rejectable(request), "what has begun is not turned away"
-        forks = [r for r in self.waiting.values() if r.fork_of == request.request_id]
-        for refused in (request, *forks):
-            end = self._finish(refused, FinishReason.REJECTED, now_s, rejection=rejection)
-            self._ended.append(RequestOutput(refused.request_id, end=end))
+    def _reject_all(self, decision: Decision, now_s: float) -> None:
+        """Turn requests away, and with each the samples that wait for it to compute their prompt."""
+        for request, rejection in tuple(decision.rejections()):
+            if request not in self.waiting or not rejectable(request):
+                self._fault("turned away a request that does not wait, or has begun")
+                continue
+            for refused in self.waiting.family(request):
+                end = self._finish(refused, FinishReason.REJECTED, now_s, rejection=rejection)
+                self._ended.append(RequestOutput(refused.request_id, end=end))
+            self._ready = None
 
     def _expire(self, now_s: float) -> None:
         """End the requests whose time to live is over."""
@@ -342,7 +413,7 @@ class Scheduler:
         return left if fits or alone else 0
 
     def _seat_taken(self, request: Request, now_s: float) -> None:
-        del self.waiting[request.request_id]
+        self.waiting.discard(request)
         self.running[request.request_id] = request
         request.status = Status.RUNNING
         if request.preemptions == 0:
@@ -450,7 +521,7 @@ class Scheduler:
         rejection: Rejection | None = None,
     ) -> End:
         self.running.pop(request.request_id, None)
-        self.waiting.pop(request.request_id, None)
+        self.waiting.discard(request)
         request.status = Status.FINISHED
         if request.in_flight == 0:
             self._vacate(request)
@@ -488,6 +559,8 @@ class Scheduler:
             step_duration_s=self._last_duration_s,
             steps_done=self._steps_done,
             policy=self._reporting.stats() if self._reporting else None,
+            policy_stalls=self._stalls,
+            policy_faults=self._faults,
         )
 
     def check_integrity(self) -> None:
@@ -496,8 +569,9 @@ class Scheduler:
         seated = [r.seat for r in self._requests.values() if r.seat is not None]
         assert sorted(seated + self._free_seats) == list(range(self.config.max_num_seqs)), "seats lost or doubled"
         assert all(r.status is Status.RUNNING and r.seat is not None for r in self.running.values())
-        assert all(r.status is Status.WAITING for r in self.waiting.values())
-        assert not self.running.keys() & self.waiting.keys()
+        assert all(r.status is Status.WAITING for r in self.waiting)
+        assert not any(r in self.waiting for r in self.running.values())
+        self.waiting.check_integrity()
         for r in self._requests.values():
             assert r.computed <= r.planned <= len(r.tokens) + r.pending, r
             assert 0 <= r.pending <= r.in_flight, r

@@ -5,8 +5,8 @@ from typing import Any
 from roseinfer.core.events import Admitted, Queued
 from roseinfer.core.request import Request, Status
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Slo
-from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.core.slo import Rejection, Slo
+from roseinfer.sched.policy import Decision, Policy, Verdict, View
 
 
 class State:
@@ -61,8 +61,10 @@ class State:
                 block_size=16,
                 token_budget=self._budget,
                 max_model_len=4096,
-                running=self.running,
-                waiting=self.waiting,
+                running=tuple(self.running),
+                num_waiting=len(self.waiting),
+                waiting=lambda: [request for request in self.waiting if request.status is Status.WAITING],
+                members=lambda lead: (lead,),
                 uncached=lambda request: len(request.tokens),
                 can_start=lambda request: request.status is Status.WAITING,
             )
@@ -80,12 +82,8 @@ class State:
 
     def admitted(self, decision: Decision) -> dict[str, int]:
         """Who would start, with how many tokens."""
-        found = {}
-        for request in decision.order(self.waiting):
-            if not hasattr(decision.admit(request), "predicted_ttft_s"):
-                found[request.request_id] = decision.chunk(request, self._budget)
-        return found
+        asked = [r for r in decision.order(self.waiting) if decision.admit(r) is Verdict.ADMIT]
+        return {request.request_id: decision.chunk(request, self._budget) for request in asked}
 
-    def rejected(self, decision: Decision) -> dict[str, object]:
-        verdicts = {request.request_id: decision.admit(request) for request in decision.order(self.waiting)}
-        return {name: verdict for name, verdict in verdicts.items() if hasattr(verdict, "predicted_ttft_s")}
+    def rejected(self, decision: Decision) -> dict[str, Rejection]:
+        return {request.request_id: rejection for request, rejection in decision.rejections()}

@@ -3,14 +3,14 @@
 A request that exceeds what is left of the budget stays at the head of the queue for the next step.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event
 from roseinfer.core.request import Request, Status
 from roseinfer.sched.policies.prefill import PrefillBudget
 from roseinfer.sched.policies.rotation import Rotation
-from roseinfer.sched.policy import Decision, Verdict, View
+from roseinfer.sched.policy import Decision, Refusal, Verdict, View
 
 
 class FifoPolicy:
@@ -35,7 +35,10 @@ class FifoDecision:
         self._rotation = rotation
         self._view = view
 
-    def select(self, running: Collection[Request]) -> Iterable[Request]:
+    def rejections(self) -> Iterable[Refusal]:
+        return ()
+
+    def select(self, running: Sequence[Request]) -> Iterable[Request]:
         return self._rotation.select(running, self._view, self.budget)
 
     def chunk(self, request: Request, room: int) -> int:
@@ -45,10 +48,10 @@ class FifoDecision:
             return self.budget.first_chunk(room)
         return self.budget.next_chunk(room)
 
-    def victim(self, running: Collection[Request]) -> Request | None:
-        return list(running)[-1] if running else None
+    def victim(self, running: Sequence[Request]) -> Request | None:
+        return running[-1] if running else None
 
-    def order(self, waiting: Iterable[Request]) -> Iterable[Request]:
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         return waiting
 
     def admit(self, request: Request) -> Verdict:

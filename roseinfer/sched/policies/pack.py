@@ -8,8 +8,7 @@ A long prompt is not skipped for ever: each `prefill_force_fifo_every`th step ad
 those after it until somebody could start; and who was overtaken in `prefill_max_skips` steps goes next.
 """
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Sequence
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Admitted, Ended, Event
@@ -37,7 +36,7 @@ class PackPolicy:
         self._skips: dict[str, int] = {}
 
     def begin(self, view: View) -> Decision:
-        if not view.waiting:
+        if not view.num_waiting:
             return FifoDecision(self._config, self._rotation, view)
         self._steps += 1
         self._forced = 0 < self._force_every <= self._steps
@@ -53,9 +52,9 @@ class PackPolicy:
         if isinstance(event, Ended):
             self._rotation.forget(event.request_id)
 
-    def choose(self, decision: FifoDecision, waiting: Iterable[Request]) -> list[Request]:
+    def choose(self, decision: FifoDecision, waiting: Sequence[Request]) -> list[Request]:
         """Who starts now, in the order of arrival; notes who was overtaken."""
-        window = list(islice(waiting, self._lookahead))
+        window = waiting[: self._lookahead]
         if not window:
             return []
         overdue = self._overdue(window)
@@ -66,13 +65,13 @@ class PackPolicy:
                 self._skips[request.request_id] = self._skips.get(request.request_id, 0) + 1
         return [window[index] for index in sorted(chosen)]
 
-    def _overdue(self, window: list[Request]) -> int | None:
+    def _overdue(self, window: Sequence[Request]) -> int | None:
         if not self._max_skips:
             return None
         late = (i for i, request in enumerate(window) if self._skips.get(request.request_id, 0) >= self._max_skips)
         return next(late, None)
 
-    def _cheapest(self, decision: FifoDecision, window: list[Request]) -> set[int]:
+    def _cheapest(self, decision: FifoDecision, window: Sequence[Request]) -> set[int]:
         """Indices of the cheapest requests that fit together; the head alone if none does."""
         budget = decision.budget
         costs = [budget.cost(request) for request in window]
@@ -91,5 +90,5 @@ class PackDecision(FifoDecision):
         super().__init__(config, rotation, view)
         self._policy = policy
 
-    def order(self, waiting: Iterable[Request]) -> Iterable[Request]:
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         return [] if self.budget.closed else self._policy.choose(self, waiting)

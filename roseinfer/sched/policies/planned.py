@@ -1,10 +1,9 @@
 """A decision that was made as a whole: who computes how much, who starts, who is turned away."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Rejection
-from roseinfer.sched.policy import Verdict
+from roseinfer.sched.policy import Refusal, Verdict
 
 
 class PlannedDecision:
@@ -17,30 +16,31 @@ class PlannedDecision:
         rows: Iterable[Request],
         chunks: Mapping[str, int],
         starts: Sequence[Request] = (),
-        rejections: Sequence[tuple[Request, Rejection]] = (),
+        rejections: Sequence[Refusal] = (),
         victim_key: Callable[[Request], float] | None = None,
     ) -> None:
         self._rows = rows
         self._chunks = chunks
         self._starts = starts
-        self._rejected = {request.request_id: rejection for request, rejection in rejections}
         self._rejections = rejections
         self._victim_key = victim_key
 
-    def select(self, running: Collection[Request]) -> Iterable[Request]:
+    def rejections(self) -> Iterable[Refusal]:
+        return self._rejections
+
+    def select(self, running: Sequence[Request]) -> Iterable[Request]:
         return self._rows
 
     def chunk(self, request: Request, room: int) -> int:
         return min(room, self._chunks.get(request.request_id, 0))
 
-    def victim(self, running: Collection[Request]) -> Request | None:
-        candidates = list(running)
-        if not candidates:
+    def victim(self, running: Sequence[Request]) -> Request | None:
+        if not running:
             return None
-        return candidates[-1] if self._victim_key is None else max(candidates, key=self._victim_key)
+        return running[-1] if self._victim_key is None else max(running, key=self._victim_key)
 
-    def order(self, waiting: Iterable[Request]) -> Iterable[Request]:
-        return [*(request for request, _ in self._rejections), *self._starts]
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        return (request for request in self._starts if request.seat is None)  # else it started with its lead
 
-    def admit(self, request: Request) -> Verdict | Rejection:
-        return self._rejected.get(request.request_id, Verdict.ADMIT)
+    def admit(self, request: Request) -> Verdict:
+        return Verdict.ADMIT if request.request_id in self._chunks else Verdict.SKIP

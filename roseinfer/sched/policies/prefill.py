@@ -67,7 +67,7 @@ class PrefillBudget:
         """
         view, wanted = self._view, running
         free_tokens = view.free_blocks * view.block_size
-        for index, request in enumerate(islice(view.waiting, max(0, self.starts_left))):
+        for index, request in enumerate(islice(view.waiting(), max(0, self.starts_left))):
             free_tokens -= len(request.tokens)
             if free_tokens < 0 or wanted >= view.token_budget:
                 break

@@ -92,9 +92,8 @@ class QoServePolicy:
         """Prompts that run or could start, the most urgent first, with the tokens left of each."""
         params = self._cost.params
         found = [(track, track.request.remaining) for track in self._ledger.filling.values()]
-        for track in self._ledger.waiting.values():
-            if view.can_start(track.request):
-                found.append((track, view.uncached(track.request)))
+        for lead in view.waiting():
+            found += [(self._ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
         queued_s = params.token_s * sum(left for _, left in found)
         weight = WEIGHT_LOADED_S if queued_s > LOADED_S else WEIGHT_LIGHT_S
 

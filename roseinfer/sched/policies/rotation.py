@@ -1,6 +1,6 @@
 """Which running requests compute in a step: decoding ones in turn, and how they share a step with prompts."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.request import Request
@@ -24,7 +24,7 @@ class Rotation:
     def forget(self, request_id: str) -> None:
         self._last_turn.pop(request_id, None)
 
-    def select(self, running: Collection[Request], view: View, budget: PrefillBudget) -> Iterable[Request]:
+    def select(self, running: Sequence[Request], view: View, budget: PrefillBudget) -> Iterable[Request]:
         limit = self._max_batch_size
         if self._decode_first and (limit is None or len(running) <= limit):
             return running

@@ -3,7 +3,7 @@
 Sarathi-Serve (OSDI 2024): the budget bounds the step time, whatever the requests were promised.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event
@@ -33,7 +33,7 @@ class SarathiDecision(FifoDecision):
         super().__init__(config, rotation, view)
         self._left = config.sarathi_token_budget - len(view.running)
 
-    def select(self, running: Collection[Request]) -> Iterable[Request]:
+    def select(self, running: Sequence[Request]) -> Iterable[Request]:
         chosen = list(super().select(running))
         filling = sum(1 for request in chosen if request.remaining > 1)
         self._left = max(0, self._left) + filling  # the budget counts decoding rows, and those are served all the same

@@ -23,7 +23,7 @@ from roseinfer.sched.cost import CostModel, work_of
 from roseinfer.sched.ledger import Ledger, Track
 from roseinfer.sched.lengths.base import LengthEstimator
 from roseinfer.sched.policies.planned import PlannedDecision
-from roseinfer.sched.policy import Decision, View, rejectable
+from roseinfer.sched.policy import Decision, Refusal, View, rejectable
 
 EARNED = 1 - 1e-9  # ten additions of 0.1 stay below 1
 GOLDEN = 0.6180339887
@@ -121,16 +121,16 @@ class ScorpioPolicy:
         return PlannedDecision(rows, chunks, starts, rejections)
 
     # --- TTFT guard ---------------------------------------------------------------------------------------------
-    def _guard_ttft(self, view: View) -> tuple[list[tuple[Request, Rejection]], list[Track]]:
+    def _guard_ttft(self, view: View) -> tuple[list[Refusal], list[Track]]:
         """Least deadline first; a lower bound of the wait, since running decodes are ignored."""
         rejections, kept, ahead_s = [], [], 0.0
-        ready = [track for track in self._ledger.waiting.values() if view.can_start(track.request)]
+        ready = [self._ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
         for track in sorted(ready, key=lambda track: track.due_s):
             own_s = self._prefill_s(view.uncached(track.request))
             if track.due_s - view.now_s < ahead_s + own_s + ALLOWANCE_S and rejectable(track.request):
                 waited = view.now_s - track.request.arrival_s
                 rejection = Rejection("ttft", waited + ahead_s + own_s, own_s > track.ttft_s)
-                rejections.append((track.request, rejection))
+                rejections.append(Refusal(track.request, rejection))
             else:
                 ahead_s += own_s
                 kept.append(track)

@@ -248,6 +248,10 @@ class Exposition:
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Sequences sent back to wait", stats.preemptions)
         yield self._counter("vllm:generation_tokens", "Tokens generated", stats.generation_tokens)
+        stalls, faults = stats.policy_stalls, stats.policy_faults
+        help = "Times the scheduling policy let nobody do anything and the engine went on without it"
+        yield self._counter("roseinfer:policy_stalls", help, stalls)
+        yield self._counter("roseinfer:policy_faults", "Answers of the scheduling policy that were ignored", faults)
         yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
         help = "Since the engine's last turn"
         yield self._gauge("roseinfer:engine_heartbeat_age_seconds", help, heartbeat_age_s)

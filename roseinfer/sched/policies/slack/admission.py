@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
 from roseinfer.sched.policies.slack.kv_peak import peak_tokens
-from roseinfer.sched.policy import Verdict, View, rejectable
+from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
 if TYPE_CHECKING:
     from roseinfer.sched.policies.slack.policy import SlackPolicy
@@ -22,7 +21,7 @@ class Admission:
 
     def __init__(self, policy: "SlackPolicy", view: View, now_s: float) -> None:
         self.admitted: list[tuple[Track, int]] = []
-        self.rejections: dict[str, tuple[Request, Rejection]] = {}
+        self.rejections: dict[str, Refusal] = {}
         self._policy = policy
         self._tuning = policy.tuning
         self._params = policy.cost.params
@@ -59,7 +58,7 @@ class Admission:
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
         hopeless = reason == "tpot" or self._policy.prefill_s(len(track.tokens)) > track.ttft_s
         predicted_s = self._now_s - track.request.arrival_s + wait_s
-        self.rejections[track.request.request_id] = (track.request, Rejection(reason, predicted_s, hopeless))
+        self.rejections[track.request.request_id] = Refusal(track.request, Rejection(reason, predicted_s, hopeless))
 
     def _overhead(self, smallest_s: float) -> float:
         """Share of the time that steps cost whatever they hold, if the smallest objective sets their pace."""
@@ -93,7 +92,11 @@ class Admission:
                 self._admit(track, prompt)
 
     def _first_of(self, entries: list[Entry]) -> Iterator[Track]:
-        return first_of(entries, lambda track: self._view.can_start(track.request), self._tuning.looked_at)
+        """The first that could start, each followed by the samples of the same request that could start with it."""
+        view, waiting = self._view, self._policy.ledger.waiting
+        for lead in first_of(entries, lambda track: view.can_start(track.request), self._tuning.looked_at):
+            for request in view.members(lead.request):
+                yield waiting[request.request_id]
 
     def _walk_rest(self) -> None:
         """Those without objectives, the oldest first, as far as `_may_start`."""

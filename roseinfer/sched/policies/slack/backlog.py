@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from math import inf
 
 from roseinfer.core.request import Status
@@ -75,11 +75,12 @@ def _waits(entry: Entry) -> bool:
 
 
 def first_of(entries: list[Entry], can_start: Callable[[Track], bool], most: int) -> Iterator[Track]:
-    """The first `most` entries that could start; drops those that wait no longer from the head."""
+    """The first `most` of those that could start; drops those that wait no longer from the head.
+
+    Those that could not start do not count: many samples may wait for one that is further behind.
+    """
     gone = 0
     while gone < len(entries) and not _waits(entries[gone]):
         gone += 1
     del entries[:gone]
-    for entry in entries[:most]:
-        if _waits(entry) and can_start(entry[2]):
-            yield entry[2]
+    return islice((entry[2] for entry in entries if _waits(entry) and can_start(entry[2])), most)

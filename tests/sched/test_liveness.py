@@ -1,0 +1,125 @@
+"""The mechanism keeps the engine going, whatever a policy says."""
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from roseinfer.core.events import Event
+from roseinfer.core.request import Request
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
+from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.policy import Decision, View
+
+from roseinfer.sched.scheduler import HELD_BACK_TURNS
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+
+POLICIES = ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"]
+
+
+class Silent:
+    """A policy that lets nobody do anything."""
+
+    def begin(self, view: View) -> Decision:
+        return PlannedDecision([], {})
+
+    def observe(self, event: Event) -> None:
+        """Learns nothing."""
+
+
+class Unwilling(PlannedDecision):
+    """Everybody computes, but nobody gives up blocks."""
+
+    def chunk(self, request: Request, room: int) -> int:
+        return room
+
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        return waiting
+
+    def victim(self, running: Sequence[Request]) -> Request | None:
+        return None
+
+
+class NoVictims(Silent):
+    def begin(self, view: View) -> Decision:
+        chunks = {request.request_id: view.token_budget for request in (*view.running, *view.waiting())}
+        return Unwilling(view.running, chunks)
+
+
+def add_promised(core: EngineCore, name: str, prompt: int, *, n: int = 1, length: int, slo: Slo, **fields: int) -> None:
+    params = SamplingParams(max_tokens=length, min_tokens=length - 1, ignore_eos=True)
+    new = Add(name, [i % 50 for i in range(prompt)], params, n, slo=slo)
+    for field, value in fields.items():
+        setattr(new, field, value)
+    core.add(new)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_samples_whose_parent_was_preempted_do_not_keep_others_from_starting(policy: str, depth: int) -> None:
+    """24 samples in 30 blocks, each of which outlives what was said of it, and somebody behind them."""
+    core = make_core(scheduling_policy=policy, max_num_seqs=8, num_blocks=30, block_size=16, depth=depth)
+    done: dict[str, Collected] = {}
+    add_promised(core, "family", 12, n=24, length=200, slo=Slo(tpot_s=2.0), predicted_len=8)
+    for _ in range(30):
+        gather(core.step(), done)
+    add_promised(core, "bystander", 12, length=5, slo=Slo(tpot_s=2.0))
+    run_dry(core, done, max_steps=20_000)
+    assert len(done["bystander:0"].tokens) == 5
+    assert all(len(done[f"family:{i}"].tokens) == 200 for i in range(24))
+    assert core.scheduler.stats().preemptions > 0
+    assert core.scheduler.stats().policy_stalls == 0, "the policy itself goes on"
+
+
+def test_a_policy_that_starts_nobody_cannot_stop_the_engine() -> None:
+    core = make_core()
+    core.scheduler.policy = Silent()
+    for name in ("a", "b"):
+        add(core, name, [1, 2, 3], max_tokens=3, ignore_eos=True)
+    assert core.step(), "the first starts at once"
+    done = run_dry(core)
+    assert len(done["b:0"].tokens) == 3
+    assert core.scheduler.stats().policy_stalls >= 2
+
+
+def test_who_starts_whatever_the_policy_says_is_the_first_in_the_queue() -> None:
+    core = make_core()
+    core.scheduler.policy = Silent()
+    for name in ("a", "b"):
+        add(core, name, [1, 2, 3], max_tokens=1, ignore_eos=True)
+    assert [output.request_id for output in core.step()] == ["a:0"]
+
+
+def test_a_policy_may_hold_running_requests_back_for_a_moment_but_not_for_ever() -> None:
+    core = make_core()
+    add(core, "a", [1, 2, 3], max_tokens=9, ignore_eos=True)
+    core.step()
+    core.scheduler.policy = Silent()
+    turns = 0
+    while not core.step():
+        turns += 1
+    assert turns == HELD_BACK_TURNS
+    assert core.scheduler.stats().policy_stalls == 1
+
+
+def test_a_policy_that_never_takes_blocks_from_anybody_cannot_stop_the_engine() -> None:
+    core = make_core(num_blocks=6, block_size=4, prefix_caching=False)
+    core.scheduler.policy = NoVictims()
+    for name in ("a", "b"):
+        add(core, name, [1, 2, 3], max_tokens=20, ignore_eos=True)
+    done = run_dry(core)
+    assert [len(done[name].tokens) for name in ("a:0", "b:0")] == [20, 20]
+    assert core.scheduler.stats().policy_stalls > 0
+
+
+def test_nothing_is_a_stall_while_a_step_is_in_flight() -> None:
+    """At depth 2 the next plan is often empty because the last token is on its way."""
+    core = make_core(depth=2)
+    collected: dict[str, Collected] = {}
+    for i in range(4):
+        add(core, str(i), [1, 2, 3], max_tokens=2, ignore_eos=True)
+        gather(core.step(), collected)
+    run_dry(core, collected)
+    assert core.scheduler.stats().policy_stalls == 0
