@@ -32,16 +32,24 @@ class PagedRows:
         first = slots + slots // self._block_size * (self._rows_per_block - self._block_size)
         return first + self._plane_starts
 
-    def of_contexts(self, tables: torch.Tensor, context_len: torch.Tensor, longest: int, ragged: bool) -> torch.Tensor:
+    def of_contexts(
+        self, tables: torch.Tensor, first: torch.Tensor | None, lengths: torch.Tensor, longest: int, ragged: bool
+    ) -> torch.Tensor:
         """Row numbers, [2 * layers, n * longest], of n sequences with block tables [n, B], padded if `ragged`.
 
-        Padding repeats a sequence's own first token: what an earlier owner left behind in a block is never read,
-        were it infinite or not a number.
+        Of each sequence, lengths [n] tokens from position first [n] on; None: from 0. Padding repeats a sequence's own
+        first one: what an earlier owner left behind in a block is never read, were it infinite or not a number.
         """
-        block_of, offset_of = self._positions(longest)
-        rows = tables.index_select(1, block_of).to(torch.int64).mul_(self._rows_per_block).add_(offset_of)
-        if ragged:
-            inside = torch.arange(longest, device=rows.device) < context_len[:, None]
+        if first is None:
+            block_of, offset_of = self._positions(longest)
+            rows = tables.index_select(1, block_of).to(torch.int64).mul_(self._rows_per_block).add_(offset_of)
+        else:
+            within = torch.arange(longest, device=first.device)
+            positions = first[:, None].long() + torch.where(within < lengths[:, None], within, 0)
+            blocks = tables.gather(1, positions // self._block_size).to(torch.int64)
+            rows = blocks.mul_(self._rows_per_block).add_(positions % self._block_size)
+        if ragged and first is None:
+            inside = torch.arange(longest, device=rows.device) < lengths[:, None]
             rows = torch.where(inside, rows, rows[:, :1])
         return rows.flatten() + self._plane_starts
 
@@ -79,17 +87,23 @@ class SlotWriter:
 
 
 class ContextReader:
-    """Gathers the contexts of n sequences into dense K and V, padded to the longest.
+    """Gathers what is seen of the contexts of n sequences into dense K and V, padded to the longest.
 
-    tables: [n, B] block tables. context_len: [n] on the device; `longest` and `ragged` (not all are equal) follow
-    from the lengths that the host knows.
+    tables: [n, B] block tables. Of each sequence, lengths [n] tokens from position first [n] on (None: from 0) are
+    gathered, both on the device; `longest` and `ragged` (not all are equal) follow from what the host knows.
     """
 
     def __init__(
-        self, paged: PagedRows, tables: torch.Tensor, context_len: torch.Tensor, longest: int, ragged: bool
+        self,
+        paged: PagedRows,
+        tables: torch.Tensor,
+        first: torch.Tensor | None,
+        lengths: torch.Tensor,
+        longest: int,
+        ragged: bool,
     ) -> None:
         count = tables.shape[0]
-        rows = paged.of_contexts(tables, context_len, longest, ragged)
+        rows = paged.of_contexts(tables, first, lengths, longest, ragged)
         self._source = paged.rows
         self._rows = rows.view(paged.layers, 2 * count * longest).unbind()
         self._buffer = paged.buffer(2 * count * longest)

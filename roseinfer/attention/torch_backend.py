@@ -30,17 +30,26 @@ _SLICE = 256
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Row `index` of the batch: `count` queries from packed token `start` on, seeing `context` tokens at the end."""
+    """Row `index` of the batch: `count` queries from packed token `start` on, the last of which ends the context.
+
+    Its queries see the keys from position `first` to `context`; with a window, what lies before `first` is not read.
+    """
 
     index: int
     start: int
     count: int
     context: int
+    first: int
+
+    @property
+    def seen(self) -> int:
+        """Keys that are read for the row."""
+        return self.context - self.first
 
 
 def why_not(specs: Sequence[AttentionSpec]) -> str | None:
     """What of these layers this backend cannot compute, as the end of a sentence; None if nothing."""
-    return unsupported(specs, windows=False)
+    return unsupported(specs, windows=True)
 
 
 class _Piece(Protocol):
@@ -48,7 +57,7 @@ class _Piece(Protocol):
 
     tokens: slice | torch.Tensor
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """q: the piece's own queries [t, heads, D]; k, v: those of the whole step. Returns [t, heads, D]."""
         ...
 
@@ -57,8 +66,10 @@ class TorchAttention:
     """`AttentionBackend` for any device, dtype, block size and grouping of heads. specs: of the model's layers."""
 
     def __init__(self, specs: Sequence[AttentionSpec]) -> None:
-        self._band = _Band()
-        self._pieces: list[_Piece] = []
+        self._specs = tuple(specs)
+        # Layers of one window split a batch alike and share their masks.
+        self._bands = {spec.window: _Band(spec.window) for spec in specs}
+        self._pieces: dict[int | None, list[_Piece]] = {}
         self._paged: PagedRows | None = None
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
@@ -67,15 +78,7 @@ class TorchAttention:
         paged = self._paged
         self._positions = batch.positions
         self._writer = SlotWriter(batch, paged)
-        rows = _rows(batch)
-        chunks = [row for row in rows if row.count > 1 and row.context > row.count]
-        if chunks:
-            self._band.cover(max(row.context for row in chunks), store.data)
-        self._pieces = [
-            *(_Decoding(batch, group, paged) for group in _decoding_groups(rows, paged)),
-            *(_WholePrompts(group) for group in _prompt_groups(rows)),
-            *(_Chunk(batch, row, paged, self._band) for row in chunks),
-        ]
+        self._pieces = {window: _split(batch, paged, window, band) for window, band in self._bands.items()}
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         return self.attend(layer, *heads.split(qkv, self._positions)).reshape(qkv.shape[0], -1)
@@ -85,38 +88,57 @@ class TorchAttention:
 
         Returns [T, heads, D], which may be a strided view too.
         """
+        spec = self._specs[layer]
         self._writer.write(layer, k, v)
-        if len(self._pieces) == 1:
-            return self._pieces[0].attend(layer, q, k, v)
+        pieces = self._pieces[spec.window]
+        if len(pieces) == 1:
+            return pieces[0].attend(layer, q, k, v, spec.scale)
         out = q.new_empty(q.shape)
-        for piece in self._pieces:
-            out[piece.tokens] = piece.attend(layer, q[piece.tokens], k, v)
+        for piece in pieces:
+            out[piece.tokens] = piece.attend(layer, q[piece.tokens], k, v, spec.scale)
         return out
 
 
+def _split(batch: ForwardBatch, paged: PagedRows, window: int | None, band: "_Band") -> list[_Piece]:
+    """The batch in pieces, for layers of this window."""
+    rows = _rows(batch, window)
+    whole = [row for row in rows if row.count > 1 and row.context == row.count and not band.hides(row.count)]
+    chunks = [row for row in rows if row.count > 1 and (row.context > row.count or band.hides(row.count))]
+    if chunks:
+        band.cover(max(row.context for row in chunks), paged.rows)
+    return [
+        *(_Decoding(batch, group, paged) for group in _decoding_groups(rows, paged)),
+        *(_WholePrompts(group) for group in _prompt_groups(whole)),
+        *(_Chunk(batch, row, paged, band) for row in chunks),
+    ]
+
+
 class _Decoding:
-    """Rows with one query each, padded to the longest context and masked."""
+    """Rows with one query each, padded to as many keys as the one that sees most, and masked."""
 
     def __init__(self, batch: ForwardBatch, rows: list[_Row], paged: PagedRows) -> None:
         device = batch.context_len.device
         self.tokens = _selection([row.start for row in rows], device)
         selected = _selection([row.index for row in rows], device)
-        lengths, longest = batch.context_len[selected], max(row.context for row in rows)
-        ragged = any(row.context < longest for row in rows)
-        tables = _tables(batch, selected, longest, paged)
-        self._reader = ContextReader(paged, tables, lengths, longest, ragged)
+        ends, longest = batch.context_len[selected], max(row.seen for row in rows)
+        ragged = any(row.seen < longest for row in rows)
+        tables = _tables(batch, selected, max(row.context for row in rows), paged)
+        # A row whose beginning is hidden sees a whole window, and no row sees more.
+        first = (ends - longest).clamp_(min=0) if any(row.first for row in rows) else None
+        lengths = ends if first is None else ends - first
+        self._reader = ContextReader(paged, tables, first, lengths, longest, ragged)
         self._mask = None
         if ragged:
             hidden = torch.arange(longest, device=device) >= lengths[:, None]
             mask = torch.zeros(hidden.shape, dtype=paged.rows.dtype, device=device)
             self._mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         keys, values = self._reader.read(layer)
         rows, heads, dim = q.shape
         # The query heads that share a KV head stand in for several queries, so K and V need no repeating.
         grouped = q.view(rows, keys.shape[1], -1, dim)
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=scale)
         return out.reshape(rows, heads, dim)
 
 
@@ -127,10 +149,11 @@ class _WholePrompts:
         self._split = (len(rows), rows[0].count)
         self.tokens: slice | torch.Tensor = slice(rows[0].start, rows[-1].start + rows[-1].count)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         keys, values = self._batched(k[self.tokens]), self._batched(v[self.tokens])
         grouped = q.shape[1] != k.shape[1]
-        out = scaled_dot_product_attention(self._batched(q), keys, values, is_causal=True, enable_gqa=grouped)
+        queries = self._batched(q)
+        out = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
         return out.transpose(1, 2).reshape(q.shape)
 
     def _batched(self, x: torch.Tensor) -> torch.Tensor:
@@ -138,29 +161,36 @@ class _WholePrompts:
 
 
 class _Chunk:
-    """One row of several queries behind a prefix, a slice of the queries at a time."""
+    """One row of several queries behind a prefix or longer than the window, a slice of the queries at a time."""
 
     def __init__(self, batch: ForwardBatch, row: _Row, paged: PagedRows, band: "_Band") -> None:
         self.tokens: slice | torch.Tensor = slice(row.start, row.start + row.count)
-        self._prefix = row.context - row.count
+        self._position = row.context - row.count
+        self._first = row.first
         self._band = band
         one = slice(row.index, row.index + 1)
-        lengths, tables = batch.context_len[one], _tables(batch, one, row.context, paged)
-        self._reader = ContextReader(paged, tables, lengths, row.context, ragged=False)
+        ends, tables = batch.context_len[one], _tables(batch, one, row.context, paged)
+        first = ends - row.seen if row.first else None
+        lengths = ends if first is None else ends - first
+        self._reader = ContextReader(paged, tables, first, lengths, row.seen, ragged=False)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         keys, values = self._reader.read(layer)
         queries = q.transpose(0, 1)[None]
         grouped = q.shape[1] != k.shape[1]
         out = q.new_empty(q.shape)
         for first in range(0, q.shape[0], _SLICE):
             last = min(first + _SLICE, q.shape[0])
-            visible = self._prefix + last
+            position = self._position + first
+            mask = self._band.mask(position, last - first)
+            end = self._position + last - self._first
+            visible = slice(end - mask.shape[1], end)
             attended = scaled_dot_product_attention(
                 queries[:, :, first:last],
-                keys[:, :, :visible],
-                values[:, :, :visible],
-                attn_mask=self._band.mask(self._prefix + first, last - first),
+                keys[:, :, visible],
+                values[:, :, visible],
+                attn_mask=mask,
+                scale=scale,
                 enable_gqa=grouped,
             )
             out[first:last] = attended[0].transpose(0, 1)
@@ -168,33 +198,52 @@ class _Chunk:
 
 
 class _Band:
-    """Causal masks for any offset, as windows of one matrix that is kept between steps."""
+    """Causal masks for any offset, with a window or without, as parts of one matrix that is kept between steps.
 
-    def __init__(self) -> None:
+    Row i of the matrix is a query, column `edge` + j the key that lies j positions behind the first query.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
         self._matrix: torch.Tensor | None = None
         self._edge = 0
 
+    def hides(self, context: int) -> bool:
+        """Whether a context of so many tokens is longer than the window."""
+        return self._window is not None and context > self._window
+
     def cover(self, context: int, like: torch.Tensor) -> None:
         """Make contexts of up to `context` tokens possible, with masks in the dtype and on the device of `like`."""
-        if self._matrix is not None and context <= self._edge and self._matrix.dtype == like.dtype:
+        needed = context if self._window is None else min(context, self._window)
+        if self._matrix is not None and needed <= self._edge and self._matrix.dtype == like.dtype:
             return
-        self._edge = 1 << (context - 1).bit_length()
+        self._edge = 1 << (needed - 1).bit_length()
         shape = (_SLICE, self._edge + _SLICE)
         full = torch.full(shape, float("-inf"), dtype=like.dtype, device=like.device)
-        self._matrix = full.triu_(self._edge + 1)
+        self._matrix = full.triu(self._edge + 1)
+        if self._window is not None:
+            self._matrix += full.tril_(self._edge - self._window)
 
     def mask(self, position: int, queries: int) -> torch.Tensor:
-        """[queries, position + queries]: query i, at `position` + i, sees the keys up to its own position."""
-        assert self._matrix is not None and position + queries <= self._edge
-        window = self._matrix[:queries, self._edge - position : self._edge + queries]
-        # CUDA's kernels read masks in aligned vectors, and a window begins anywhere.
-        return window.clone() if window.is_cuda else window
+        """[queries, keys]: query i, at `position` + i, sees the keys of its window up to its own position.
+
+        The last key is the last query's own, the first one the first that the first query sees.
+        """
+        before = position if self._window is None else min(position, self._window - 1)
+        assert self._matrix is not None and before <= self._edge
+        part = self._matrix[:queries, self._edge - before : self._edge + queries]
+        # CUDA's kernels read masks in aligned vectors, and a part begins anywhere.
+        return part.clone() if part.is_cuda else part
 
 
-def _rows(batch: ForwardBatch) -> list[_Row]:
+def _rows(batch: ForwardBatch, window: int | None) -> list[_Row]:
     counts, contexts = batch.query_lens, batch.context_lens
     starts = accumulate(counts, initial=0)
-    return [_Row(*row) for row in zip(range(len(counts)), starts, counts, contexts, strict=False)]
+    if window is None:
+        firsts = [0] * len(counts)
+    else:
+        firsts = [max(0, context - count + 1 - window) for count, context in zip(counts, contexts, strict=True)]
+    return [_Row(*row) for row in zip(range(len(counts)), starts, counts, contexts, firsts, strict=False)]
 
 
 def _tables(batch: ForwardBatch, rows: slice | torch.Tensor, longest: int, paged: PagedRows) -> torch.Tensor:
@@ -204,12 +253,12 @@ def _tables(batch: ForwardBatch, rows: slice | torch.Tensor, longest: int, paged
 
 
 def _decoding_groups(rows: list[_Row], paged: PagedRows) -> list[list[_Row]]:
-    """Rows of one query by the power of two of their context, split where a group would gather too much."""
+    """Rows of one query by the power of two of the keys they see, split where a group would gather too much."""
     token_bytes = paged.rows.shape[1] * paged.rows.itemsize
     by_size: dict[int, list[_Row]] = {}
     for row in rows:
         if row.count == 1:
-            by_size.setdefault((max(row.context, _SHORT_CONTEXT) - 1).bit_length(), []).append(row)
+            by_size.setdefault((max(row.seen, _SHORT_CONTEXT) - 1).bit_length(), []).append(row)
     groups = []
     for size, members in by_size.items():
         most = max(1, _GATHER_BYTES // (token_bytes << size))
@@ -218,9 +267,9 @@ def _decoding_groups(rows: list[_Row], paged: PagedRows) -> list[list[_Row]]:
 
 
 def _prompt_groups(rows: list[_Row]) -> list[list[_Row]]:
-    """Neighbours of equal length among the rows of several queries that start at position 0."""
-    runs = groupby(rows, key=lambda row: (row.count, row.context))
-    return [list(run) for (count, context), run in runs if count > 1 and count == context]
+    """Neighbours of equal length, side by side in the batch, among whole prompts."""
+    runs = groupby(enumerate(rows), key=lambda place: (place[1].count, place[1].index - place[0]))
+    return [[row for _, row in run] for _, run in runs]
 
 
 def _selection(indices: list[int], device: torch.device) -> slice | torch.Tensor:

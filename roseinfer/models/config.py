@@ -44,6 +44,9 @@ _HARMLESS = frozenset(
 )
 _HARMLESS_PREFIXES = ("_", "transformers", "unsloth")
 
+# Values of `layer_types`.
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -286,7 +289,7 @@ def _llama(fields: _Fields, architecture: str, max_model_len: int | None) -> Mod
     return _decoder(
         fields,
         architecture,
-        fields.integer("max_position_embeddings"),
+        _windows(fields, None, 0, max_model_len),
         qkv_bias=attention_bias,
         o_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias", False),
@@ -294,43 +297,63 @@ def _llama(fields: _Fields, architecture: str, max_model_len: int | None) -> Mod
 
 
 def _mistral(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
-    # Left out, the window is 4096: the default of transformers' MistralConfig.
-    window = fields.get("sliding_window", 4096)
-    return _decoder(fields, architecture, _context(fields, window, max_model_len))
+    # Left out, the window is 4096: the default of transformers' MistralConfig. All layers have it.
+    window = _optional_integer(fields, "sliding_window", 4096)
+    windows = _windows(fields, window, 0, max_model_len)
+    if len(set(windows)) > 1:
+        fields.refuse("layer_types", fields.get("layer_types"), "Mistral's layers have one window")
+    return _decoder(fields, architecture, windows)
 
 
 def _qwen2(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
-    return _decoder(fields, architecture, _qwen_context(fields, max_model_len), qkv_bias=True)
+    return _decoder(fields, architecture, _qwen_windows(fields, max_model_len), qkv_bias=True)
 
 
 def _qwen3(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
     bias = fields.flag("attention_bias", False)
-    context = _qwen_context(fields, max_model_len)
-    return _decoder(fields, architecture, context, qkv_bias=bias, o_bias=bias, qk_norm=True)
+    windows = _qwen_windows(fields, max_model_len)
+    return _decoder(fields, architecture, windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
-def _qwen_context(fields: _Fields, max_model_len: int | None) -> int:
-    """Qwen configs carry a window even when `use_sliding_window` turns it off."""
-    fields.get("max_window_layers")
-    window = fields.get("sliding_window", 4096)
-    return _context(fields, window if fields.flag("use_sliding_window", False) else None, max_model_len)
+def _qwen_windows(fields: _Fields, max_model_len: int | None) -> tuple[int | None, ...]:
+    """Qwen configs carry a window even when `use_sliding_window` turns it off. Else, later layers have it."""
+    window = _optional_integer(fields, "sliding_window", 4096)
+    first = _optional_integer(fields, "max_window_layers", 28) or 0
+    return _windows(fields, window if fields.flag("use_sliding_window", False) else None, first, max_model_len)
 
 
-def _context(fields: _Fields, window: int | None, max_model_len: int | None) -> int:
-    """The longest context that full attention computes right: a window shorter than what is used is refused."""
+def _windows(fields: _Fields, window: int | None, first: int, max_model_len: int | None) -> tuple[int | None, ...]:
+    """Of each layer, for `ModelSpec.windows`: layers from `first` on have the window, unless `layer_types` says which.
+
+    A window that covers the context that will be used hides nothing, and is none.
+    """
+    if window == 0:
+        fields.refuse("sliding_window", window, "a positive integer or null is needed")
+    types = fields.get("layer_types")
+    if window is None and not types:
+        return ()
+    layers = fields.integer("num_hidden_layers")
+    types = types or [_SLIDING if window and layer >= first else _FULL for layer in range(layers)]
+    known = (_FULL, _SLIDING) if window else (_FULL,)
+    if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
+        fields.refuse("layer_types", types, f"a list of {layers} of {', '.join(known)} is needed")
     longest = fields.integer("max_position_embeddings")
-    if window is None:
-        return longest
-    window = fields.integer("sliding_window", window)
-    if window < min(longest, max_model_len or longest):
-        hint = f"attention is full here; limit the context with max_model_len to {window}"
-        fields.refuse("sliding_window", window, hint)
-    return min(longest, window)
+    if window is None or window >= min(longest, max_model_len or longest):
+        return ()
+    windows = tuple(window if kind == _SLIDING else None for kind in types)
+    return windows if any(windows) else ()
 
 
-def _decoder(fields: _Fields, architecture: str, max_position: int, **options: bool) -> ModelSpec:
+def _optional_integer(fields: _Fields, key: str, default: int) -> int | None:
+    """A number of tokens or layers from 0 on, or null; `default` if the field is left out."""
+    value = fields.get(key, default)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        fields.refuse(key, value, "an integer of at least 0, or null, is needed")
+    return value
+
+
+def _decoder(fields: _Fields, architecture: str, windows: tuple[int | None, ...], **options: bool) -> ModelSpec:
     """Llama and its relatives: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
-    _refuse_layer_types(fields)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     head_dim = fields.integer("head_dim", hidden // heads)
@@ -347,23 +370,15 @@ def _decoder(fields: _Fields, architecture: str, max_position: int, **options: b
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=fields.integer("vocab_size"),
-        max_position=max_position,
+        max_position=fields.integer("max_position_embeddings"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         activation=fields.choice("hidden_act", _ACTIVATIONS, "silu"),
         rope=_rope(fields),
         tied_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_dtype(fields),
+        windows=windows,
         **options,
     )
-
-
-def _refuse_layer_types(fields: _Fields) -> None:
-    # A sliding layer whose window covers the context is full attention: `_context` has looked at the window already.
-    sliding = bool(fields.get("use_sliding_window"))
-    allowed = ("full_attention", "sliding_attention") if sliding else ("full_attention",)
-    types = fields.get("layer_types") or []
-    if any(kind not in allowed for kind in types):
-        fields.refuse("layer_types", sorted(set(types)))
 
 
 def _rope(fields: _Fields) -> RopeSpec:

@@ -19,9 +19,16 @@ class Case:
     """Sequences whose K and V are drawn in full; what lies before a row's start is put into the store beforehand."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, block_size: int, *, dtype: torch.dtype = torch.float32
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        windows: tuple[int | None, ...] = (None,) * LAYERS,
     ) -> None:
-        self.spec = spec_of(heads, kv_heads, dim)
+        self.specs = [spec_of(heads, kv_heads, dim, window=window) for window in windows]
         self.heads, self.kv_heads, self.dim, self.dtype = heads, kv_heads, dim, dtype
         self.blocks = Blocks(4096 // block_size, block_size)
         self.store = KVStore(4096 // block_size, LAYERS, block_size, kv_heads, dim, dtype, CPU)
@@ -52,7 +59,7 @@ class Case:
         return torch.cat((dense, dense), dim=1)[:, : dense.shape[1]]
 
     def backend(self) -> TorchAttention:
-        return TorchAttention([self.spec] * LAYERS)
+        return TorchAttention(self.specs)
 
     def check(self, attention: TorchAttention, tolerance: float) -> None:
         attention.begin(make_batch(self.rows, self.store.block_size), self.store)
@@ -70,8 +77,9 @@ class Case:
             for t in (self.keys, self.values)
         )
         scores = torch.einsum("qhd,khd->hqk", q, k) / self.dim**0.5
-        positions = torch.arange(row.start, row.start + row.count)
-        scores.masked_fill_(torch.arange(k.shape[0]) > positions[:, None], float("-inf"))
+        positions = torch.arange(row.start, row.start + row.count)[:, None]
+        keys, window = torch.arange(k.shape[0]), self.specs[layer].window or 10**9
+        scores.masked_fill_((keys > positions) | (keys <= positions - window), float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
@@ -144,3 +152,46 @@ def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
         for start, count in ((0, 20), (30, 10), (40, 1), (90, 1)):
             case.add(start, count)
         case.check(attention, tolerance if dtypes is dtype else 1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 64, 300])
+@pytest.mark.parametrize(("heads", "kv_heads", "block_size"), [(4, 4, 1), (6, 2, 16), (3, 1, 32)])
+def test_windows(window: int, heads: int, kv_heads: int, block_size: int) -> None:
+    """Whole prompts and chunks shorter and longer than the window, decodes on both sides of its border."""
+    rng = random.Random(window + heads)
+    attention = TorchAttention([spec_of(heads, kv_heads, 8, window=window)] * LAYERS)
+    near = [max(0, window + by) for by in (-2, -1, 0, 1)]
+    for _ in range(3):
+        case = Case(heads, kv_heads, 8, block_size, windows=(window,) * LAYERS)
+        for _ in range(rng.randint(1, 8)):
+            start = rng.choice((0, 0, rng.choice(near), rng.randint(1, 150)))
+            case.add(start, rng.choice((1, 1, 7, window + 1, rng.randint(2, 40))))
+        case.check(attention, 1e-5)
+
+
+def test_a_window_across_slices_of_a_chunk() -> None:
+    for window in (10, 255, 256, 257, 300):
+        case = Case(2, 1, 8, 16, windows=(window,) * LAYERS)
+        case.add(33, 600)
+        case.add(0, 520)
+        case.check(case.backend(), 1e-5)
+
+
+def test_layers_of_different_windows() -> None:
+    case = Case(4, 2, 8, 4, windows=(None, 7, 20))
+    for start, count in ((0, 6), (0, 9), (30, 1), (50, 1), (3, 1), (12, 30), (0, 25)):
+        case.add(start, count)
+    case.check(case.backend(), 1e-5)
+
+
+def test_what_lies_before_the_window_is_not_read() -> None:
+    """Neither are its entries of the block table: whoever frees such blocks may give them away."""
+    case = Case(4, 2, 8, 4, windows=(6,) * LAYERS)
+    for start, count in ((40, 1), (33, 1), (27, 3), (30, 20)):
+        case.add(start, count)
+    for row, keys, values in zip(case.rows, case.keys, case.values, strict=True):
+        hidden = max(0, row.start - 6 + 1) // 4
+        case.store.data[row.table[:hidden]] = float("nan")
+        row.table[:hidden] = [-(10**6)] * hidden
+        keys[:, : 4 * hidden], values[:, : 4 * hidden] = 1e9, 1e9
+    case.check(case.backend(), 1e-5)

@@ -44,6 +44,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**_LLAMA, "num_key_value_heads": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**_LLAMA, "head_dim": 12, "attention_bias": True}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {**_LLAMA, "sliding_window": None}),
+    "mistral-window": ("MistralConfig", "MistralForCausalLM", {**_LLAMA, "sliding_window": 13}),
+    "qwen2-window": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {**_LLAMA, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
 }
 
 

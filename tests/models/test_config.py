@@ -185,9 +185,13 @@ REFUSED = [
     (LLAMA, "rope_scaling", "linear"),
     (LLAMA, "partial_rotary_factor", 0.5),
     (LLAMA, "layer_types", ["full_attention", "linear_attention", "full_attention"]),
-    (MISTRAL, "sliding_window", 2048),
-    (QWEN2, "use_sliding_window", True),
+    (LLAMA, "layer_types", ["sliding_attention"] * 3),
+    (MISTRAL, "sliding_window", -1),
+    (MISTRAL, "sliding_window", 0),
+    (MISTRAL, "sliding_window", "4096"),
+    (QWEN2, "max_window_layers", 1.5),
     (QWEN3, "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+    (QWEN3, "layer_types", ["full_attention"]),
 ]
 
 
@@ -195,8 +199,7 @@ REFUSED = [
 def test_what_would_change_the_result_is_refused_by_name(
     tmp_path: Path, base: dict[str, Any], key: str, value: object
 ) -> None:
-    named = "sliding_window" if key == "use_sliding_window" else key
-    with pytest.raises(UnsupportedModelError, match=named):
+    with pytest.raises(UnsupportedModelError, match=key):
         read(tmp_path, base, **{key: value})
 
 
@@ -228,21 +231,41 @@ def test_missing_architecture_of_the_llama_kind_names_the_field(tmp_path: Path) 
         read(tmp_path, broken)
 
 
-def test_a_window_is_full_attention_as_long_as_it_covers_the_context(tmp_path: Path) -> None:
-    folder = write(tmp_path, {**MISTRAL, "sliding_window": 2048})
-    assert read_model_spec(folder, max_model_len=2048).max_position == 2048
-    with pytest.raises(UnsupportedModelError, match="2048"):
-        read_model_spec(folder, max_model_len=2049)
-    assert read(tmp_path, MISTRAL, sliding_window=8192).max_position == 4096
-    qwen = write(tmp_path, {**QWEN2, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 3})
-    assert read_model_spec(qwen, max_model_len=512).max_position == 1024
+def test_all_of_mistrals_layers_have_the_window(tmp_path: Path) -> None:
+    assert read(tmp_path, MISTRAL).windows == ()
+    spec = read(tmp_path, MISTRAL, sliding_window=2048)
+    assert spec.windows == (2048,) * spec.num_layers and spec.max_position == 4096
+    assert [attention.window for attention in spec.attention] == [2048] * spec.num_layers
 
 
 def test_mistral_without_the_field_has_the_window_of_its_default(tmp_path: Path) -> None:
     data = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
-    assert read(tmp_path, data).max_position == 4096
-    with pytest.raises(UnsupportedModelError, match="sliding_window"):
-        read(tmp_path, data, max_position_embeddings=8192)
+    spec = read(tmp_path, data, max_position_embeddings=8192)
+    assert spec.windows == (4096,) * spec.num_layers
+
+
+def test_mistrals_layers_do_not_differ(tmp_path: Path) -> None:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    with pytest.raises(UnsupportedModelError, match="layer_types"):
+        read(tmp_path, MISTRAL, sliding_window=2048, layer_types=types)
+
+
+def test_a_window_that_covers_the_context_is_none(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**MISTRAL, "sliding_window": 2048})
+    assert read_model_spec(folder, max_model_len=2048).windows == ()
+    assert read_model_spec(folder, max_model_len=2049).windows == (2048,) * 3
+    assert read(tmp_path, MISTRAL, sliding_window=8192).windows == ()
+
+
+def test_qwens_later_layers_have_the_window_where_it_is_turned_on(tmp_path: Path) -> None:
+    config = {**QWEN2, "sliding_window": 512, "max_window_layers": 2}
+    assert read(tmp_path, config).windows == ()
+    assert read(tmp_path, config, use_sliding_window=True).windows == (None, None, 512)
+    assert read(tmp_path, config, use_sliding_window=True, max_window_layers=0).windows == (512,) * 3
+    assert read(tmp_path, config, use_sliding_window=True, max_window_layers=3).windows == ()
+    assert read(tmp_path, config, use_sliding_window=True, sliding_window=None).windows == ()
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert read(tmp_path, config, use_sliding_window=True, layer_types=types).windows == (512, None, 512)
 
 
 def test_broken_files(tmp_path: Path) -> None:

@@ -275,11 +275,11 @@ def test_published_configs_are_understood(tmp_path: Path, name: str) -> None:
     assert spec.qkv_bias == (name.startswith(("gpt2", "distil", "Qwen2")))
 
 
-def test_mistral_v01_runs_within_its_window_only(tmp_path: Path) -> None:
+def test_mistral_v01_has_a_window(tmp_path: Path) -> None:
     folder = write(tmp_path, MISTRAL_7B_V01)
-    with pytest.raises(UnsupportedModelError, match=r"sliding_window = 4096 .* max_model_len"):
-        read_model_spec(folder)
-    assert read_model_spec(folder, max_model_len=4096).max_position == 4096
+    spec = read_model_spec(folder)
+    assert spec.windows == (4096,) * 32 and spec.max_position == 32768
+    assert read_model_spec(folder, max_model_len=4096).windows == ()
 
 
 def test_rope_scaling_as_transformers_rewrites_it(tmp_path: Path) -> None:
