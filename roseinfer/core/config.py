@@ -202,6 +202,7 @@ class ServerConfig:
     sse_keep_alive_interval: float = option(15.0, "seconds between comments on an idle stream; 0 = none")
     shutdown_timeout: float = option(30.0, "seconds in which running requests may finish after SIGTERM")
     stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")
+    worker_timeout: float = option(30.0, "seconds without a heartbeat after which an API worker is killed and replaced")
     enable_log_requests: bool = option(False, "log the start of each request too")
     enable_docs: bool = option(True, "serve /docs and /openapi.json")
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
@@ -209,7 +210,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         _choices(self)
         check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
-        check_positive(self, "api_workers")
+        check_positive(self, "api_workers", "worker_timeout")
         for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -1,7 +1,6 @@
-"""What the manager and a worker say to each other, and how: messages on one socket, connections on another."""
+"""What the manager and a worker say to each other, and how. Connections go another way: see `handover`."""
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
@@ -125,25 +124,3 @@ class ControlChannel(asyncio.Protocol, Generic[Sent, Received]):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-
-
-def hand_over(end: socket.socket, connection: socket.socket) -> bool:
-    """Give a connection away; False if the other side has too many waiting already or is gone."""
-    try:
-        socket.send_fds(end, [b"c"], [connection.fileno()])
-    except OSError:
-        return False
-    return True
-
-
-def handed_over(end: socket.socket) -> list[socket.socket]:
-    """The connections that have been given to us."""
-    taken: list[socket.socket] = []
-    with contextlib.suppress(BlockingIOError, ConnectionError):
-        while True:
-            # A byte each: descriptors that come with bytes read together could be lost.
-            data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
-            taken += [socket.socket(fileno=descriptor) for descriptor in descriptors]
-            if not data:
-                break
-    return taken

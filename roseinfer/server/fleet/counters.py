@@ -15,6 +15,7 @@ class Count(IntEnum):
     PROMPTS = 1
     INFLIGHT = 2
     CLOSED = 3  # connections that have ended, ever
+    BEATS = 4  # of the event loop, ever
 
 
 class SharedCounters:

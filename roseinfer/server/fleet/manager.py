@@ -12,9 +12,11 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig, ServerConfig
 from roseinfer.engine.start import OwnedEngine
 from roseinfer.server.fleet.acceptor import Acceptor
-from roseinfer.server.fleet.control import Collected, Drain, FromWorker, Scrape, WorkerBoot
+from roseinfer.server.fleet.control import Collected, FromWorker, Scrape, WorkerBoot
 from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
-from roseinfer.server.fleet.pool import WorkerPool, WorkerProcess
+from roseinfer.server.fleet.heartbeat import Heartbeats
+from roseinfer.server.fleet.launch import Launcher, WorkerProcess
+from roseinfer.server.fleet.pool import WorkerPool
 from roseinfer.server.fleet.scrapes import Scrapes
 from roseinfer.server.hosting import Signals, configure_logging, first_of, greeting, listen, say
 from roseinfer.server.observe.metrics import Snapshot, StepMetrics, snapshot
@@ -62,7 +64,9 @@ class Fleet:
         self._tallies = Tallies()
         self._scrapes = Scrapes(self._own_snapshot)
         clock = MonotonicClock()
-        self._pool = WorkerPool(served.workers, self._boot, self._counters_file, self, self._replacing, clock)
+        launcher = Launcher(self._boot, self._counters_file)
+        heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
+        self._pool = WorkerPool(served.workers, launcher, self, self._replacing, heartbeats, clock)
         self._signals = Signals()
         self._ending = False
 
@@ -105,7 +109,7 @@ class Fleet:
     async def _drain(self) -> None:
         """Like a single process's: new requests are refused, running ones may finish for `shutdown_timeout` seconds."""
         self._ending = True
-        self._pool.send(Drain())
+        self._pool.drain()
         requests, wait_s = self._counters.total(Count.REQUESTS), self._served.server.shutdown_timeout
         if requests:
             log.info("shutting down: %d requests may finish within %g s", requests, wait_s)
@@ -145,9 +149,12 @@ class Fleet:
     def serving(self, worker: WorkerProcess) -> None:
         self._acceptor.add(worker)
 
+    def quiet(self, worker: WorkerProcess) -> None:
+        self._acceptor.set_quiet(worker, worker.quiet)
+
     def received(self, worker: WorkerProcess, message: FromWorker) -> None:
         if isinstance(message, Scrape):
-            others = [other for other in self._pool.workers.values() if other is not worker and other.up]
+            others = [other for other in self._pool.workers.values() if other is not worker and _answers(other)]
             self._scrapes.ask(worker, message, others)
         elif isinstance(message, Collected):
             self._scrapes.told(worker, message)
@@ -159,3 +166,7 @@ class Fleet:
 
     def _own_snapshot(self) -> Snapshot:
         return snapshot(self._tallies, self._engine)
+
+
+def _answers(worker: WorkerProcess) -> bool:
+    return worker.up and not worker.quiet

@@ -1,31 +1,20 @@
-"""The worker processes of a server: started, watched, replaced when they die, stopped."""
+"""The worker processes of a server: started, watched, replaced when they die or hang, stopped."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
-import socket
-import sys
+import os
 from collections import deque
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol
-
-import msgspec
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from roseinfer.core import errors
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RoseinferError
-from roseinfer.server.fleet.control import (
-    Broken,
-    ControlChannel,
-    FromManager,
-    FromWorker,
-    Idle,
-    Serving,
-    Stop,
-    Up,
-    WorkerBoot,
-)
+from roseinfer.server.fleet.control import Broken, Drain, FromManager, FromWorker, Idle, Serving, Stop, Up
+from roseinfer.server.fleet.heartbeat import INTERVAL_S, Heartbeats
+from roseinfer.server.fleet.launch import WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -33,26 +22,14 @@ log = logging.getLogger(__name__)
 MAX_DEATHS, DEATHS_WINDOW_S = 5, 60.0
 # How long a worker may take to end when it was told to.
 STOP_PATIENCE_S = 8.0
+# Between attempts to start a worker when the machine has no process or memory for it; the last one repeats.
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# So many attempts in a row may fail while no worker is left before the server gives up.
+MAX_FAILURES_ALONE = 4
 
 
 class WorkersDiedError(RoseinferError):
-    """API workers die as fast as they are replaced."""
-
-
-class WorkerProcess:
-    """A worker as the manager sees it."""
-
-    def __init__(self, index: int, number: int, connections: socket.socket) -> None:
-        self.index = index
-        self.number = number
-        self.connections = connections
-        self.process: asyncio.subprocess.Process
-        self.channel: ControlChannel[FromManager, FromWorker]
-        self.up = False
-        self.idle = False
-
-    def send(self, message: FromManager) -> None:
-        self.channel.send(message)
+    """API workers die as fast as they are replaced, or none is left and none can be started."""
 
 
 class Listener(Protocol):
@@ -62,6 +39,10 @@ class Listener(Protocol):
         """It takes connections."""
         ...
 
+    def quiet(self, worker: WorkerProcess) -> None:
+        """`worker.quiet` has changed."""
+        ...
+
     def received(self, worker: WorkerProcess, message: FromWorker) -> None: ...
 
     def gone(self, worker: WorkerProcess) -> None:
@@ -69,43 +50,61 @@ class Listener(Protocol):
         ...
 
 
-class WorkerPool:
-    """`boot(index, number, control, connections)` is what a new worker is told; it inherits `counters` too.
+class Launches(Protocol):
+    async def launch(
+        self, index: int, number: int, on_message: Callable[[WorkerProcess, FromWorker], None]
+    ) -> WorkerProcess:
+        """Raises `OSError` if there is no process, memory or descriptor for it."""
+        ...
 
-    A worker that dies is replaced while `replacing()` says so. `failure` is set to an exception when there is no going
-    on: a worker says that it is broken before all have been up, too many die, or the last one and is not replaced.
+
+class WorkerPool:
+    """A worker that dies, or hangs and is killed for it, is replaced while `replacing()` says so.
+
+    `failure` is set to an exception when there is no going on: a worker says that it is broken before all have been up,
+    too many die, or the last one and there is no other.
     """
 
     def __init__(
         self,
         size: int,
-        boot: Callable[[int, int, int, int], WorkerBoot],
-        counters: int,
+        launcher: Launches,
         listener: Listener,
         replacing: Callable[[], bool],
+        heartbeats: Heartbeats,
         clock: Clock,
     ) -> None:
         self.workers: dict[int, WorkerProcess] = {}
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._size = size
-        self._boot = boot
-        self._counters = counters
+        self._launcher = launcher
         self._listener = listener
         self._replacing = replacing
+        self._heartbeats = heartbeats
         self._clock = clock
         self._numbers = itertools.count(1)
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
-        self._watches: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._complete = False
-        self._leaving = False
+        self._draining = False
+        self._leaving = asyncio.Event()
 
     async def start(self) -> None:
-        """Start all workers and wait until they are up."""
+        """Start all workers and wait until they are up. Raises `WorkersDiedError` if one cannot be started."""
+        self._spawn(self._watch_heartbeats())
         for index in range(self._size):
-            await self._start_worker(index)
+            try:
+                await self._launch(index)
+            except OSError as error:
+                raise WorkersDiedError(f"cannot start an API worker: {_reason(error)}") from error
         await self._until(lambda: len(self.workers) == self._size and all(w.up for w in self.workers.values()))
         self._complete = True
+
+    def drain(self) -> None:
+        """Have all workers, those that are still being started too, take no more requests."""
+        self._draining = True
+        self.send(Drain())
 
     async def idle(self) -> None:
         """Returns when no worker has a request left; they have been told to take no more."""
@@ -113,14 +112,15 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """Have all workers end, those that do not by force."""
-        self._leaving = True
+        self._leaving.set()
         self.send(Stop())
-        if self._watches:
-            await asyncio.wait(self._watches, timeout=STOP_PATIENCE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_PATIENCE_S):
+                await self._all_done()
         for worker in self.workers.values():
             log.warning("API worker %d does not end by itself: killing it", worker.index)
-            worker.process.kill()
-        await asyncio.gather(*self._watches)
+            worker.kill()
+        await self._all_done()
 
     def send(self, message: FromManager) -> None:
         """To all of them."""
@@ -132,65 +132,103 @@ class WorkerPool:
             self._changed.clear()
             await self._changed.wait()
 
-    # --- coming and going ---------------------------------------------------------------------------------------
-    async def _start_worker(self, index: int) -> None:
-        (control, its_control), (connections, its_connections) = socket.socketpair(), socket.socketpair()
-        connections.setblocking(False)
-        worker = WorkerProcess(index, next(self._numbers), connections)
-        with its_control, its_connections:
-            ends = (its_control.fileno(), its_connections.fileno())
-            worker.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "roseinfer.server.fleet.worker",
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(*ends, self._counters),
-            )
-        assert worker.process.stdin is not None
-        # The pipe stays open: its end tells the worker that we are gone.
-        worker.process.stdin.write(msgspec.json.encode(self._boot(index, worker.number, *ends)) + b"\n")
-        worker.channel = ControlChannel(FromWorker, partial(self._on_message, worker), lambda: None)
-        await worker.channel.open(control)
-        self.workers[index] = worker
-        if self._leaving:
-            worker.send(Stop())
-        watch = asyncio.create_task(self._watch(worker))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+    async def _all_done(self) -> None:
+        while self._tasks:  # one of them may be starting a worker, which is then watched by another
+            await asyncio.wait(self._tasks)
 
-    async def _watch(self, worker: WorkerProcess) -> None:
-        code = await worker.process.wait()
-        assert worker.process.stdin is not None
-        worker.process.stdin.close()
-        worker.channel.close()
-        worker.connections.close()
-        del self.workers[worker.index]
-        self._listener.gone(worker)
-        self._changed.set()
-        if self._replacing():
-            log.error(
-                "API worker %d ended with code %s; its requests are lost, another takes its place", worker.index, code
-            )
-            await self._replace(worker)
-        elif not self.workers and not self._leaving:
-            self._fail(WorkersDiedError("the last API worker has died"))
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
 
-    async def _replace(self, worker: WorkerProcess) -> None:
-        now_s = self._clock.now()
-        self._deaths.append(now_s)
-        if len(self._deaths) == MAX_DEATHS and now_s - self._deaths[0] <= DEATHS_WINDOW_S:
-            message = f"{MAX_DEATHS} API workers have died within {DEATHS_WINDOW_S:g} seconds"
-            self._fail(WorkersDiedError(message))
-            return
-        await self._start_worker(worker.index)
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        """Without a task that looks after them the workers would be nobody's: its failure is everybody's."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         if not self.failure.done():
             self.failure.set_exception(error)
 
+    # --- coming and going ---------------------------------------------------------------------------------------
+    async def _launch(self, index: int) -> None:
+        worker = await self._launcher.launch(index, next(self._numbers), self._on_message)
+        self.workers[index] = worker
+        self._spawn(self._watch(worker))
+        # What all have been told while it was being started, and it was not yet among them.
+        if self._draining:
+            worker.send(Drain())
+        if self._leaving.is_set():
+            worker.send(Stop())
+
+    async def _watch(self, worker: WorkerProcess) -> None:
+        code = await worker.process.wait()
+        del self.workers[worker.index]
+        self._listener.gone(worker)
+        worker.close()
+        self._changed.set()
+        if self._replacing() and not self._leaving.is_set():
+            log.error(
+                "API worker %d ended with code %s; its requests are lost, another takes its place", worker.index, code
+            )
+            await self._replace(worker.index)
+        elif not self.workers and not self._leaving.is_set():
+            self._fail(WorkersDiedError("the last API worker has died"))
+
+    async def _replace(self, index: int) -> None:
+        now_s = self._clock.now()
+        self._deaths.append(now_s)
+        if len(self._deaths) == MAX_DEATHS and now_s - self._deaths[0] <= DEATHS_WINDOW_S:
+            self._fail(WorkersDiedError(f"{MAX_DEATHS} API workers have died within {DEATHS_WINDOW_S:g} seconds"))
+            return
+        alone = 0
+        for delay_s in itertools.chain(BACKOFF_S, itertools.repeat(BACKOFF_S[-1])):
+            try:
+                await self._launch(index)
+                return
+            except OSError as error:
+                alone = 0 if self.workers else alone + 1
+                if alone == MAX_FAILURES_ALONE:
+                    message = f"no API worker is left, and none can be started: {_reason(error)}"
+                    self._fail(WorkersDiedError(message))
+                    return
+                log.error("cannot start API worker %d (%s); next try in %g s", index, _reason(error), delay_s)
+            if await self._leaves_within(delay_s) or not self._replacing():
+                break
+        if not self.workers and not self._leaving.is_set():
+            self._fail(WorkersDiedError("the last API worker has died"))
+
+    async def _leaves_within(self, seconds: float) -> bool:
+        """Waits so long, or until the pool is stopped."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._leaving.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # --- whether they move --------------------------------------------------------------------------------------
+    async def _watch_heartbeats(self) -> None:
+        while not await self._leaves_within(INTERVAL_S):
+            for worker in list(self.workers.values()):
+                self._look_at(worker)
+
+    def _look_at(self, worker: WorkerProcess) -> None:
+        silence = self._heartbeats.look(worker.index, worker.number, serving=worker.serving)
+        if silence.hung and not worker.hung:
+            worker.hung = True
+            log.error("API worker %d has not moved for %g s: killing it", worker.index, silence.seconds)
+            worker.kill()
+        if silence.quiet != worker.quiet:
+            worker.quiet = silence.quiet
+            self._listener.quiet(worker)
+
     # --- what they say ------------------------------------------------------------------------------------------
     def _on_message(self, worker: WorkerProcess, message: FromWorker) -> None:
         if isinstance(message, Serving):
+            worker.serving = True
             self._listener.serving(worker)
         elif isinstance(message, Up):
             worker.up = True
@@ -206,7 +244,7 @@ class WorkerPool:
         log.debug("API worker %d is broken: %s", worker.index, message.message)
         if self._complete:
             worker.send(Stop())
-        elif not self._leaving:
+        elif not self._leaving.is_set():
             self._fail(_typed(message))
 
 
@@ -215,3 +253,7 @@ def _typed(message: Broken) -> Exception:
     if isinstance(kind, type) and issubclass(kind, RoseinferError):
         return kind(message.message)
     return WorkersDiedError(f"an API worker cannot start: {message.message}")
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)

@@ -34,9 +34,10 @@ from roseinfer.server.fleet.control import (
     Stop,
     Up,
     WorkerBoot,
-    handed_over,
 )
 from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedRoom
+from roseinfer.server.fleet.handover import ConnectionReceiver
+from roseinfer.server.fleet.heartbeat import Pulse
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
     Server,
@@ -89,7 +90,7 @@ class Worker:
     def __init__(self, boot: WorkerBoot) -> None:
         self._boot = boot
         self._counters = SharedCounters(boot.counters, boot.workers)
-        self._connections = socket.socket(fileno=boot.connections)
+        self._connections = ConnectionReceiver(socket.socket(fileno=boot.connections))
         self._channel = ControlChannel[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
         self._stopped = asyncio.Event()
         self._numbers = itertools.count()
@@ -106,13 +107,13 @@ class Worker:
         self._server = GivenServer(uvicorn_config(self._service, self._on_closed))
 
     async def run(self) -> None:
+        pulse = Pulse(self._counters, self._boot.index)
         await self._channel.open(socket.socket(fileno=self._boot.control))
         serving = asyncio.create_task(self._server.serve())
         engine: AsyncEngine | None = None
         try:
             await first_of(self._server.up.wait(), asyncio.shield(serving))
-            self._connections.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._connections, self._on_connections)
+            asyncio.get_running_loop().add_reader(self._connections.fileno(), self._on_connections)
             self._channel.send(Serving())
             engine = await self._start_engine()
             await self._stopped.wait()
@@ -126,6 +127,7 @@ class Worker:
             if engine is not None:
                 await engine.close()
             self._channel.close()
+            pulse.stop()
 
     async def _start_engine(self) -> AsyncEngine | None:
         """None if the manager has said `Stop` before the engine was there."""
@@ -199,7 +201,8 @@ class Worker:
 
     # --- connections --------------------------------------------------------------------------------------------
     def _on_connections(self) -> None:
-        for connection in handed_over(self._connections):
+        connections, _ = self._connections.receive()
+        for connection in connections:
             self._spawn(self._take(connection))
 
     async def _take(self, connection: socket.socket) -> None:

@@ -1,6 +1,7 @@
 """Connections are dealt out evenly, whatever their number."""
 
 import asyncio
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.server.fleet import acceptor as module
 from roseinfer.server.fleet.acceptor import Acceptor
-from roseinfer.server.fleet.control import handed_over
 from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
+from roseinfer.server.fleet.handover import ConnectionReceiver, ConnectionSender
 
 WORKERS = 4
 
@@ -20,17 +22,17 @@ class FakeHost:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.connections, self._end = socket.socketpair()
-        self.connections.setblocking(False)
-        self._end.setblocking(False)
+        self.end, self.end_of_worker = socket.socketpair()
+        self.connections = ConnectionSender(self.end)
+        self.worker = ConnectionReceiver(self.end_of_worker)
         self.taken: list[socket.socket] = []
 
     def look(self) -> int:
-        self.taken += handed_over(self._end)
+        self.taken += self.worker.receive()[0]
         return len(self.taken)
 
     def close(self) -> None:
-        for end in (self.connections, self._end, *self.taken):
+        for end in (self.connections, self.worker, *self.taken):
             end.close()
 
 
@@ -41,10 +43,10 @@ class Entrance:
         self.counters = SharedCounters(counters_file(str(folder / "counters"), WORKERS), WORKERS)
         self.hosts = [FakeHost(index) for index in range(WORKERS)]
         self.acceptor = Acceptor(self.listener, self.counters)
-        self._clients: list[socket.socket] = []
+        self.clients: list[socket.socket] = []
 
     def connect(self, count: int) -> None:
-        self._clients += [socket.create_connection(self.address) for _ in range(count)]
+        self.clients += [socket.create_connection(self.address) for _ in range(count)]
 
     async def taken(self, count: int) -> list[int]:
         """How many connections each worker has, once there are so many in all."""
@@ -55,7 +57,7 @@ class Entrance:
 
     def close(self) -> None:
         self.acceptor.close()
-        for end in (*self.hosts, *self._clients):
+        for end in (*self.hosts, *self.clients):
             end.close()
 
 
@@ -107,7 +109,7 @@ def test_connections_wait_for_a_worker_and_pass_by_one_that_is_gone(tmp_path: Pa
         assert (await entrance.taken(2))[0] == 2
         entrance.acceptor.add(second)
         entrance.acceptor.add(third)
-        second._end.close()  # it has died, and nobody has noticed yet
+        second.worker.close()  # it has died, and nobody has noticed yet
         entrance.connect(4)
         async with asyncio.timeout(10):
             while first.look() + third.look() < 6:
@@ -129,10 +131,78 @@ def test_connections_wait_for_a_worker_and_pass_by_one_that_is_gone(tmp_path: Pa
 def test_when_no_worker_takes_more_they_wait_and_none_is_lost(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
         host = entrance.hosts[0]
-        host.connections.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        host.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         entrance.acceptor.add(host)
         entrance.connect(100)
         await asyncio.sleep(0.05)
         assert (await entrance.taken(100))[0] == 100
 
     play(tmp_path, scene)
+
+
+def test_a_quiet_worker_gets_no_connections_until_it_moves_again(tmp_path: Path) -> None:
+    async def scene(entrance: Entrance) -> None:
+        first, second, *_ = entrance.hosts
+        entrance.acceptor.add(first)
+        entrance.acceptor.add(second)
+        entrance.acceptor.set_quiet(first, True)
+        entrance.connect(6)
+        assert (await entrance.taken(6))[:2] == [0, 6]
+        entrance.acceptor.set_quiet(second, True)
+        entrance.connect(1)
+        await asyncio.sleep(0.05)
+        assert first.look() + second.look() == 6, "it waits in the kernel"
+        entrance.acceptor.set_quiet(first, False)
+        assert (await entrance.taken(7))[:2] == [1, 6]
+
+    play(tmp_path, scene)
+
+
+def test_what_a_worker_had_not_taken_when_it_died_goes_to_another(tmp_path: Path) -> None:
+    async def scene(entrance: Entrance) -> None:
+        first, second, *_ = entrance.hosts
+        entrance.acceptor.add(first)
+        entrance.connect(5)
+        await asyncio.sleep(0.05)
+        first.worker.close()
+        entrance.acceptor.remove(first)
+        first.connections.close()
+        entrance.acceptor.add(second)
+        async with asyncio.timeout(10):
+            while second.look() < 5:
+                await asyncio.sleep(0.001)
+        for client, connection in zip(entrance.clients, second.taken, strict=True):
+            connection.sendall(b"x")
+            assert client.recv(1) == b"x"
+
+    play(tmp_path, scene)
+
+
+def test_a_worker_without_descriptors_is_passed_by_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "FULL_PAUSE_S", 0.2)
+
+    async def scene(entrance: Entrance) -> None:
+        first, second, *_ = entrance.hosts
+        entrance.acceptor.add(first)
+        entrance.connect(1)
+        await asyncio.sleep(0.05)
+        _, descriptors, _, _ = socket.recv_fds(first.end_of_worker, 1, 1)
+        os.close(descriptors[0])
+        first.end_of_worker.send(b"n")  # as the kernel leaves it when there is no descriptor for it
+        await asyncio.sleep(0.05)
+        assert first.look() == 0
+        entrance.acceptor.add(second)
+        async with asyncio.timeout(10):
+            while second.look() < 1:
+                await asyncio.sleep(0.001)
+        async with asyncio.timeout(10):
+            while not first.taken:
+                entrance.connect(1)
+                await asyncio.sleep(0.01)
+                first.look()
+                second.look()
+
+    play(tmp_path, scene)
+    assert [record.message for record in caplog.records] == ["API worker 0 has no descriptor left for new connections"]

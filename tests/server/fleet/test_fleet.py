@@ -18,7 +18,7 @@ LONG: dict[str, Any] = {"model": "tiny", "prompt": "import os\n", "extra_body": 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RealServer]:
-    with RealServer("--api-workers", str(WORKERS), "--max-num-queued-reqs", "6") as server:
+    with RealServer("--api-workers", str(WORKERS), "--max-num-queued-reqs", "6", "--worker-timeout", "5") as server:
         yield server
 
 
@@ -123,6 +123,18 @@ def test_a_worker_that_dies_takes_its_own_requests_with_it_and_is_replaced(fleet
     with Streams(fleet, 4, tokens=5) as streams:
         assert streams.ends() == ["length"] * 4
     assert "API worker" in fleet.log() and "another takes its place" in fleet.log()
+
+
+def test_a_worker_that_hangs_gets_no_connections_and_is_replaced(fleet: RealServer) -> None:
+    with Streams(fleet, 4, tokens=400) as streams:
+        victim = fleet.workers()[0]
+        os.kill(victim, signal.SIGSTOP)
+        assert [fleet.fresh("/health").status_code for _ in range(4 * WORKERS)] == [200] * (4 * WORKERS)
+        assert sorted(streams.ends()) == ["cut", "cut", "length", "length"]
+    until(lambda: len(fleet.workers()) == WORKERS and victim not in fleet.workers())
+    until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
+    assert metric(fleet, "vllm:kv_cache_usage_perc") == 0, "what it had asked for is aborted"
+    assert "has not moved for 5 s: killing it" in fleet.log()
 
 
 def test_a_client_that_leaves_is_noticed(fleet: RealServer) -> None:
