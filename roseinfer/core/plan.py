@@ -50,11 +50,11 @@ class Row(NamedTuple):
     for prompt logprobs. `sample` says whether the last position's logits choose a token. K/V is written at positions
     >= `write_from` only. `new_blocks` replaces the block table from entry `table_from` on.
 
-    `drafts` are guesses of the tokens behind the one at `start`, to be verified: `count` and `logits` are
-    1 + len(drafts), and `sample` is true. The runner takes them as the inputs at `start` + 1 and following, and samples
-    a token from each position's logits. A draft is right if it is the token sampled before it; the result has the tokens
-    sampled up to the first wrong draft, that one's replacement included: one at least, `count` at most. K/V of wrong
-    drafts stays behind in its slots, which later rows write again before anybody reads them.
+    `drafts` are guesses of the tokens behind the one at `start`, to be verified: `count` and `logits` are then
+    1 + len(drafts), and `sample` is true. They are the inputs at `start` + 1 and following. The runner samples a token
+    from each position's logits, as if the drafts before it were output; a draft is right if it is the token sampled
+    before it. The result has the tokens up to the first wrong draft, with that one's replacement: one at least, `count`
+    at most. K/V of wrong drafts stays in its slots, which later rows write again before anybody reads them.
     """
 
     request_id: str
@@ -121,11 +121,11 @@ class TokenLogprobs(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """What one row produced: its sampled tokens, or an error that ends this request alone.
+    """What one row produced: its sampled tokens, and perhaps an error that ends this request alone.
 
-    `token_ids`: none if the row does not sample, one if it does, up to 1 + len(drafts) if it carries drafts. `logprobs`
-    has an entry for each of them if the request wants any. `prompt_logprobs` covers positions start+1 .. start+count of
-    the prompt (as far as it reaches).
+    `token_ids`: none if the row does not sample, one if it does, up to 1 + len(drafts) if it carries drafts. If a
+    position failed they are those sampled before it. `logprobs` has an entry for each of them if the request wants any.
+    `prompt_logprobs` covers positions start+1 .. start+count of the prompt (as far as it reaches).
     """
 
     request_id: str

@@ -43,6 +43,8 @@ class EngineCore:
     ) -> None:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
+        if scheduler.drafter is not None and not runner.capabilities.drafts:
+            raise ValueError("a drafter is of no use: the runner verifies no drafts")
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -120,20 +122,31 @@ class EngineCore:
         return self._held_back and self.busy
 
     def step(self) -> list[RequestOutput]:
-        """One turn: submit the next plan, and commit the oldest step once `depth` are in flight or no plan is left."""
+        """One turn: submit the next plan, and commit the oldest step once `depth` are in flight or no plan is left.
+
+        A step that verifies drafts is committed before the next one is planned. Its requests would sit that one out
+        otherwise, and two groups that take turns cost the weights' way through the machine twice.
+        """
         outputs, self._ended = self._ended, []
+        if self._in_flight and self._in_flight[-1].plan.num_drafts:
+            outputs += self._commit_oldest()
         plan = self.scheduler.plan(self._clock.now())
         outputs += self.scheduler.take_ended()
         if plan is not None:
+            assert not plan.num_drafts or self._runner.capabilities.drafts, "the runner verifies no drafts"
             handle = self._runner.submit(plan)
             self._runner.sample(handle)
             self._in_flight.append(_InFlight(plan, handle))
         self._held_back = plan is None and not self._in_flight and not outputs
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
-            oldest = self._in_flight.popleft()
-            result = self._runner.collect(oldest.handle)
-            outputs += self.scheduler.commit(oldest.plan, result, self._clock.now())
+            outputs += self._commit_oldest()
         return outputs
+
+    def _commit_oldest(self) -> list[RequestOutput]:
+        """Wait for the oldest step in flight and settle it."""
+        oldest = self._in_flight.popleft()
+        result = self._runner.collect(oldest.handle)
+        return self.scheduler.commit(oldest.plan, result, self._clock.now())
 
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()

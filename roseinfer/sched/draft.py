@@ -16,6 +16,7 @@ class StepDraft:
         self._kv = kv
         self._rows: dict[str, Row] = {}
         self._growths: dict[str, Growth] = {}
+        self._num_drafts = 0
 
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self._rows
@@ -63,9 +64,36 @@ class StepDraft:
         request.pending += sample
         request.in_flight += 1
 
+    def decodes(self, request: Request) -> bool:
+        """Whether the request has a row here that computes one token behind its prompt and samples the next."""
+        row = self._rows.get(request.request_id)
+        return row is not None and row.count == 1 and row.sample and row.start >= request.prompt_len
+
+    def verify(self, request: Request, drafts: tuple[int, ...], growth: Growth | None = None) -> None:
+        """Let the row of a request that decodes verify drafts, too. `growth`: the blocks that this takes, if any.
+
+        How many tokens come of it nobody knows before the step is done: none of them is pending, and so the request has
+        nothing to compute until then.
+        """
+        name = request.request_id
+        row = self._rows[name]
+        if growth is not None:
+            earlier = self._growths.get(name)
+            if earlier is not None:
+                assert growth.copy is None, "whoever has grown borrows no block any more"
+                growth = Growth(earlier.table_from, earlier.new_blocks + growth.new_blocks, earlier.copy)
+            self._growths[name] = growth
+            row = row._replace(table_from=growth.table_from, new_blocks=growth.new_blocks)
+        count = 1 + len(drafts)
+        self._rows[name] = row._replace(count=count, logits=count, drafts=drafts)
+        self.tokens_left -= len(drafts)
+        self._num_drafts += len(drafts)
+        request.pending -= 1
+
     def drop(self, request: Request) -> None:
         """Take a running request's row out again, with all it holds."""
         row = self._rows.pop(request.request_id)
+        assert not row.drafts, "drafts come last, when nobody has to yield any more"
         growth = self._growths.pop(request.request_id, None)
         if growth is not None:
             self._kv.undo(request.request_id, growth)
@@ -84,4 +112,5 @@ class StepDraft:
             copies=copies,
             released=released,
             num_tokens=self._budget - self.tokens_left,
+            num_drafts=self._num_drafts,
         )

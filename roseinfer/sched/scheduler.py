@@ -26,6 +26,7 @@ from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.policy import Decision, Policy, Reporting, Unconditional, Verdict, View, rejectable
 from roseinfer.sched.queue import WaitingQueue
 from roseinfer.sched.step_clock import StepClock
@@ -43,12 +44,20 @@ log = logging.getLogger(__name__)
 class Scheduler:
     """Owns every live request, the seats and the KV bookkeeping of one engine. Single-threaded."""
 
-    def __init__(self, config: SchedulerConfig, kv: KvManager, policy: Policy, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KvManager,
+        policy: Policy,
+        max_model_len: int,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.config = config
         self.kv = kv
         self.policy = policy
         self._reporting = policy if isinstance(policy, Reporting) else None
         self.max_model_len = max_model_len
+        self.drafter = drafter
         self.waiting = WaitingQueue(self._awaits_parent)
         self.running: dict[str, Request] = {}
         self._requests: dict[str, Request] = {}
@@ -119,6 +128,8 @@ class Scheduler:
                 self._admit_waiting(draft, decision, now_s)
             if not len(draft) and self._step == self._steps_done and self.has_work:
                 self._go_on_regardless(draft, now_s)
+        if self.drafter is not None:
+            add_drafts(self.drafter, draft, self.running.values(), self.kv, self._reserve)
         if not len(draft):
             self._clock.paused()
             return None
@@ -201,6 +212,8 @@ class Scheduler:
             if count == 1 and request.planned < request.capacity:
                 draft.take_next(request)
                 continue
+            if count == 0:
+                continue  # its drafts are being verified: who knows how far it will be
             if count > 1:
                 count = self._chunk(decision, request, count, room)
                 if count == 0:
@@ -445,7 +458,7 @@ class Scheduler:
                     tokens.append(token_ids[0])
                     outputs.append(new_output((name, token_ids, logprobs, None, None, None)))
                     continue
-            request.pending -= sample
+            request.pending -= sample and not row.drafts
             settled = self._settle_row(request, row, row_result, now_s)
             if settled is not None:
                 outputs.append(settled)
@@ -462,18 +475,25 @@ class Scheduler:
             return None
         if result.error is not None:
             self.kv.distrust(row.request_id)
-            return RequestOutput(
-                row.request_id, end=self._finish(request, FinishReason.ERROR, now_s, error=result.error)
-            )
-        end = row.start + row.count
-        request.computed = end
-        self.kv.register(row.request_id, request.tokens, end, request.prompt_len)
-        if request.num_outputs == 0:
-            self._prompt_tokens += max(0, min(end, request.prompt_len) - row.start)
+            if not result.token_ids:
+                end = self._finish(request, FinishReason.ERROR, now_s, error=result.error)
+                return RequestOutput(row.request_id, end=end)
+        first = request.num_outputs == 0
+        if first:
+            self._prompt_tokens += max(0, min(row.start + row.count, request.prompt_len) - row.start)
+        kept = _kept(request, result.token_ids)
+        request.computed = row.start + row.count
+        if row.drafts:
+            request.computed = request.planned = row.start + len(kept)
+        if request.params.max_tokens:
+            request.tokens += kept
+        if result.error is None:
+            # Up to the tokens that are known now: what wrong drafts have left behind is nobody's prefix.
+            self.kv.register(row.request_id, request.tokens, request.computed, request.prompt_len)
         scored = self._score_prompt(request, row, result)
         output = None
         if row.sample:
-            output = self._accept(request, result, scored, now_s)
+            output = self._report(request, kept, first, result, scored, now_s)
         elif scored:
             output = RequestOutput(request.request_id, prompt_logprobs=scored)
         if request.in_flight == 0 and request.status is Status.WAITING:
@@ -488,27 +508,31 @@ class Scheduler:
         request.prompt_scored += len(scored)
         return scored
 
-    def _accept(
-        self, request: Request, result: RowResult, scored: tuple[TokenLogprobs, ...] | None, now_s: float
+    def _report(
+        self,
+        request: Request,
+        kept: tuple[int, ...],
+        first: bool,
+        result: RowResult,
+        scored: tuple[TokenLogprobs, ...] | None,
+        now_s: float,
     ) -> RequestOutput:
-        """A sampled token arrives."""
-        started = None
-        if request.num_outputs == 0:
+        """What to say of sampled tokens that were `kept`, and whether they end the request. `first`: the first ones."""
+        assert kept, "a row that samples has a token, or an error"
+        name, started, end = request.request_id, None, None
+        if first:
             request.first_token_s = now_s
             started = Started(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s)
             if request.params.max_tokens == 0:
-                return RequestOutput(
-                    request.request_id, (), None, scored, started, self._finish(request, FinishReason.LENGTH, now_s)
-                )
-        token = result.token_ids[0]
-        tokens = request.tokens
-        tokens.append(token)
-        end: End | None = None
-        if token in request.stop_ids:
-            end = self._finish(request, FinishReason.STOP, now_s, stop_token=token)
-        elif len(tokens) >= request.max_len:
+                return RequestOutput(name, (), None, scored, started, self._finish(request, FinishReason.LENGTH, now_s))
+        if kept[-1] in request.stop_ids:
+            end = self._finish(request, FinishReason.STOP, now_s, stop_token=kept[-1])
+        elif len(request.tokens) >= request.max_len:
             end = self._finish(request, FinishReason.LENGTH, now_s)
-        return RequestOutput(request.request_id, result.token_ids, result.logprobs, scored, started, end)
+        elif result.error is not None:
+            end = self._finish(request, FinishReason.ERROR, now_s, error=result.error)
+        logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
+        return RequestOutput(name, kept, logprobs, scored, started, end)
 
     def _finish(
         self,
@@ -573,5 +597,15 @@ class Scheduler:
         assert not any(r in self.waiting for r in self.running.values())
         self.waiting.check_integrity()
         for r in self._requests.values():
-            assert r.computed <= r.planned <= len(r.tokens) + r.pending, r
+            # The token that a failed request's next step was planned on never came.
+            assert r.status is Status.FINISHED or r.computed <= r.planned <= len(r.tokens) + r.pending, r
             assert 0 <= r.pending <= r.in_flight, r
+
+
+def _kept(request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Sampled tokens up to the one that ends the request, if one does: right drafts may reach beyond its end."""
+    room = request.max_len - len(request.tokens)
+    for count, token in enumerate(token_ids, start=1):
+        if count == room or token in request.stop_ids:
+            return token_ids[:count]
+    return token_ids

@@ -7,6 +7,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.drafter import Drafter
 from roseinfer.sched.policies import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.fake_runner import FakeRunner
@@ -23,12 +24,14 @@ def make_core(
     max_model_len: int | None = None,
     runner: FakeRunner | None = None,
     vocab_size: int = 50,
+    drafter: Drafter | None = None,
+    engine: type[EngineCore] = EngineCore,
     **scheduler: object,
 ) -> EngineCore:
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
     kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching)
-    return EngineCore(
-        Scheduler(config, kv, make_policy(config), max_model_len or num_blocks * block_size),
+    return engine(
+        Scheduler(config, kv, make_policy(config), max_model_len or num_blocks * block_size, drafter),
         runner or FakeRunner(num_blocks, block_size, vocab_size),
         ManualClock(),
         depth=depth,

@@ -29,7 +29,7 @@ def fingerprint(previous: int, token: int) -> int:
 
 
 class FakeRunner:
-    capabilities = Capabilities()
+    capabilities = Capabilities(drafts=True)
 
     def __init__(
         self, num_blocks: int, block_size: int, vocab_size: int = 50, fail_on_token: int | None = None
@@ -41,7 +41,7 @@ class FakeRunner:
         self.seats: dict[int, Seat] = {}
         self.submitted: list[StepPlan] = []
         self.closed = False
-        self._computed: dict[int, list[int]] = {}
+        self._computed: dict[int, list[list[int]]] = {}
         self._results: dict[int, StepResult] = {}
 
     def submit(self, plan: StepPlan) -> int:
@@ -61,6 +61,9 @@ class FakeRunner:
         for row in plan.rows:
             if row.new_blocks:
                 self.seats[row.seat].table[row.table_from :] = row.new_blocks
+        for row in plan.rows:
+            if row.drafts:
+                self._take_drafts(row)
         # All rows write before any reads, as attention does within a layer.
         for row in plan.rows:
             self._write(row)
@@ -84,7 +87,16 @@ class FakeRunner:
             block = seat.table[position // self.block_size]
             self.cache[block][position % self.block_size] = (position, prints[position])
 
-    def _verify(self, row: Row) -> int:
+    def _take_drafts(self, row: Row) -> None:
+        """Inputs behind the row's first token, as if they were known."""
+        tokens = self.seats[row.seat].tokens
+        assert (row.count, row.logits, row.sample) == (1 + len(row.drafts), 1 + len(row.drafts), True)
+        assert len(tokens) == row.start + 1, "drafts follow the last known token"
+        assert row.start >= self.seats[row.seat].admission.prompt_len
+        tokens += row.drafts
+
+    def _verify(self, row: Row) -> list[int]:
+        """Check what the row reads; returns the fingerprints of the positions that it computes."""
         seat = self.seats[row.seat]
         end = row.start + row.count
         prints = self._prints(seat.tokens[:end])
@@ -92,7 +104,7 @@ class FakeRunner:
             block = seat.table[position // self.block_size]
             held = self.cache[block][position % self.block_size]
             assert held == (position, prints[position]), f"{row.request_id}: position {position} holds {held}"
-        return prints[-1]
+        return prints[row.start :]
 
     def sample(self, handle: int, masks: TokenMasks | None = None) -> None:
         plan = self.submitted[-1]
@@ -101,7 +113,7 @@ class FakeRunner:
         rows = [self._sample_row(row, value) for row, value in zip(plan.rows, prints, strict=True)]
         self._results[handle] = StepResult(handle, rows)
 
-    def _sample_row(self, row: Row, value: int) -> RowResult:
+    def _sample_row(self, row: Row, prints: list[int]) -> RowResult:
         seat = self.seats[row.seat]
         params, prompt_len = seat.admission.params, seat.admission.prompt_len
         scored = None
@@ -111,14 +123,28 @@ class FakeRunner:
         if not row.sample:
             return RowResult(row.request_id, prompt_logprobs=scored)
         assert row.logits >= 1
-        token = self._choose(seat, value)
-        seat.tokens.append(token)
-        seat.failed = seat.failed or token == self.fail_on_token
-        if seat.failed:  # now and, if the next step is on its way already, later
-            return RowResult(row.request_id, error="planted failure")
-        seat.counts[token] = seat.counts.get(token, 0) + 1
-        logprobs = (TokenLogprobs(token, -1.0, 1, ()),) if params.logprobs is not None else None
-        return RowResult(row.request_id, (token,), logprobs, scored)
+        end = row.start + row.count - len(row.drafts)
+        del seat.tokens[end:]  # drafts
+        sampled: list[int] = []
+        for value, draft in zip(prints[-1 - len(row.drafts) :], (*row.drafts, None), strict=True):
+            token = self._choose(seat, value)
+            seat.tokens.append(token)
+            seat.counts[token] = seat.counts.get(token, 0) + 1
+            seat.failed = seat.failed or token == self.fail_on_token
+            if seat.failed:  # now and, if the next step is on its way already, later
+                break
+            sampled.append(token)
+            if token != draft:
+                break
+        # A log probability tells one position from another.
+        scores = tuple(TokenLogprobs(token, -float(end + i), 1, ()) for i, token in enumerate(sampled))
+        return RowResult(
+            row.request_id,
+            tuple(sampled),
+            scores if params.logprobs is not None else None,
+            scored,
+            "planted failure" if seat.failed else None,
+        )
 
     def _choose(self, seat: Seat, value: int) -> int:
         index = len(seat.tokens) - seat.admission.prompt_len

@@ -1,0 +1,131 @@
+"""Drafts, right or wrong, change when tokens come and never which: over random loads, policies and tiny caches."""
+
+import random
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roseinfer.core.outputs import RequestOutput
+from roseinfer.engine.core import EngineCore
+from tests.helpers.drafters import Oracle
+from tests.property import test_slo
+from tests.property.test_engine import VOCAB, assert_same, fits, make_jobs, run, run_at_ease
+
+DRAFTERS = {
+    "right": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    "longest": st.sampled_from([1, 3, 8]),
+}
+
+
+class NeverDrained(EngineCore):
+    """Plans while drafts are being verified, too: what the scheduler promises does not depend on the loop around it."""
+
+    def step(self) -> list[RequestOutput]:
+        outputs, self._ended = self._ended, []
+        self._open: deque = getattr(self, "_open", deque())
+        plan = self.scheduler.plan(self._clock.now())
+        outputs += self.scheduler.take_ended()
+        if plan is not None:
+            handle = self._runner.submit(plan)
+            self._runner.sample(handle)
+            self._open.append((plan, handle))
+        if self._open and (plan is None or len(self._open) >= self._depth):
+            done, handle = self._open.popleft()
+            outputs += self.scheduler.commit(done, self._runner.collect(handle), self._clock.now())
+        return outputs
+
+    @property
+    def busy(self) -> bool:
+        return bool(getattr(self, "_open", None) or self._ended or self.scheduler.has_work)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    engine=st.sampled_from([EngineCore, NeverDrained]),
+    depth=st.sampled_from([1, 2]),
+    policy=st.sampled_from(["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"]),
+    block_size=st.sampled_from([1, 2, 4, 8]),
+    spare_blocks=st.integers(0, 24),
+    reserve=st.sampled_from([0, 0, 2]),
+    budget=st.integers(1, 24),
+    seats=st.integers(1, 6),
+    prefix_caching=st.booleans(),
+    **DRAFTERS,
+)
+def test_any_drafts_give_the_same_tokens(
+    seed, engine, depth, policy, block_size, spare_blocks, reserve, budget, seats, prefix_caching, right, longest
+) -> None:
+    jobs = make_jobs(random.Random(seed), count=10, longest=20)
+    ease = run_at_ease(jobs)
+    drafter = Oracle({name: said.tokens for name, said in ease.items()}, VOCAB, right, longest, seed)
+    got = run(
+        jobs,
+        reserve=reserve,
+        engine=engine,
+        drafter=drafter,
+        depth=depth,
+        scheduling_policy=policy,
+        num_blocks=fits(jobs, block_size) + spare_blocks,
+        block_size=block_size,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        prefix_caching=prefix_caching,
+    )
+    assert_same(ease, got)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    depth=st.sampled_from([1, 2]),
+    policy=st.sampled_from(["sarathi", "qoserve", "scorpio", "slack", "slack"]),
+    block_size=st.sampled_from([1, 4, 16]),
+    spare_blocks=st.integers(0, 24),
+    budget=st.integers(1, 40),
+    seats=st.integers(1, 6),
+    **DRAFTERS,
+)
+def test_any_drafts_give_the_same_tokens_under_objectives(
+    seed, depth, policy, block_size, spare_blocks, budget, seats, right, longest
+) -> None:
+    jobs = test_slo.make_jobs(random.Random(seed), count=10)
+    blocks = -(-max(len(job.add.prompt_ids) + job.add.params.max_tokens for job in jobs) // block_size)
+    ease = test_slo.run(jobs, 2000, 16, max_num_seqs=64, max_num_batched_tokens=4000)
+    got = test_slo.run(
+        jobs,
+        blocks + spare_blocks,
+        block_size,
+        drafter=Oracle({name: said.tokens for name, said in ease.items()}, test_slo.VOCAB, right, longest, seed),
+        depth=depth,
+        scheduling_policy=policy,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+    )
+    assert got.keys() == ease.keys()
+    for name, want in ease.items():
+        have = got[name]
+        if have.reason in test_slo.CUT_SHORT or want.reason in test_slo.CUT_SHORT:
+            shorter = min(len(want.tokens), len(have.tokens))
+            assert have.tokens[:shorter] == want.tokens[:shorter]
+        else:
+            assert (have.tokens, have.reason) == (want.tokens, want.reason)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), depth=st.sampled_from([1, 2]), spare_blocks=st.integers(0, 12), **DRAFTERS)
+def test_a_failure_among_drafts_ends_that_request_where_it_would_end(seed, depth, spare_blocks, right, longest) -> None:
+    jobs = make_jobs(random.Random(seed), count=8, longest=20)
+    whole = run_at_ease(jobs)
+    got = run(
+        jobs,
+        fail_on_token=7,
+        drafter=Oracle({name: said.tokens for name, said in whole.items()}, VOCAB, right, longest, seed),
+        depth=depth,
+        num_blocks=fits(jobs, 4) + spare_blocks,
+        block_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+    )
+    assert_same(run_at_ease(jobs, fail_on_token=7), got)
