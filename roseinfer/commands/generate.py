@@ -35,12 +35,16 @@ SAMPLING_HELP = {
     "include_stop_str_in_output": "print the stop text too",
     "ignore_eos": "go on after the model's end token",
     "skip_special_tokens": "do not print special tokens",
+    "bad_words": "text that the output must not hold, as the tokenizer writes it; may be given several times",
 }
-# The seed is the model's option of that name; log probabilities have no place in printed text.
+# The seed is the model's option of that name; log probabilities have no place in printed text; lists of token ids and
+# cut prompts are for programs.
 SAMPLING = Group(
     SamplingParams,
     "sampling",
-    skip=frozenset({"seed", "logprobs", "prompt_logprobs"}),
+    skip=frozenset(
+        {"seed", "logprobs", "prompt_logprobs", "bad_token_ids", "allowed_token_ids", "truncate_prompt_tokens"}
+    ),
     help=SAMPLING_HELP,
     defaults={"max_tokens": MAX_TOKENS},
 )

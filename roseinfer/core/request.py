@@ -26,6 +26,17 @@ def context_error(max_model_len: int, but: str, param: str = "prompt") -> Reques
     return RequestTooLongError(f"This model's maximum context length is {max_model_len} tokens. However, {but}.", param)
 
 
+def kept_prompt_tokens(truncate: int | None, max_tokens: int, max_model_len: int) -> int | None:
+    """How many of a prompt's last tokens `truncate_prompt_tokens` keeps; None = all of them, however many.
+
+    -1 keeps as many as leave room for `max_tokens`, one at least. Raises `InvalidRequestError` above the context.
+    """
+    if truncate is not None and truncate > max_model_len:
+        message = f"truncate_prompt_tokens is {truncate}, above the context of {max_model_len} tokens"
+        raise InvalidRequestError(message, "truncate_prompt_tokens")
+    return max(1, max_model_len - max_tokens) if truncate == -1 else truncate
+
+
 class Status(IntEnum):
     WAITING = 0
     RUNNING = 1

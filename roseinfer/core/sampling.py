@@ -1,7 +1,9 @@
 """How one request wants its tokens chosen, and when it ends."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from roseinfer.core.errors import InvalidRequestError
 
@@ -20,6 +22,10 @@ class SamplingParams:
     prompt token but the first. Log probabilities are those of the model, before temperature, penalties and filters.
     `stop` strings are matched on text, `stop_token_ids` and the model's EOS ids on tokens; the latter are not
     sampled before `min_tokens`.
+    `allowed_token_ids`: no others are sampled, EOS ids neither (None = all are allowed). `bad_token_ids`: sequences of
+    token ids that the output will not hold; `bad_words` are texts for which whoever has the tokenizer puts such
+    sequences (`engine.prepare`). `truncate_prompt_tokens`: how many of the prompt's last tokens are used, -1 = as many
+    as leave room for `max_tokens` (None = all). The engine itself knows neither of these two any more.
     Raises `InvalidRequestError` naming the field when a value is out of range.
     """
 
@@ -41,6 +47,10 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _check_int("max_tokens", self.max_tokens, 0, None)
@@ -68,6 +78,32 @@ class SamplingParams:
             raise InvalidRequestError("stop must not hold an empty string", "stop")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, None)
+        self._check_vocabulary()
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
+
+    def _check_vocabulary(self) -> None:
+        """What restricts the choice of tokens."""
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        for token in self.allowed_token_ids or ():
+            _check_int("allowed_token_ids", token, 0, None)
+        if any(not isinstance(word, str) or not word for word in self.bad_words):
+            raise InvalidRequestError("bad_words must be texts that are not empty", "bad_words")
+        if any(not sequence for sequence in self.bad_token_ids):
+            raise InvalidRequestError("bad_token_ids must not hold an empty sequence", "bad_token_ids")
+        for token in chain.from_iterable(self.bad_token_ids):
+            _check_int("bad_token_ids", token, 0, None)
+
+    def named_token_ids(self) -> Iterator[tuple[str, Iterable[int]]]:
+        """All token ids that the request names, under the fields that clients know: they must be in the vocabulary."""
+        yield "stop_token_ids", self.stop_token_ids
+        if self.logit_bias:
+            yield "logit_bias", (token for token, _ in self.logit_bias)
+        if self.allowed_token_ids is not None:
+            yield "allowed_token_ids", self.allowed_token_ids
+        if self.bad_token_ids:
+            yield "bad_words", chain.from_iterable(self.bad_token_ids)
 
     @property
     def greedy(self) -> bool:

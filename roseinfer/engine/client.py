@@ -4,6 +4,7 @@ import itertools
 import logging
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import (
@@ -22,6 +23,7 @@ from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, Sink
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, sequence_id
 from roseinfer.engine.output import SequenceText
+from roseinfer.engine.prepare import prepare
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -175,6 +177,9 @@ class AsyncEngine(EngineWatch):
             raise EngineClosedError("the engine is closed")
         if self._death is not None:
             raise EngineDeadError(self._death)
+        if request.params.bad_words or request.params.truncate_prompt_tokens is not None:
+            ready = prepare(request.prompt_ids, request.params, self._tokenizer, self.info.max_model_len)
+            request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
         self._check(request)
         texts = [SequenceText(i, request.params, self._tokenizer) for i in range(request.n)]
         # The engine knows a request by an id that is used once: a cancelled one may still be on its way there and

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from roseinfer.core.clock import Clock
@@ -60,11 +61,12 @@ class EngineCore:
         """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued."""
         if new.n < 1:
             raise InvalidRequestError("n must be positive", "n")
-        for ids, name in ((new.prompt_ids, "prompt"), (new.params.stop_token_ids, "stop_token_ids")):
+        if new.params.bad_words or new.params.truncate_prompt_tokens is not None:
+            raise InvalidRequestError("bad_words and truncate_prompt_tokens are not the engine's, see engine.prepare")
+        for name, ids in chain([("prompt", new.prompt_ids)], new.params.named_token_ids()):
+            ids = ids if isinstance(ids, list | tuple) else tuple(ids)
             if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
                 raise InvalidRequestError(f"a token id is outside the vocabulary of {self._vocab_size}", name)
-        if any(token >= self._vocab_size for token, _ in new.params.logit_bias):
-            raise InvalidRequestError(f"a token id is outside the vocabulary of {self._vocab_size}", "logit_bias")
         requests = [self._make_request(new, index) for index in range(new.n)]
         for queued, request in enumerate(requests):
             try:

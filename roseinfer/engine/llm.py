@@ -20,12 +20,14 @@ from roseinfer.core.errors import (
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.request import kept_prompt_tokens
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.core import HELD_BACK_S
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.engine.output import SequenceText
+from roseinfer.engine.prepare import prepare
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.hub import model_folder
 from roseinfer.text.chat import ChatTemplate
@@ -99,10 +101,7 @@ class LLM:
         """
         batch = _as_batch(prompts)
         all_params = self._params_of_each(params, len(batch))
-        jobs = [
-            _Job(self._prompt_ids(p), sampling, n, self.tokenizer, slo)
-            for p, sampling in zip(batch, all_params, strict=True)
-        ]
+        jobs = [self._job(prompt, sampling, n, slo) for prompt, sampling in zip(batch, all_params, strict=True)]
         texts = self._add(jobs)
         try:
             for job, chunk in self._run(texts):
@@ -118,11 +117,12 @@ class LLM:
         template = ChatTemplate.from_tokenizer(self.tokenizer)
         if template is None:
             raise InvalidRequestError("the model has no chat template", "messages")
-        return self.generate([template.encode(messages)], params, n=n)[0]
+        params = params or SamplingParams()
+        return self.generate([template.encode(messages, keep_last=self._kept(params))], params, n=n)[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[SequenceChunk]:
         """Chunks of one completion as they come. Leaving the loop early aborts the request."""
-        job = _Job(self._prompt_ids(prompt), params or SamplingParams(), 1, self.tokenizer)
+        job = self._job(prompt, params or SamplingParams())
         texts = self._add([job])
         try:
             for _, chunk in self._run(texts):
@@ -139,7 +139,7 @@ class LLM:
         """
         batch = _as_batch(prompts)
         all_params = self._params_of_each(params, len(batch))
-        jobs = [_Job(self._prompt_ids(p), own, 1, self.tokenizer) for p, own in zip(batch, all_params, strict=True)]
+        jobs = [self._job(prompt, own) for prompt, own in zip(batch, all_params, strict=True)]
         numbers = {id(job): number for number, job in enumerate(jobs)}
         texts = self._add(jobs)
         try:
@@ -162,8 +162,14 @@ class LLM:
         self.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _job(self, prompt: Prompt, params: SamplingParams, n: int = 1, slo: Slo | None = None) -> "_Job":
+        """Raises `InvalidRequestError` for what is wrong with the prompt or with what needs the tokenizer."""
+        prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params)) if isinstance(prompt, str) else prompt
+        ready = prepare(list(prompt_ids), params, self.tokenizer, self.info.max_model_len)
+        return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, slo)
+
+    def _kept(self, params: SamplingParams) -> int | None:
+        return kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, self.info.max_model_len)
 
     def _params_of_each(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int

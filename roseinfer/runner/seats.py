@@ -135,8 +135,10 @@ class SeatTable:
         ids = a.token_ids
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             return f"a token id is outside the vocabulary of {self.vocab_size}"
-        if any(token >= self.vocab_size for token, _ in a.params.logit_bias):
-            return f"logit_bias names a token outside the vocabulary of {self.vocab_size}"
+        for name, named in a.params.named_token_ids():
+            # A stop id that cannot be sampled does no harm, and a model's own EOS ids may be such.
+            if name != "stop_token_ids" and any(token >= self.vocab_size for token in named):
+                return f"{name} names a token outside the vocabulary of {self.vocab_size}"
         return None
 
     def _write_settings(self, admissions: list[Admission], seats: list[int]) -> None:

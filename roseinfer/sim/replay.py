@@ -163,7 +163,8 @@ class _Reader:
 def _add(line: dict[str, Any]) -> Add:
     given = line.pop("params").items()
     params: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
-    params["logit_bias"] = tuple(tuple(pair) for pair in params.get("logit_bias", ()))
+    for pairs in ("logit_bias", "bad_token_ids"):
+        params[pairs] = tuple(tuple(entry) for entry in params.get(pairs, ()))
     slo = line.pop("slo")
     return Add(
         request_id=line.pop("request"),

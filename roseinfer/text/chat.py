@@ -100,14 +100,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        keep_last: int | None = None,
         **kwargs: Any,
     ) -> list[int]:
         """The prompt as token ids, control tokens only where the template wrote them. Arguments as in `render`.
 
-        `add_special_tokens` adds the tokenizer's BOS; templates write their own.
+        `add_special_tokens` adds the tokenizer's BOS; templates write their own. `keep_last`: as in `Tokenizer.encode`.
         """
         text = self._render(list(messages), add_generation_prompt, continue_final_message, kwargs)
-        return self._literal.encode(text, add_special_tokens)
+        return self._literal.encode(text, add_special_tokens, keep_last)
 
     def _render(
         self, messages: list[dict[str, Any]], generation_prompt: bool, continue_final: bool, kwargs: dict[str, Any]
@@ -153,7 +154,10 @@ class ChatTemplate:
         role = message.get("role")
         if not isinstance(role, str) or (role not in ROLES and not self._names(role)):
             raise InvalidRequestError(f"messages[{index}].role is not known: {str(role)[:40]!r}", "messages")
-        return {**message, "content": _text(message["content"], index)} if "content" in message else dict(message)
+        if role == "developer" and not self._names(role):
+            role = "system"  # what newer clients call it; to a template that knows neither, the one it may expect
+        content = {"content": _text(message["content"], index)} if "content" in message else {}
+        return {**message, "role": role, **content}
 
     def _names(self, role: str) -> bool:
         """Whether the template itself speaks of this role, such as 'ipython'."""
@@ -266,16 +270,16 @@ class LiteralEncoder:
         """The text with stand-ins turned back into what was written."""
         return self._stand_in.sub(lambda match: self._index[int(match[1])], text)
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = False, keep_last: int | None = None) -> list[int]:
         """Ids of a rendered text: special tokens are real where the template wrote them, text where a stand-in is.
 
         Raises `InvalidRequestError` if this tokenizer cannot tell the two apart.
         """
         if not self._always and self._stand_in.search(text) is None:
-            return self._tokenizer.encode(text, add_special_tokens)
+            return self._tokenizer.encode(text, add_special_tokens, keep_last)
         aliased = self._aliased_tokenizer()
         renamed = self._written.sub(lambda match: self._alias(match[0]), text)
-        return encode(aliased, self.reveal(renamed), add_special_tokens)
+        return encode(aliased, self.reveal(renamed), add_special_tokens, keep_last)
 
     def _mark(self, index: int) -> str:
         return f"{OPEN}{self._nonce}:{index}{CLOSE}"

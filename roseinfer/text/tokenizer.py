@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,23 @@ class Tokenizer:
         config = _read_config(folder / "tokenizer_config.json")
         return cls(backend, config, _chat_template(folder, config, chat_template_file))
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, keep_last: int | None = None) -> list[int]:
         """Special tokens written out in `text` become special tokens; see `text/chat.py` for text of strangers.
 
-        `add_special_tokens`: put what the tokenizer's post-processor adds (BOS for many models).
+        `add_special_tokens`: put what the tokenizer's post-processor adds (BOS for many models). `keep_last`: of a
+        longer result its last so many (>= 1), but with what the post-processor puts before the text.
         Raises `InvalidRequestError` if `text` holds lone surrogates, which no encoding can carry.
         """
-        return encode(self.backend, text, add_special_tokens)
+        return encode(self.backend, text, add_special_tokens, keep_last)
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Token ids of `word` by itself and, unless it begins with one, after a space: as a text may hold it.
+
+        Without those that end in another one. No other way to cut the text into tokens is looked for.
+        """
+        texts = [word] if word[:1].isspace() else [word, f" {word}"]
+        found = {tuple(self.encode(text, add_special_tokens=False)) for text in texts if word} - {()}
+        return sorted(ids for ids in found if not any(len(own) < len(ids) and ids[-len(own) :] == own for own in found))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Raises `InvalidRequestError` for an id that is no unsigned 32-bit integer."""
@@ -110,11 +121,20 @@ class Tokenizer:
         return None
 
 
-def encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def encode(
+    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, keep_last: int | None = None
+) -> list[int]:
+    """See `Tokenizer.encode`."""
     try:
-        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encoded = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
     except TypeError as error:
         raise InvalidRequestError("the text holds lone surrogates, which are not valid Unicode", "prompt") from error
+    ids: list[int] = encoded.ids
+    if keep_last is None or len(ids) <= keep_last:
+        return ids
+    # A model that always saw a BOS works badly without it.
+    added = sum(1 for _ in takewhile(bool, encoded.special_tokens_mask))
+    return [*ids[:added], *ids[added - keep_last :]] if added < keep_last else ids[-keep_last:]
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -16,6 +16,32 @@ def test_what_is_no_finite_number_is_refused(name: str, value: object) -> None:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop_token_ids", (-1,)), ("stop_token_ids", (True,)),
+        ("allowed_token_ids", ()), ("allowed_token_ids", (3, -1)), ("allowed_token_ids", (1.0,)),
+        ("bad_words", ("fine", "")), ("bad_words", (3,)),
+        ("bad_token_ids", ((),)), ("bad_token_ids", ((1, -1),)), ("bad_token_ids", ((1, "2"),)),
+        ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 1.0),
+        ("logit_bias", ((-1, 0.0),)), ("logit_bias", ((1, 100.5),)), ("stop", ("a", "")),
+    ],
+)  # fmt: skip
+def test_wrong_entries_are_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_every_list_of_token_ids_is_told_with_its_name() -> None:
+    params = SamplingParams(
+        stop_token_ids=(1,), logit_bias=((2, 1.0),), allowed_token_ids=(3,), bad_token_ids=((4, 5), (6,))
+    )
+    told = {name: list(ids) for name, ids in params.named_token_ids()}
+    assert told == {"stop_token_ids": [1], "logit_bias": [2], "allowed_token_ids": [3], "bad_words": [4, 5, 6]}
+    assert not [name for name, ids in SamplingParams().named_token_ids() if list(ids)]
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("value", [1.0, True, "1", -(2**70)])
 def test_what_is_no_integer_in_range_is_refused(name: str, value: object) -> None:

@@ -237,6 +237,23 @@ def test_refusals_name_the_reason_and_leave_nothing() -> None:
     asyncio.run(main())
 
 
+def test_what_needs_the_tokenizer_is_done_before_the_engine_gets_it() -> None:
+    async def main() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
+            cut = await read(client.generate(request("cut", PROMPT, truncate_prompt_tokens=3, prompt_logprobs=0)))
+            (entries,) = [c.prompt_logprobs for c in cut if c.prompt_logprobs is not None]
+            assert [entry.token_id for entry in entries[1:] if entry] == PROMPT[-2:]
+            whole = await read(client.generate(request("whole")))
+            assert all(0 < token < 128 for token in ids_of(whole)[:2]), "readable alone"
+            word = "".join(chunk.text for chunk in whole)[:2]
+            other = await read(client.generate(request("other", bad_words=(word,))))
+            assert word not in "".join(chunk.text for chunk in other)
+            with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens"):
+                client.generate(request("never", truncate_prompt_tokens=10**6))
+
+    asyncio.run(main())
+
+
 def test_over_the_inflight_limit_requests_are_refused_until_one_ends() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), max_inflight=2) as (client, _):

@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,7 +104,9 @@ def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pyte
     core, held_back_turns, slept = make_core(), 5, list[float]()
     plan, asked = core.scheduler.plan, itertools.count(1)
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= held_back_turns else plan(now_s))
-    monkeypatch.setattr("roseinfer.engine.process.build_engine", lambda *args: (core, None))
+    monkeypatch.setattr(
+        "roseinfer.engine.process.build_engine", lambda *args: (core, SimpleNamespace(max_model_len=64))
+    )
     monkeypatch.setattr("roseinfer.engine.llm.time.sleep", slept.append)
     with LLM("tiny") as held_back:
         (completion,) = held_back.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
@@ -144,6 +148,49 @@ def test_stop_strings_and_log_probabilities(llm: LLM) -> None:
     scored = completion.prompt_logprobs or []
     assert scored[0] is None
     assert [entry.token_id for entry in scored[1:] if entry] == completion.prompt_ids[1:]
+
+
+def test_bad_words_do_not_appear(llm: LLM) -> None:
+    prompts = ["import os\n", "def main("]
+    for prompt, whole in zip(prompts, (c.text for c in llm.generate(prompts, GREEDY)), strict=True):
+        words = [word for word in whole.split() if word.isalpha()]
+        assert words
+        word = max(words, key=len)
+        banned = SamplingParams(max_tokens=24, temperature=0.0, bad_words=(word,))
+        text = llm.generate(prompt, banned)[0].text
+        assert text != whole and f" {word} " not in f" {text} "
+    with pytest.raises(InvalidRequestError, match="bad_words"):
+        llm.generate("x", SamplingParams(bad_words=("\ud800",)))
+
+
+def test_allowed_tokens_are_the_only_ones(llm: LLM) -> None:
+    allowed = tuple(sorted({*llm.tokenizer.encode("def return self pass\n")}))
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=3, allowed_token_ids=allowed, logprobs=0)
+    for sample in llm.generate("def main(", params, n=3)[0].samples:
+        assert set(sample.token_ids) <= set(allowed)
+    with pytest.raises(InvalidRequestError, match="vocabulary"):
+        llm.generate("x", SamplingParams(allowed_token_ids=(llm.info.vocab_size,)))
+
+
+def test_long_prompts_are_cut_at_their_start_when_asked(llm: LLM) -> None:
+    context = llm.info.max_model_len
+    text = "x = 1\n" * context
+    whole = llm.tokenizer.encode(text)
+    with pytest.raises(RequestTooLongError):
+        llm.generate(text, GREEDY)
+    for truncate, kept in ((10, 10), (-1, context - GREEDY.max_tokens)):
+        params = replace(GREEDY, truncate_prompt_tokens=truncate)
+        for prompt in (text, whole):
+            completion = llm.generate(prompt, params)[0]
+            assert completion.prompt_ids[1:] == whole[1 - kept :] and len(completion.samples[0].token_ids) > 0
+        (ids,) = {len(completion.prompt_ids) for completion in llm.generate([text, whole], params)}
+        assert ids == kept
+    short = llm.generate("import os", replace(GREEDY, truncate_prompt_tokens=100))[0]
+    assert short.prompt_ids == llm.tokenizer.encode("import os")
+    with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens"):
+        llm.generate("x", replace(GREEDY, truncate_prompt_tokens=context + 1))
+    chat = llm.chat([{"role": "user", "content": text}], replace(GREEDY, truncate_prompt_tokens=20))
+    assert len(chat.prompt_ids) == 20
 
 
 def test_chat_goes_through_the_template(llm: LLM) -> None:

@@ -28,6 +28,9 @@ PROMPTS = {
     "one": [42],
     "long": [(i * 37 + 5) % VOCAB for i in range(45)],
 }
+# So few tokens that outputs would run into what is banned all the time.
+FEW = (3, 8, 40, 77)
+BANNED = ((3, 3), (8, 8), (40, 40), (77, 77), (3, 8, 3), (8, 3, 8), (3, 40, 77), (77, 3))
 # name -> engine options. Pools are just large enough for the longest request, so that others must yield to it.
 SETTINGS = {
     "plain": {"num_kv_blocks": 128},
@@ -111,6 +114,9 @@ def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path
                 {"temperature": 1.0, "top_p": 0.8, "repetition_penalty": 1.3},
                 {"temperature": 1.5, "min_p": 0.02, "presence_penalty": 0.5, "prompt_logprobs": 1},
                 {"temperature": 0.0, "repetition_penalty": 1.2, "logit_bias": ((5, 3.0),)},
+                {"temperature": 1.3, "allowed_token_ids": tuple(range(0, VOCAB, 3))},
+                {"temperature": 1.0, "allowed_token_ids": FEW, "bad_token_ids": BANNED},
+                {"temperature": 0.0, "allowed_token_ids": FEW, "bad_token_ids": BANNED, "presence_penalty": 1.0},
             ]
         )
     ]
@@ -130,3 +136,7 @@ def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path
         assert got[name].tokens == want.tokens
         assert got[name].logprobs == want.logprobs
         assert got[name].prompt_logprobs == want.prompt_logprobs
+    for name in ("6:0", "7:0"):
+        tokens = got[name].tokens
+        assert set(tokens) <= set(FEW)
+        assert not set(BANNED) & {tuple(tokens[i : i + n]) for n in (2, 3) for i in range(len(tokens))}

@@ -152,9 +152,17 @@ class FakeRunner:
         token = fingerprint(mixed, index) % self.vocab_size
         if seat.admission.params.frequency_penalty and seat.counts.get(token, 0):
             token = (token + seat.counts[token]) % self.vocab_size
-        while index < seat.admission.params.min_tokens and token in seat.admission.stop_ids:
+        while self._excluded(seat, token, index):
             token = (token + 1) % self.vocab_size
         return token
+
+    def _excluded(self, seat: Seat, token: int, index: int) -> bool:
+        params, outputs = seat.admission.params, seat.tokens[seat.admission.prompt_len :]
+        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+            return True
+        if any([*outputs, token][-len(ids) :] == list(ids) for ids in params.bad_token_ids):
+            return True
+        return index < params.min_tokens and token in seat.admission.stop_ids
 
     def collect(self, handle: int) -> StepResult:
         return self._results.pop(handle)

@@ -36,6 +36,12 @@ def make_jobs(rng: random.Random, count: int, longest: int) -> list[Job]:
             "logprobs": rng.choice([None, 0]),
             "prompt_logprobs": rng.choice([None, None, 0]),
         }
+        if rng.random() < 0.3:
+            params["bad_token_ids"] = tuple(
+                tuple(rng.randrange(4) for _ in range(rng.choice([1, 2, 3]))) for _ in "abc"
+            )
+        if rng.random() < 0.2:
+            params["allowed_token_ids"] = (*range(rng.randrange(4)), VOCAB - 1)
         params["min_tokens"] = rng.choice([0, min(3, params["max_tokens"])])
         abort_after = rng.randrange(12) if rng.random() < 0.2 else None
         jobs.append(Job(prompt, tuple(params.items()), rng.randrange(10), rng.choice([1, 1, 1, 3]), abort_after))

@@ -22,7 +22,7 @@ def _mix(z: int) -> int:
 def edited(
     logits: list[float], params: SamplingParams, prompt: list[int], outputs: list[int], stop_ids: tuple[int, ...] = ()
 ) -> list[float]:
-    """Logits after penalties, logit bias and the min_tokens mask."""
+    """Logits after penalties, logit bias and the masks."""
     counts = Counter(outputs)
     result = []
     for token, value in enumerate(logits):
@@ -34,6 +34,12 @@ def edited(
         result.append(value)
     for token, bias in params.logit_bias:
         result[token] += bias
+    for token in range(len(result)):
+        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+            result[token] = -math.inf
+    for *before, last in params.bad_token_ids:
+        if outputs[len(outputs) - len(before) :] == before and len(before) <= len(outputs):
+            result[last] = -math.inf
     if len(outputs) < params.min_tokens:
         for token in stop_ids:
             result[token] = -math.inf

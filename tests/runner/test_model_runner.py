@@ -272,7 +272,14 @@ def test_prompt_chunk_that_is_not_finite_ends_alone():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "params"), [([1, VOCAB], {}), ([1, -1], {}), ([1, 2], {"logit_bias": ((VOCAB, 1.0),)})]
+    ("tokens", "params"),
+    [
+        ([1, VOCAB], {}),
+        ([1, -1], {}),
+        ([1, 2], {"logit_bias": ((VOCAB, 1.0),)}),
+        ([1, 2], {"allowed_token_ids": (3, VOCAB)}),
+        ([1, 2], {"bad_token_ids": ((3, VOCAB),)}),
+    ],
 )
 def test_unusable_ids_end_their_request_alone(tokens, params):
     bench = Bench()

@@ -71,6 +71,12 @@ def test_end_to_end_distribution_follows_the_seeded_draws():
     assert chi_square < 20.5  # at most 5 degrees of freedom, p = 0.001
 
 
+def random_bans(rng: random.Random) -> tuple[tuple[int, ...], ...]:
+    """Sequences over few tokens, so that they nearly happen all the time; some end alike, some are given twice."""
+    bans = [tuple(rng.randrange(4) for _ in range(rng.choice([1, 2, 2, 3, 4]))) for _ in range(rng.randint(1, 5))]
+    return tuple(bans + bans[:1])
+
+
 def random_params(rng: random.Random) -> SamplingParams:
     def maybe(value: float, off: float) -> float:
         return value if rng.random() < 0.5 else off
@@ -85,6 +91,8 @@ def random_params(rng: random.Random) -> SamplingParams:
         presence_penalty=maybe(rng.uniform(-2, 2), 0.0),
         frequency_penalty=maybe(rng.uniform(-2, 2), 0.0),
         logit_bias=((2, 3.5), (5, -100.0)) if rng.random() < 0.3 else (),
+        allowed_token_ids=tuple(rng.sample(range(VOCAB), 7)) if rng.random() < 0.3 else None,
+        bad_token_ids=random_bans(rng) if rng.random() < 0.5 else (),
         min_tokens=rng.choice([0, 3]),
         logprobs=rng.choice([None, 0, 2]),
     )
@@ -147,6 +155,55 @@ def test_min_tokens_holds_stop_ids_back():
     assert [sample(table, logits, [0], [end])[0] for end in (2, 3, 4)] == [5, 5, 7]
 
 
+def test_a_sequence_cannot_be_completed_by_the_output_but_the_prompt_does_not_count():
+    table = make_table()
+    table.admit([admission(0, [5, 6], temperature=0.0, bad_token_ids=((5, 6, 7), (6, 7), (7, 7), (3,)))])
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 3], logits[0, 7], logits[0, 6], logits[0, 5] = 9.0, 8.0, 7.0, 6.0
+    # 3 is never chosen. 7 may follow the prompt's 6, but not a 7 or a 6 of the output.
+    assert [sample(table, logits, [0], [end])[0] for end in range(2, 8)] == [7, 6, 6, 6, 6, 6]
+    logits[0, 6] = -9.0
+    assert [sample(table, logits, [0], [end])[0] for end in range(8, 13)] == [5, 7, 5, 7, 5]
+
+
+def test_what_was_sampled_without_the_host_having_seen_it_counts():
+    """As with two steps in flight: the second is sampled before the first one's token is known to the host."""
+    table = make_table()
+    table.admit([admission(0, [1], temperature=0.0, bad_token_ids=((4, 4),)), admission(1, [1], temperature=0.0)])
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 4], logits[:, 2] = 2.0, 1.0
+    sampler = Sampler(table)
+    steps = [sampler.sample(logits.clone(), [0, 1], [end, end]) for end in (1, 2, 3)]
+    assert [step.tokens.tolist() for step in steps] == [[4, 4], [2, 4], [4, 4]]
+
+
+def test_readmission_rebuilds_what_may_not_follow():
+    logits = random_logits(1, 8)
+    bans = {"bad_token_ids": tuple((a, b) for a in range(VOCAB) for b in range(0, VOCAB, 2)), "seed": 5}
+    table = make_table()
+    table.admit([admission(0, [1, 2, 3], **bans)])
+    outputs = [sample(table, logits, [0], [3 + i])[0] for i in range(10)]
+    assert all(token % 2 for token in outputs[1:])
+    for cut in (1, 4, 9):
+        again = make_table()
+        again.admit([admission(6, [1, 2, 3, *outputs[:cut]], 3, **bans)])
+        assert [sample(again, logits, [6], [3 + i])[0] for i in range(cut, 10)] == outputs[cut:]
+
+
+def test_only_allowed_tokens_are_sampled_and_only_in_the_rows_that_say_so():
+    table = make_table()
+    allowed = (9, 2, 9)
+    table.admit([admission(0, [1], temperature=0.0, allowed_token_ids=allowed), admission(1, [1], temperature=0.0)])
+    table.admit([admission(2, [1], allowed_token_ids=(0,), bad_token_ids=((0,),)), admission(3, [1], top_k=3)])
+    logits = torch.zeros(4, VOCAB)
+    logits[:, 5], logits[:, 9] = 2.0, 1.0
+    tokens = sample(table, logits, [0, 1, 2, 3], [1] * 4)
+    assert tokens[:3] == [9, 5, NOTHING_LEFT]
+    table.release([0, 2])
+    table.admit([admission(0, [1], temperature=0.0), admission(2, [1], temperature=0.0)])
+    assert sample(table, logits[:3], [0, 1, 2], [1] * 3) == [5, 5, 5]
+
+
 def test_logit_bias_adds_and_bans():
     table = make_table()
     table.admit(
@@ -203,12 +260,14 @@ def test_logprobs_are_those_of_the_raw_model():
             admission(2, [1], temperature=0.0),
             admission(3, [1], temperature=0.7, logprobs=-1, repetition_penalty=1.9),
             admission(4, [1], temperature=0.0, logprobs=VOCAB + 9),
+            admission(5, [1], temperature=0.0, logprobs=1, allowed_token_ids=(6, 7)),
+            admission(6, [1], temperature=0.0, logprobs=1, bad_token_ids=((2,), (3,), (4, 4))),
         ]
     )
-    logits = random_logits(5)
+    logits = random_logits(7)
     raw = logits.log_softmax(-1)
-    sampled = Sampler(table).sample(logits.clone(), [0, 1, 2, 3, 4], [1] * 5)
-    assert sampled.scored == [0, 1, 3, 4]
+    sampled = Sampler(table).sample(logits.clone(), list(range(7)), [1] * 7)
+    assert sampled.scored == [0, 1, 3, 4, 5, 6]
     entries = [entry for part in sampled.scores for entry in part.to_python()]
     for row, entry in zip(sampled.scored, entries, strict=True):
         token = sampled.tokens[row].item()
@@ -219,7 +278,7 @@ def test_logprobs_are_those_of_the_raw_model():
         assert [t for t, _ in entry.top] == best.indices[: len(entry.top)].tolist()
         assert [p for _, p in entry.top] == pytest.approx(best.values[: len(entry.top)].tolist(), abs=1e-6)
     assert entries[0].token_id == 4
-    assert [len(e.top) for e in entries] == [3, 0, VOCAB, VOCAB]
+    assert [len(e.top) for e in entries] == [3, 0, VOCAB, VOCAB, 1, 1]
 
 
 def test_editing_leaves_the_raw_logprobs_alone_when_every_row_wants_them():

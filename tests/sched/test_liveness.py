@@ -12,7 +12,6 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.sched.policies.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View
-
 from roseinfer.sched.scheduler import HELD_BACK_TURNS
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 

@@ -289,3 +289,12 @@ def test_from_tokenizer():
     assert ChatTemplate.from_tokenizer(BYTE_FALLBACK) is None
     ours = ChatTemplate.from_tokenizer(BYTE_LEVEL)
     assert ours is not None and ours.render(MESSAGES) == template("turns").render(MESSAGES)
+
+
+def test_a_developer_is_the_system_where_the_template_does_not_know_one():
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    plain = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", build.byte_level())
+    assert plain.render(messages) == "<system>Be brief.<user>Hi"
+    knows = "{% for m in messages %}{{ 'D' if m.role == 'developer' else 'other' }}{% endfor %}"
+    assert ChatTemplate(knows, build.byte_level()).render(messages) == "Dother"
+    assert messages[0]["role"] == "developer", "the caller's messages stay as they are"

@@ -31,6 +31,30 @@ def test_bos_only_when_asked(byte_level):
     assert byte_level.encode("hello", add_special_tokens=False) == byte_level.encode("hello")[1:]
 
 
+def test_the_end_of_a_long_text_keeps_what_the_post_processor_adds(byte_level):
+    whole = byte_level.encode("hello the world of words")
+    assert byte_level.encode("hello the world of words", keep_last=len(whole)) == whole
+    assert byte_level.encode("hello the world of words", keep_last=4) == [whole[0], *whole[-3:]]
+    assert byte_level.encode("hello the world of words", keep_last=1) == whole[-1:]
+    alone = byte_level.encode("hello the world of words", add_special_tokens=False, keep_last=3)
+    assert alone == whole[-3:]
+
+
+def test_spellings_of_a_word(byte_level, byte_fallback):
+    """By itself and after a space, but not one that another is the end of."""
+    for tokenizer in (byte_level, byte_fallback):
+        for word in ("world", "hello", "é", "of words"):
+            spellings = tokenizer.spellings(word)
+            assert {tokenizer.decode(ids).strip() for ids in spellings} == {word}
+            assert tuple(tokenizer.encode(word, add_special_tokens=False)) in spellings
+            for ids in spellings:
+                assert not [other for other in spellings if other != ids and ids[-len(other) :] == other]
+    assert {byte_level.decode(ids) for ids in byte_level.spellings("world")} == {"world", " world"}
+    assert {byte_level.decode(ids) for ids in byte_level.spellings(" world")} == {" world"}
+    assert {byte_level.decode(ids) for ids in byte_level.spellings("\n")} == {"\n"}, "after a space it is the same"
+    assert byte_level.spellings("") == []
+
+
 def test_special_ids_and_named_tokens(byte_level, byte_fallback):
     assert byte_level.special_ids == frozenset(range(5))
     assert byte_level.decode([1, 2]) == "" and byte_level.decode([1], skip_special_tokens=False) == "<|end|>"

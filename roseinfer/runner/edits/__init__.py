@@ -2,6 +2,8 @@
 
 import torch
 
+from roseinfer.runner.edits.allowed import AllowedTokens
+from roseinfer.runner.edits.banned import BannedSequences
 from roseinfer.runner.edits.base import LogitEdit
 from roseinfer.runner.edits.bias import LogitBias
 from roseinfer.runner.edits.min_tokens import MinTokens
@@ -15,5 +17,7 @@ def make_edits(tokens: torch.Tensor, vocab_size: int) -> tuple[LogitEdit, ...]:
         Penalties(tokens, vocab_size),
         LogitBias(device),
         # What is excluded must stay so: masks come last.
+        AllowedTokens(device),
+        BannedSequences(tokens),
         MinTokens(vocab_size, device),
     )

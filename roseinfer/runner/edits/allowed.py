@@ -1,0 +1,36 @@
+"""allowed_token_ids: nothing else can be sampled."""
+
+import torch
+
+from roseinfer.core.plan import Admission
+from roseinfer.runner.edits.base import flat_index
+from roseinfer.runner.rows import SampledRows
+from roseinfer.runner.transfer import upload
+
+
+class AllowedTokens:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._of: dict[int, torch.Tensor] = {}  # seat -> ids [a] int64 on the device, each once
+
+    def uses(self, admission: Admission) -> bool:
+        return admission.params.allowed_token_ids is not None
+
+    def admit(self, admission: Admission, known: torch.Tensor) -> None:
+        ids = sorted(set(admission.params.allowed_token_ids or ()))
+        self._of[admission.seat] = upload(ids, torch.int64, self._device)
+
+    def release(self, seat: int) -> None:
+        self._of.pop(seat, None)
+
+    def apply(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
+        """Takes the allowed logits out, empties the rows, and puts them back: no mask of a vocabulary is kept."""
+        where = flat_index(logits, using, [self._of[rows.seats[i]] for i in using])
+        flat = logits.view(-1)
+        kept = flat.index_select(0, where)
+        index = rows.subset(using).index
+        if index is None:
+            logits.fill_(-torch.inf)
+        else:
+            logits.index_fill_(0, index, -torch.inf)
+        flat.index_copy_(0, where, kept)
