@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from roseinfer import cli, commands
+from roseinfer.commands.serve import with_keys
 from roseinfer.core.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from roseinfer.core.errors import (
     ConfigError,
@@ -144,6 +145,37 @@ def test_serve_hands_over_what_was_asked_for(monkeypatch):
     engine = EngineConfig(model=ModelConfig(model=str(folder)), scheduler=SchedulerConfig(max_num_seqs=8))
     server = ServerConfig(api_key=("a", "b"), chat_template=str(template))
     assert calls == [engine, (template.read_text(), server, str(folder))]
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "variable", "told"),
+    [
+        (["--api-key", ""], None, None, "--api-key: a key must not be empty"),
+        (["--api-key", "real", "--api-key", " "], None, None, "--api-key: a key must not be empty"),
+        (["--config", "FILE"], '{"api_key": ["real", ""]}', None, "--api-key: a key must not be empty"),
+        (["--api-key-file", "FILE"], "\n \n", None, "has no key"),
+        (["--api-key-file", "FILE"], "a key\n", None, "visible ASCII characters"),
+        (["--api-key-file", "/no/such/file"], None, None, "--api-key-file: cannot read /no/such/file: No such file"),
+        ([], None, "", "ROSEINFER_API_KEY: a key must not be empty"),
+        (["--served-model-name", ""], None, None, "--served-model-name: a name must not be empty"),
+    ],
+)
+def test_empty_keys_and_names_end_the_command(monkeypatch, capsys, tmp_path, options, text, variable, told):
+    file = tmp_path / "file.json"
+    file.write_text(text or "")
+    if variable is not None:
+        monkeypatch.setenv("ROSEINFER_API_KEY", variable)
+    assert cli.main(["serve", *[option.replace("FILE", str(file)) for option in options]]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert told in said and "real" not in said
+
+
+def test_keys_may_come_from_a_file_and_the_environment(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("one\n\n  two \nopen\n")
+    given = ServerConfig(api_key=("open",), api_key_file=str(file))
+    assert with_keys(given, {"ROSEINFER_API_KEY": "three", "PATH": "x"}).api_key == ("open", "one", "two", "three")
+    assert with_keys(ServerConfig(), {}) == ServerConfig()
 
 
 def test_commands_follow_the_protocol():

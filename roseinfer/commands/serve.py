@@ -1,16 +1,20 @@
 """roseinfer serve: the OpenAI-compatible HTTP server."""
 
+import os
 from argparse import Namespace
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
-from roseinfer.core.config import EngineConfig, ServerConfig
+from roseinfer.core.config import EngineConfig, ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
 
 NAME = "serve"
+# A key beside those of the options; unlike a command line, other users of the machine cannot read it.
+KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
 OPTIONS = OptionSet(*ENGINE, Group(ServerConfig, "server"))
 
@@ -22,13 +26,41 @@ def configure(parser: OptionParser) -> None:
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     engine = engine_config(OPTIONS, given)
-    server = OPTIONS.build(ServerConfig, given)
+    server = with_keys(OPTIONS.build(ServerConfig, given), os.environ)
     if server.length_predictor is not None:
         _check_predictor(server.length_predictor, engine)
     if server.slo_classes is not None:
         _check_classes(server, engine)
     _serve(engine, server)
     return 0
+
+
+def with_keys(server: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
+    """The same options with the keys of the key file and of the environment beside those given in the open.
+
+    Raises `ConfigError` if one of the two is there and has no key, or has an empty one.
+    """
+    keys = list(server.api_key)
+    if server.api_key_file is not None:
+        keys += _keys_in(Path(server.api_key_file))
+    if KEY_VARIABLE in environment:
+        check_api_keys([environment[KEY_VARIABLE]], KEY_VARIABLE)
+        keys.append(environment[KEY_VARIABLE])
+    return replace(server, api_key=tuple(dict.fromkeys(keys)))
+
+
+def _keys_in(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"api_key_file: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"api_key_file: {path} is no text in UTF-8") from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise ConfigError(f"api_key_file: {path} has no key")
+    check_api_keys(keys, f"api_key_file: {path}")
+    return keys
 
 
 def _check_classes(server: ServerConfig, engine: EngineConfig) -> None:

@@ -3,6 +3,7 @@
 `option()` attaches what the command line needs (help text, choices); the field's default is the option's default.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from math import inf
@@ -184,6 +185,7 @@ class ServerConfig:
     port: int = option(8000, "port to listen on; 0 = any free one")
     api_workers: int | None = option(None, "processes that answer requests; default: 1 to 4, by the cores there are")
     api_key: tuple[str, ...] = option((), "a key that requests must carry; may be given several times", metavar="KEY")
+    api_key_file: str | None = option(None, "a file with such keys, one in a line", metavar="FILE")
     served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
     slo_classes: str | None = option(
@@ -218,6 +220,18 @@ class ServerConfig:
             raise ConfigError(f"max_logprobs must be -1 (no limit) or more, got {self.max_logprobs}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
+        check_api_keys(self.api_key, "api_key")
+        if not all(name.strip() for name in self.served_model_name):
+            raise ConfigError("served_model_name: a name must not be empty")
+
+
+def check_api_keys(keys: Iterable[str], source: str) -> None:
+    """Raise `ConfigError` naming `source`, but no key, if one of `keys` is empty or could not stand in a header."""
+    for key in keys:
+        if not key.strip():
+            raise ConfigError(f"{source}: a key must not be empty")
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError(f"{source}: a key must consist of visible ASCII characters")
 
 
 def _choices(config: Any) -> None:

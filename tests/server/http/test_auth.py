@@ -1,10 +1,15 @@
 """API keys and CORS."""
 
+import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import openai
 import pytest
 
+from roseinfer.core.config import ServerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.server.http.auth import AuthMiddleware
 from tests.server.live import LiveServer
 
 Serve = Callable[..., LiveServer]
@@ -41,6 +46,43 @@ def test_wrong_keys(keyed: LiveServer) -> None:
     client = openai.OpenAI(base_url=keyed.url + "/v1", api_key="third")
     with client, pytest.raises(openai.AuthenticationError):
         client.models.list()
+
+
+NO_TOKEN = ["Bearer", "Bearer ", "Bearer  \t ", "bearer ", "Bearer\t", ""]
+
+
+@pytest.mark.parametrize("value", NO_TOKEN)
+def test_an_empty_token_is_no_key(keyed: LiveServer, value: str) -> None:
+    assert keyed.status_with(f"authorization: {value}") == 401
+
+
+@pytest.mark.parametrize("value", NO_TOKEN)
+def test_an_empty_token_is_never_accepted_whatever_the_keys_are(value: str) -> None:
+    """Even if somebody gets an empty key past the check of the options."""
+    passed = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            passed.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"authorization", value.encode())],
+    }
+    asyncio.run(AuthMiddleware(app, ("", "key"))(scope, None, send))  # type: ignore[arg-type]
+    assert passed == [401]
+
+
+@pytest.mark.parametrize("key", ["", " ", "two words", "end\n", "\x00"])
+def test_keys_that_no_client_could_send_are_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="api_key: ") as raised:
+        ServerConfig(api_key=("real", key))
+    assert "real" not in str(raised.value) and "words" not in str(raised.value)
 
 
 @pytest.mark.parametrize("path", OPEN)
