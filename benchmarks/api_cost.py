@@ -23,6 +23,7 @@ import uvicorn
 from roseinfer.bench.report import header
 from roseinfer.core.config import ModelConfig, ServerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
+from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, StepRecord
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Outputs, sequence_id
@@ -45,6 +46,7 @@ INFO = EngineInfo(
     device="none",
     eos_token_ids=(0,),
     default_sampling={},
+    policy=PolicyTraits("slack", sheds=True, priorities=True),
     startup_s={},
 )
 HEAD = (

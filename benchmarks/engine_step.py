@@ -20,7 +20,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.policies import make_policy
+from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 
 VOCAB = 1000

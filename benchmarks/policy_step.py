@@ -14,7 +14,6 @@ from time import perf_counter
 
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Event
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -22,8 +21,9 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostModel, CostParams
-from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, Machine, PricedRunner
 
@@ -67,8 +67,9 @@ def main() -> None:
     rng = random.Random(args.seed)
     row_s = 0.9 * (TPOT_S - STEP_S) / args.running
     machine = Machine(CostParams(STEP_S, 1e-7, 0.0, row_s, 0.0), noise=0.03)
-    config = SchedulerConfig(
-        scheduling_policy=args.policy, max_num_seqs=2 * args.running, max_num_batched_tokens=8192, scorpio_mixed=True
+    own = {"scorpio_mixed": True} if args.policy == "scorpio" else {}
+    config = scheduler_config(
+        scheduling_policy=args.policy, max_num_seqs=2 * args.running, max_num_batched_tokens=8192, **own
     )
     policy = PerStep(make_policy(config, Estimates(cost=CostModel(machine.cost))))
     kv = KvManager(4 * args.running * 64, 16, prefix_caching=False)

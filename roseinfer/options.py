@@ -30,8 +30,8 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 class Group:
     """The options of one dataclass on a command line.
 
-    `positional` names the field that may also be given without a flag, `skip` those that are no options here. `help`
-    and `defaults` complete or replace what the fields say of themselves.
+    `positional` names the field that may also be given without a flag, `skip` those that are no options here. `help`,
+    `defaults` and `choices` complete or replace what the fields say of themselves.
     """
 
     kind: type[Any]
@@ -40,6 +40,7 @@ class Group:
     skip: frozenset[str] = frozenset()
     help: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def options(self) -> list["Option"]:
         hints = typing.get_type_hints(self.kind)
@@ -57,7 +58,7 @@ class Group:
             optional=optional,
             default=default,
             help=text,
-            choices=tuple(f.metadata.get("choices") or ()),
+            choices=tuple(self.choices.get(f.name) or f.metadata.get("choices") or ()),
             metavar=f.metadata.get("metavar"),
             aliases=tuple(f.metadata.get("aliases") or ()),
         )

@@ -5,22 +5,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from roseinfer.calibration.config import CalibrateConfig
-from roseinfer.commands.groups import CACHE, MODEL, PROFILE, engine_config
+from roseinfer.commands.groups import CACHE, MODEL, NESTED, PROFILE, engine_config
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.options import Group, OptionParser, OptionSet
+from roseinfer.sched.prefill import PrefillOptions
 
 NAME = "calibrate"
 HELP = "measure what steps cost, and fit the cost model that schedulers and the simulator use"
 # Here the sweep chooses the steps, no policy.
-CHOSEN = frozenset(
-    {
-        *("scheduling_policy", "prefill_admission_policy", "prefill_admission_lookahead", "prefill_force_fifo_every"),
-        *("prefill_max_skips", "max_batch_size", "max_inflight_requests", "max_active_requests", "cost_model"),
-        *("sarathi_token_budget", "scorpio_eps", "scorpio_mixed", "scorpio_stagger", "length_estimator"),
-    }
-)
+CHOSEN = frozenset({"scheduling_policy", "prefill_admission_policy", "max_inflight_requests", "max_active_requests"})
 OPTIONS = OptionSet(
-    Group(CalibrateConfig, "sweep"), MODEL, CACHE, Group(SchedulerConfig, "scheduler", skip=CHOSEN), PROFILE
+    Group(CalibrateConfig, "sweep"),
+    MODEL,
+    CACHE,
+    Group(SchedulerConfig, "scheduler", skip=NESTED | CHOSEN),
+    Group(PrefillOptions, "prompts", skip=frozenset({"max_batch_size"})),
+    PROFILE,
 )
 
 

@@ -1,16 +1,21 @@
 """The option groups that commands share."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.options import Group, OptionSet
+from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
+
+NESTED = frozenset({"policy_options"})  # an option of its own is each of these
 
 MODEL = Group(ModelConfig, "model", positional="model")
 CACHE = Group(CacheConfig, "KV cache")
-SCHEDULER = Group(SchedulerConfig, "scheduler")
+SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED, choices={"scheduling_policy": tuple(policies())})
+POLICY = Group(all_options(), "scheduling policies (an option that the chosen one does not have is an error)")
 PROFILE = Group(ProfileConfig, "profiling")
-ENGINE = (MODEL, CACHE, SCHEDULER, PROFILE)
+ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
@@ -18,6 +23,12 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(
         model=options.build(ModelConfig, given),
         cache=options.build(CacheConfig, given),
-        scheduler=options.build(SchedulerConfig, given),
+        scheduler=scheduler_config(**scheduler_options(given)),
         profile=options.build(ProfileConfig, given),
     )
+
+
+def scheduler_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given options that are the scheduler's or a policy's."""
+    names = {f.name for f in fields(SchedulerConfig)} | option_names()
+    return {name: value for name, value in given.items() if name in names}

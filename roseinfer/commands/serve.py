@@ -11,6 +11,8 @@ from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.core.config import EngineConfig, ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
+from roseinfer.sched.estimates import LengthOptions
+from roseinfer.sched.registry import options_of
 
 NAME = "serve"
 # A key beside those of the options; unlike a command line, other users of the machine cannot read it.
@@ -75,7 +77,11 @@ def _check_predictor(path: str, engine: EngineConfig, tokenizer: Path | None = N
     from roseinfer.server.request.length_prediction import check_vocabulary, read_predictor
     from roseinfer.text.tokenizer import Tokenizer
 
-    if engine.scheduler.length_estimator == "ecdf":
+    planned = options_of(engine.scheduler)
+    if not isinstance(planned, LengthOptions):
+        policy = engine.scheduler.policy_name
+        raise ConfigError(f"length_predictor: the scheduling policy {policy} does without predictions")
+    if planned.length_estimator == "ecdf":
         raise ConfigError("length_predictor: length_estimator ecdf does without predictions")
     learnt = read_predictor(path).settings
     if tokenizer is not None:

@@ -7,18 +7,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from roseinfer.commands.groups import POLICY, SCHEDULER, scheduler_options
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
+from roseinfer.sched.registry import contenders, scheduler_config
 from roseinfer.sim.config import CostConfig, SweepConfig, WorkloadConfig
 
 NAME = "simulate"
+# Here policies are told what steps cost and how long outputs will be in other ways: `cost` and `lengths`.
+OTHERWISE = frozenset({"cost_model", "length_estimator"})
+KNOWING = "a policy with -oracle or -none behind it knows true lengths, or none"
 HELP = "run the scheduler on a workload without a model, with a cost model for time"
 OPTIONS = OptionSet(
     Group(WorkloadConfig, "workload"),
-    Group(SweepConfig, "comparison"),
+    Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {KNOWING}"}),
     Group(CostConfig, "cost model and cache (without a setup)"),
-    Group(SchedulerConfig, "scheduler"),
+    SCHEDULER,
+    Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
 )
 PERCENTILES = (50, 95, 99)
 COST_CONSTANTS = frozenset({"step_ms", "token_us", "row_us", "context_ns", "pair_ns"})
@@ -43,7 +49,7 @@ def configure(parser: OptionParser) -> None:
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
-    cost, scheduler = OPTIONS.build(CostConfig, given), OPTIONS.build(SchedulerConfig, given)
+    cost, scheduler = OPTIONS.build(CostConfig, given), scheduler_config(**scheduler_options(given))
     if cost.cost is not None and given.keys() & COST_CONSTANTS:
         raise ConfigError(f"cost: the file holds {min(given.keys() & COST_CONSTANTS)} already")
     if workload.replay is not None:
@@ -126,7 +132,7 @@ def run_comparison(
         machine = replace(machine, cost=cost.params)
     if options.slowdown != 1.0:
         machine = machine.misjudged(options.slowdown)
-    chosen = {f: given[f] for f in asdict(scheduler) if f in given and f != "scheduling_policy"}
+    chosen = {name: value for name, value in scheduler_options(given).items() if name != "scheduling_policy"}
     classes = _classes(workload) or (setup.mix.classes if setup else ())
     sweep = Sweep(
         machine=machine,

@@ -6,13 +6,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from math import inf
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
 
-POLICIES = ("fifo", "pack", "sarathi", "qoserve", "scorpio", "slack")
-LENGTH_ESTIMATORS = ("classifier", "ecdf", "oracle")
+DEFAULT_POLICY = "slack"
 
 
 def option(
@@ -54,7 +52,7 @@ class ModelConfig:
     threads: int | None = option(None, "CPU threads of the engine; default: all cores")
 
     def __post_init__(self) -> None:
-        _choices(self)
+        check_choices(self)
         check_positive(self, "max_model_len", "threads")
 
 
@@ -78,66 +76,39 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What one step may hold, and who decides. `policy_name` is the policy that the two options for it name."""
+    """What one step may hold, and who decides. `policy_name` is the policy that the two options for it name.
+
+    `policy_options` holds the options of that policy that were given. Each policy defines its own, beside its code:
+    `sched/registry.py` knows them, checks them, and makes this from all options together (`scheduler_config`).
+    """
 
     scheduling_policy: str | None = option(
-        None, "who runs, who starts, who is turned away (default: slack)", choices=POLICIES
+        None, f"who runs, who starts, who is turned away (default: {DEFAULT_POLICY})", metavar="NAME"
     )
     max_num_seqs: int = option(256, "seats: requests that run at once")
     max_num_batched_tokens: int = option(2048, "tokens computed in one step, decode and prefill together")
-    max_batch_size: int | None = option(None, "requests that decode in one step, taken in turn; default: all that run")
     max_active_requests: int | None = option(None, "requests that run at once, if fewer than the seats")
     max_inflight_requests: int | None = option(None, "requests in the engine, waiting ones included; more get a 429")
     enable_chunked_prefill: bool = option(True, "split long prompts over steps", aliases=("chunked_prefill",))
-    long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = no limit of its own")
-    decode_first: bool = option(True, "decoding requests get a step's tokens before prompts do")
-    prefill_max_batch_size: int | None = option(None, "requests that start in one step; default: max_num_seqs")
-    prefill_max_tokens: int | None = option(None, "prompt tokens computed in one step; default: no limit of their own")
     prefill_admission_policy: str | None = option(None, "another name of --scheduling-policy", choices=("fifo", "pack"))
-    prefill_admission_lookahead: int | None = option(None, "pack: waiting requests looked at (default: 64)")
-    prefill_force_fifo_every: int | None = option(
-        None, "pack: each Nth step admits in order of arrival; 0 = never (default: 0)"
-    )
-    prefill_max_skips: int | None = option(
-        None, "pack: a request that others overtook in so many steps goes next; 0 = no bound (default: 256)"
-    )
-    sarathi_token_budget: int = option(512, "sarathi: tokens of a step, after which no prompt is computed")
-    scorpio_eps: float = option(1.3, "scorpio: inefficiency factor on the estimated step time, 1 or more")
-    scorpio_mixed: bool = option(False, "scorpio: prompts and decoding requests share steps; off: as published")
-    scorpio_stagger: bool = option(False, "scorpio: spread the credits that requests start with; off: as published")
-    cost_model: str | None = option(
-        None, "what steps cost, to begin with, from `roseinfer calibrate`; default: learnt from scratch", metavar="FILE"
-    )
-    length_estimator: str = option(
-        "classifier",
-        "output lengths: classifier = predictions that come with requests, else as ecdf; ecdf = from those that have "
-        "ended; oracle = predictions are true",
-        choices=LENGTH_ESTIMATORS,
-    )
     overlap: bool | None = option(None, "plan step k+1 while step k runs; default: on a GPU")
+    policy_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _choices(self)
-        check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_batch_size", "max_active_requests")
-        check_positive(self, "max_inflight_requests", "prefill_max_batch_size", "prefill_max_tokens")
-        check_positive(self, "prefill_admission_lookahead", "sarathi_token_budget")
-        if not 1 <= self.scorpio_eps < inf:
-            raise ConfigError(f"scorpio_eps must be 1 or more, got {self.scorpio_eps}")
-        for name in ("long_prefill_token_threshold", "prefill_force_fifo_every", "prefill_max_skips"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} must be 0 (off) or positive, got {value}")
+        check_choices(self)
+        check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_active_requests", "max_inflight_requests")
         named = {self.scheduling_policy, self.prefill_admission_policy} - {None}
         if len(named) > 1:
             raise ConfigError("scheduling_policy and prefill_admission_policy name different policies")
-        if self.policy_name != "pack":
-            for name in ("prefill_admission_lookahead", "prefill_force_fifo_every", "prefill_max_skips"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"{name} needs scheduling_policy pack, not {self.policy_name}")
 
     @property
     def policy_name(self) -> str:
-        return self.scheduling_policy or self.prefill_admission_policy or "slack"
+        return self.scheduling_policy or self.prefill_admission_policy or DEFAULT_POLICY
+
+    @property
+    def max_running(self) -> int:
+        """Requests that may run at once."""
+        return min(self.max_num_seqs, self.max_active_requests or self.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +181,7 @@ class ServerConfig:
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
-        _choices(self)
+        check_choices(self)
         check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
         check_positive(self, "api_workers", "worker_timeout")
         for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
@@ -234,7 +205,8 @@ def check_api_keys(keys: Iterable[str], source: str) -> None:
             raise ConfigError(f"{source}: a key must consist of visible ASCII characters")
 
 
-def _choices(config: Any) -> None:
+def check_choices(config: Any) -> None:
+    """Raise `ConfigError` naming the first option whose value is not among its choices."""
     for f in fields(config):
         allowed = f.metadata.get("choices")
         if not allowed or (f.default is None and getattr(config, f.name) is None):

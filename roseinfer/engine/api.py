@@ -9,6 +9,7 @@ from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
+from roseinfer.core.traits import PolicyTraits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float | int]
     startup_s: dict[str, float]
-    scheduling_policy: str = "slack"
+    policy: PolicyTraits
 
 
 @dataclass(frozen=True, slots=True)

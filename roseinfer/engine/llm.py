@@ -30,13 +30,14 @@ from roseinfer.engine.output import SequenceText
 from roseinfer.engine.prepare import prepare
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.hub import model_folder
+from roseinfer.sched.registry import option_names, scheduler_config
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 Prompt = str | list[int]
-Part = TypeVar("Part", ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig)
+Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig)
 
 
 @dataclass(slots=True)
@@ -69,9 +70,9 @@ class Completion:
 class LLM:
     """An engine in this process. Not thread safe; one call at a time.
 
-    Options are the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig` and `ProfileConfig`; `observer` is told of
-    every step. Raises `ConfigError` for an unknown or contradictory option, `ModelNotFoundError` and
-    `UnsupportedModelError` for a model that cannot be had.
+    Options are the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig` and `ProfileConfig`, and those of the
+    scheduling policy. `observer` is told of every step. Raises `ConfigError` for an unknown or contradictory option,
+    `ModelNotFoundError` and `UnsupportedModelError` for a model that cannot be had.
     """
 
     def __init__(self, model: str = "tiny", *, observer: StepObserver | None = None, **options: Any) -> None:
@@ -306,7 +307,7 @@ def make_engine_config(**options: Any) -> EngineConfig:
     config = EngineConfig(
         model=_take(ModelConfig, options),
         cache=_take(CacheConfig, options),
-        scheduler=_take(SchedulerConfig, options),
+        scheduler=_take_scheduler(options),
         profile=_take(ProfileConfig, options),
     )
     if options:
@@ -318,3 +319,9 @@ def _take(kind: type[Part], options: dict[str, Any]) -> Part:
     """Build a config from the options that are its fields, and remove them."""
     names = [f.name for f in fields(kind)]
     return kind(**{name: options.pop(name) for name in names if name in options})
+
+
+def _take_scheduler(options: dict[str, Any]) -> SchedulerConfig:
+    """The same for the scheduler, with the options of its policy."""
+    names = {f.name for f in fields(SchedulerConfig)} | option_names()
+    return scheduler_config(**{name: options.pop(name) for name in names if name in options})

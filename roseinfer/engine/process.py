@@ -29,7 +29,7 @@ from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.kv.manager import KvManager
 from roseinfer.openmp import calm_openmp
-from roseinfer.sched.policies import make_policy
+from roseinfer.sched.registry import entry_of, make_policy
 from roseinfer.sched.scheduler import Scheduler
 
 log = logging.getLogger("roseinfer.engine")
@@ -87,7 +87,7 @@ def build_engine(
         eos_token_ids=facts.eos_token_ids,
         default_sampling=dict(facts.default_sampling),
         startup_s={**facts.startup_s, "engine": time.monotonic() - started},
-        scheduling_policy=config.scheduler.policy_name,
+        policy=entry_of(config.scheduler.policy_name).traits,
     )
     return core, info
 

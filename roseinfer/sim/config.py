@@ -86,8 +86,7 @@ class SweepConfig:
 
     policies: str | None = option(
         None,
-        "compare fifo, pack, sarathi, qoserve, scorpio, scorpio-tuned, slack; a policy with -oracle or -none behind it "
-        "knows true lengths, or none",
+        "compare these policies; one with -oracle or -none behind it knows true lengths, or none",
         metavar="NAMES",
     )
     rates: str | None = option(None, "arrivals per second to compare at: a,b,...", metavar="RATES")

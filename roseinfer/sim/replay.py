@@ -18,7 +18,8 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.engine.record import NO_TOKEN
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 
 Rows = list[tuple[str, int, int]]  # request, start, count
@@ -118,7 +119,7 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _setup(given: dict[str, Any]) -> Setup:
-    scheduler = SchedulerConfig(**given.pop("scheduler"))
+    scheduler = scheduler_config(**given.pop("scheduler"))
     return Setup(scheduler=scheduler, eos_token_ids=tuple(given.pop("eos_token_ids")), **given)
 
 

@@ -14,8 +14,9 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostModel
-from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, Machine, PricedRunner
 from roseinfer.sim.workload import VOCAB, Arrival

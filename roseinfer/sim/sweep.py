@@ -6,31 +6,19 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.ecdf import EcdfLengths
 from roseinfer.sched.lengths.oracle import OracleLengths
 from roseinfer.sched.lengths.predicted import PredictedLengths
-from roseinfer.sched.policies import Estimates
+from roseinfer.sched.registry import contenders, scheduler_config
 from roseinfer.sim.machine import Machine
 from roseinfer.sim.report import mean_of, summarise
 from roseinfer.sim.simulator import Simulation, simulate
 from roseinfer.sim.workload import Arrival
 
-# Contenders: a name -> the options of each setting tried; of several the best at each load counts.
-_SCORPIO = {"scheduling_policy": "scorpio", "max_num_batched_tokens": 1024}
-_MIXED = {"scheduling_policy": "scorpio", "scorpio_mixed": True, "scorpio_stagger": True}
-CONTENDERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "fifo": ({"scheduling_policy": "fifo"},),
-    "pack": ({"scheduling_policy": "pack"},),
-    "sarathi": tuple({"scheduling_policy": "sarathi", "sarathi_token_budget": n} for n in (256, 512, 1024, 2048)),
-    "qoserve": ({"scheduling_policy": "qoserve"},),
-    "scorpio": ({**_SCORPIO, "scorpio_eps": 1.3},),
-    "scorpio-tuned": tuple({**_MIXED, "scorpio_eps": eps} for eps in (1.0, 1.1, 1.15, 1.3)),
-    "slack": ({"scheduling_policy": "slack"},),
-}
 # A contender's name may end in what it knows of output lengths instead of what the others do.
 KNOWLEDGE = ("oracle", "none")
 
@@ -69,13 +57,14 @@ class Sweep:
 
 def contender(name: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     """The settings of a contender, and what it knows of lengths if its name says so. Raises `ConfigError`."""
+    registered = contenders()
     base, _, known = name.rpartition("-")
-    if known in KNOWLEDGE and base in CONTENDERS:
-        return CONTENDERS[base], known
-    if name not in CONTENDERS:
-        known_names = ", ".join(CONTENDERS)
-        raise ConfigError(f"policies: {name!r} is none of {known_names}, nor one of them with -oracle or -none")
-    return CONTENDERS[name], None
+    if known in KNOWLEDGE and base in registered:
+        return registered[base], known
+    if name not in registered:
+        names = ", ".join(registered)
+        raise ConfigError(f"policies: {name!r} is none of {names}, nor one of them with -oracle or -none")
+    return registered[name], None
 
 
 def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
@@ -129,7 +118,7 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def _simulate(job: Job, arrivals: Sequence[Arrival], lengths: str) -> Simulation:
-    config = SchedulerConfig(**job.options)
+    config = scheduler_config(**job.options)
     told = [_told(arrival, lengths) for arrival in arrivals]
     known = OracleLengths() if lengths == "oracle" else PredictedLengths(EcdfLengths(job.seed))
     estimates = Estimates(cost=CostModel(job.machine.belief), lengths=known)

@@ -100,7 +100,7 @@ def test_options_reach_the_engine(starts, capsys):
     assert [config.scheduler.overlap for config in starts] == [True, False]
     for config in starts:
         assert not config.cache.enable_prefix_caching and not config.scheduler.enable_chunked_prefill
-        assert not config.scheduler.decode_first and config.scheduler.prefill_max_batch_size == 2
+        assert config.scheduler.policy_options == {"decode_first": False, "prefill_max_batch_size": 2}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostParams, Work
 from roseinfer.sched.fit import fit_cost
-from roseinfer.sched.policies import make_policy
+from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import Machine, PricedRunner
 

@@ -21,6 +21,7 @@ from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
+from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
@@ -62,6 +63,7 @@ def info() -> EngineInfo:
         device="cpu",
         eos_token_ids=(EOS,),
         default_sampling={},
+        policy=PolicyTraits("slack", sheds=True, priorities=True),
         startup_s={},
     )
 

@@ -1,14 +1,13 @@
 """Engine cores over the fake runner, and a loop that runs them dry with the integrity check on."""
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.drafter import Drafter
-from roseinfer.sched.policies import make_policy
+from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.fake_runner import FakeRunner
 
@@ -28,7 +27,7 @@ def make_core(
     engine: type[EngineCore] = EngineCore,
     **scheduler: object,
 ) -> EngineCore:
-    config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
+    config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
     kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching)
     return engine(
         Scheduler(config, kv, make_policy(config), max_model_len or num_blocks * block_size, drafter),

@@ -112,14 +112,15 @@ def test_objectives_change_when_and_whether_but_never_what(
     longest = max(len(job.add.prompt_ids) + job.add.params.max_tokens for job in jobs)
     ease = run(jobs, 2000, 16, max_num_seqs=64, max_num_batched_tokens=4000)
     name, _, mixed = policy.partition(" ")
+    own = {"scorpio_mixed": True, "scorpio_stagger": True} if mixed else {}
+    if name == "sarathi":
+        own = {"sarathi_token_budget": min(16, budget)}
     got = run(
         jobs,
         -(-longest // block_size) + spare_blocks,
         block_size,
         scheduling_policy=name,
-        scorpio_mixed=bool(mixed),
-        scorpio_stagger=bool(mixed),
-        sarathi_token_budget=min(16, budget),
+        **own,
         depth=depth,
         max_num_seqs=seats,
         max_num_batched_tokens=budget,

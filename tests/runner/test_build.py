@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError
 from roseinfer.core.plan import Admission, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.build import BuiltRunner, build_runner, resolve_device
+from roseinfer.sched.registry import scheduler_config
 from tests.runner.tiny import run
 
 LLAMA = {
@@ -42,7 +43,7 @@ def build(folder: Path, *, model: dict | None = None, cache: dict | None = None,
     config = EngineConfig(
         model=ModelConfig(**{"load_format": "dummy", "device": "cpu", **(model or {})}),
         cache=CacheConfig(**{"block_size": 4, **(cache or {})}),
-        scheduler=SchedulerConfig(**{"max_num_seqs": 4, **scheduler}),
+        scheduler=scheduler_config(**{"max_num_seqs": 4, **scheduler}),
     )
     return build_runner(config, folder)
 

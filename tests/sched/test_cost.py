@@ -6,7 +6,7 @@ import pytest
 
 from roseinfer.core.plan import Row
 from roseinfer.sched.cost import CostModel, CostParams, Work, work_of
-from roseinfer.sched.policies import FAST
+from roseinfer.sched.estimates import FAST
 
 TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6)
 

@@ -10,9 +10,10 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost import CostParams, Work
 from roseinfer.sched.cost_file import cost_as_json, read_cost
+from roseinfer.sched.estimates import FAST, Estimates
 from roseinfer.sched.fit import LEAST_SAMPLES, Sample, fit_cost
-from roseinfer.sched.policies import FAST, Estimates, make_policy
 from roseinfer.sched.policies.slack.policy import SlackPolicy
+from roseinfer.sched.registry import make_policy, options_of, scheduler_config
 
 TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6)
 
@@ -83,14 +84,14 @@ def test_a_scheduler_begins_with_the_file(tmp_path) -> None:
     file = tmp_path / "cost.json"
     file.write_text(json.dumps({**cost_as_json(TRUE), "fit": {"r2": 0.9}}))
     assert read_cost(str(file)) == TRUE
-    policy = make_policy(SchedulerConfig(cost_model=str(file)))
+    policy = make_policy(scheduler_config(cost_model=str(file)))
     assert isinstance(policy, SlackPolicy) and policy.cost.params == TRUE
     slower = CostParams(*(1.2 * value for value in TRUE.values()))
     for sample in draw(300, slower):
         policy.cost.observe(sample.work, sample.seconds)
     work = Work(300, 50_000.0, 20, 10_000)
     assert policy.cost.seconds(work) == pytest.approx(slower.seconds(work), rel=0.03), "only the start of the fit"
-    assert Estimates.of(SchedulerConfig()).cost.params == FAST
+    assert Estimates.of(options_of(SchedulerConfig())).cost.params == FAST
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_files_that_are_none(content: str, message: str, tmp_path) -> None:
     file = tmp_path / "cost.json"
     file.write_text(content)
     with pytest.raises(ConfigError, match=message):
-        make_policy(SchedulerConfig(cost_model=str(file)))
+        make_policy(scheduler_config(cost_model=str(file)))
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -4,16 +4,15 @@ import random
 
 import pytest
 
-from roseinfer.core.config import LENGTH_ESTIMATORS, SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Request
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.sched.lengths import make_lengths
+from roseinfer.sched.lengths import LENGTH_ESTIMATORS, make_lengths
 from roseinfer.sched.lengths.ecdf import SIZE, EcdfLengths
 from roseinfer.sched.lengths.oracle import OracleLengths
 from roseinfer.sched.lengths.predicted import PredictedLengths
-from roseinfer.sched.policies import make_policy
 from roseinfer.sched.policies.slack.policy import SlackPolicy
+from roseinfer.sched.registry import make_policy, scheduler_config
 
 
 def request(predicted: int | None = None, max_tokens: int = 2000) -> Request:
@@ -90,7 +89,7 @@ def test_the_kinds_differ_in_what_they_make_of_a_prediction() -> None:
 
 def test_the_option_names_the_estimator() -> None:
     for kind in LENGTH_ESTIMATORS:
-        policy = make_policy(SchedulerConfig(length_estimator=kind))
+        policy = make_policy(scheduler_config(length_estimator=kind))
         assert isinstance(policy, SlackPolicy) and type(policy.lengths) is type(make_lengths(kind))
     with pytest.raises(ConfigError, match="length_estimator"):
-        SchedulerConfig(length_estimator="tarot")
+        scheduler_config(length_estimator="tarot")

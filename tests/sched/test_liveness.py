@@ -10,7 +10,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.scheduler import HELD_BACK_TURNS
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry

@@ -14,8 +14,8 @@ from roseinfer.core.request import Request, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.draft import StepDraft
-from roseinfer.sched.policies import make_policy
 from roseinfer.sched.policy import Policy, Verdict, View
+from roseinfer.sched.registry import make_policy, scheduler_config
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 
 CONTEXT = 10_000
@@ -64,7 +64,7 @@ def submitted(core: EngineCore) -> list[StepPlan]:
 
 
 def policy(name: str, **options: object) -> Policy:
-    return make_policy(SchedulerConfig(scheduling_policy=name, **options))
+    return make_policy(scheduler_config(scheduling_policy=name, **options))
 
 
 def test_fifo_starts_what_fits_and_leaves_the_next_at_the_head() -> None:
@@ -277,15 +277,15 @@ def test_a_request_whose_last_token_is_on_its_way_takes_no_turn() -> None:
 @pytest.mark.parametrize("value", [0, -1])
 def test_limits_must_be_positive(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=name):
-        SchedulerConfig(scheduling_policy="pack", **{name: value})
+        scheduler_config(scheduling_policy="pack", **{name: value})
 
 
 def test_options_of_another_policy_are_refused() -> None:
     for name in ("prefill_admission_lookahead", "prefill_force_fifo_every", "prefill_max_skips"):
         with pytest.raises(ConfigError, match=f"{name} needs scheduling_policy pack"):
-            SchedulerConfig(**{name: 8})
+            scheduler_config(**{name: 8})
         with pytest.raises(ConfigError, match=name):
-            SchedulerConfig(scheduling_policy="pack", **{name: -1})
+            scheduler_config(scheduling_policy="pack", **{name: -1})
     with pytest.raises(ConfigError, match="different policies"):
         SchedulerConfig(scheduling_policy="fifo", prefill_admission_policy="pack")
     assert SchedulerConfig(prefill_admission_policy="pack").policy_name == "pack"

@@ -15,10 +15,11 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths.oracle import OracleLengths
-from roseinfer.sched.policies import Estimates, make_policy
 from roseinfer.sched.policies.slack.batch import Batch
+from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, Machine, PricedRunner
 from tests.sched.queues import State
@@ -28,7 +29,7 @@ COST = CostParams(step_s=0.010, token_s=0.001, pair_s=0.0, row_s=0.001, context_
 
 
 def state(policy: str, **options: object) -> State:
-    config = SchedulerConfig(scheduling_policy=policy, **options)
+    config = scheduler_config(scheduling_policy=policy, **options)
     made = State(make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths())))
     if policy == "slack":
         made.policy.margin.value = made.policy.batch.margin = 0.0

@@ -2,10 +2,10 @@
 
 import pytest
 
-from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.core import EngineCore
+from roseinfer.sched.registry import scheduler_config
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 
 
@@ -142,4 +142,4 @@ def test_stats_count_what_happened() -> None:
 )
 def test_limits_out_of_range_are_refused_by_name(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=name):
-        SchedulerConfig(**{name: value})
+        scheduler_config(**{name: value})

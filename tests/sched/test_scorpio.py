@@ -2,21 +2,22 @@
 
 import pytest
 
-from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason
 from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.oracle import OracleLengths
 from roseinfer.sched.policies.scorpio import ScorpioPolicy, VirtualBatch
+from roseinfer.sched.registry import options_of, scheduler_config
 from tests.sched.queues import State
 
 FREE = CostParams(step_s=1e-6, token_s=0.0, pair_s=0.0, row_s=0.0, context_s=0.0)
 
 
 def scorpio(cost: CostParams = FREE, **options: object) -> ScorpioPolicy:
-    config = SchedulerConfig(scheduling_policy="scorpio", **{"scorpio_eps": 1.0, **options})
-    return ScorpioPolicy(config, CostModel(cost, fit=False), OracleLengths())
+    config = scheduler_config(scheduling_policy="scorpio", **{"scorpio_eps": 1.0, **options})
+    return ScorpioPolicy(config, options_of(config), Estimates(CostModel(cost, fit=False), OracleLengths()))
 
 
 def running(*objectives: float, **options: object) -> State:
@@ -165,4 +166,4 @@ def test_requests_without_a_tpot_objective_stay_outside_the_set() -> None:
 @pytest.mark.parametrize("eps", [0.9, float("nan"), float("inf")])
 def test_the_inefficiency_factor_is_one_or_more(eps: float) -> None:
     with pytest.raises(ConfigError, match="scorpio_eps"):
-        SchedulerConfig(scorpio_eps=eps)
+        scheduler_config(scorpio_eps=eps)

@@ -11,6 +11,7 @@ from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferE
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Rejection
+from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk, Sink, StepRecord
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ INFO = EngineInfo(
     device="cpu",
     eos_token_ids=(1,),
     default_sampling={},
+    policy=PolicyTraits("slack", sheds=True, priorities=True),
     startup_s={"load": 0.5},
 )
 TIMES = RequestTimes(arrival_s=10.0, scheduled_s=10.25, first_token_s=10.5, finished_s=12.5)

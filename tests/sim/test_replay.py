@@ -15,7 +15,8 @@ from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostModel
-from roseinfer.sched.policies import Estimates, make_policy
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, Machine, PricedRunner
 from roseinfer.sim.replay import read_recording, replay

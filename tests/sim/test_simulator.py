@@ -10,6 +10,7 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError, RequestTooLongError
 from roseinfer.core.plan import Row
 from roseinfer.sched.cost import Work, work_of
+from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import make_arrivals
 from roseinfer.sim.config import CostConfig, WorkloadConfig
 from roseinfer.sim.simulator import simulate
@@ -48,7 +49,7 @@ def test_packing_helps_short_prompts_behind_long_ones() -> None:
     arrivals = [Arrival(0.0, [i + 2] * (400 if i % 4 == 0 else 2), 8) for i in range(32)]
 
     def median_ttft(policy: str) -> float:
-        config = SchedulerConfig(scheduling_policy=policy, prefill_max_tokens=256, enable_chunked_prefill=False)
+        config = scheduler_config(scheduling_policy=policy, prefill_max_tokens=256, enable_chunked_prefill=False)
         return sorted(life.ttft_s for life in simulate(arrivals, config, COST).lifetimes)[16]
 
     assert median_ttft("pack") < 0.5 * median_ttft("fifo")

@@ -13,6 +13,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostParams
+from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import AtRate
 from roseinfer.sim.config import SweepConfig, WorkloadConfig
 from roseinfer.sim.machine import Machine
@@ -90,7 +91,7 @@ def test_adherence_by_tenant_and_how_equal_it_is() -> None:
 def test_the_error_of_the_cost_model_over_the_run() -> None:
     """It believes in a machine a fifth faster: rho catches up within the first tenth, and stays."""
     arrivals = SCORPIO_8B.mix.requests(poisson(7.0, 200, 0), 0)
-    config = SchedulerConfig(scheduling_policy="slack", **SCORPIO_8B.scheduler)
+    config = scheduler_config(scheduling_policy="slack", **SCORPIO_8B.scheduler)
     quiet = replace(SCORPIO_8B.machine, noise=0.0)
     right, wrong = (simulate(arrivals, config, machine) for machine in (quiet, quiet.misjudged(1.25)))
     assert 0.99 * right.steps < len(right.cost_errors) <= right.steps
@@ -172,7 +173,7 @@ def test_a_machine_whose_steps_are_short_of_the_objectives_loses_nothing_to_skip
 
 def test_a_slower_machine_than_the_model_believes_costs_little() -> None:
     arrivals = SCORPIO_8B.mix.requests(poisson(11.0, 600, 0), 0)
-    config = SchedulerConfig(scheduling_policy="slack", **SCORPIO_8B.scheduler)
+    config = scheduler_config(scheduling_policy="slack", **SCORPIO_8B.scheduler)
     misjudged = SCORPIO_8B.machine.misjudged(1.08)
     assert misjudged.cost.step_s == pytest.approx(1.08 * misjudged.belief.step_s)
     right, wrong = (

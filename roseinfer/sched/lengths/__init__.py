@@ -12,6 +12,7 @@ _KINDS: dict[str, Callable[[], LengthEstimator]] = {
     "ecdf": EcdfLengths,
     "oracle": OracleLengths,
 }
+LENGTH_ESTIMATORS = tuple(_KINDS)
 
 
 def make_lengths(kind: str) -> LengthEstimator:

@@ -8,18 +8,22 @@ from collections.abc import Iterable, Sequence
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event
 from roseinfer.core.request import Request, Status
-from roseinfer.sched.policies.prefill import PrefillBudget
-from roseinfer.sched.policies.rotation import Rotation
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Refusal, Verdict, View
+from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
+from roseinfer.sched.registry import register
+from roseinfer.sched.rotation import Rotation
 
 
+@register("fifo", options=PrefillOptions)
 class FifoPolicy:
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, options: PrefillOptions, known: Estimates | None = None) -> None:
         self._config = config
-        self._rotation = Rotation(config)
+        self._options = options
+        self._rotation = Rotation(options)
 
     def begin(self, view: View) -> Decision:
-        return FifoDecision(self._config, self._rotation, view)
+        return FifoDecision(self._config, self._options, self._rotation, view)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Ended):
@@ -29,9 +33,9 @@ class FifoPolicy:
 class FifoDecision:
     """One step. Other policies keep its answers but for the order of admission."""
 
-    def __init__(self, config: SchedulerConfig, rotation: Rotation, view: View) -> None:
-        self.budget = PrefillBudget(config, view)
-        self._chunk_limit = config.long_prefill_token_threshold
+    def __init__(self, config: SchedulerConfig, options: PrefillOptions, rotation: Rotation, view: View) -> None:
+        self.budget = PrefillBudget(config, options, view)
+        self._chunk_limit = options.long_prefill_token_threshold
         self._rotation = rotation
         self._view = view
 

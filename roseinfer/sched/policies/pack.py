@@ -9,40 +9,51 @@ those after it until somebody could start; and who was overtaken in `prefill_max
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config import SchedulerConfig, check_positive, option
 from roseinfer.core.events import Admitted, Ended, Event
 from roseinfer.core.request import Request
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoDecision
-from roseinfer.sched.policies.rotation import Rotation
 from roseinfer.sched.policy import Decision, View
+from roseinfer.sched.prefill import PrefillOptions, check_not_negative
+from roseinfer.sched.registry import register
+from roseinfer.sched.rotation import Rotation
 
-DEFAULT_LOOKAHEAD = 64
-DEFAULT_MAX_SKIPS = 256
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(PrefillOptions):
+    prefill_admission_lookahead: int = option(64, "waiting requests looked at")
+    prefill_force_fifo_every: int = option(0, "each Nth step admits in order of arrival; 0 = never")
+    prefill_max_skips: int = option(256, "a request that others overtook in so many steps goes next; 0 = no bound")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "prefill_admission_lookahead")
+        check_not_negative(self, "prefill_force_fifo_every", "prefill_max_skips")
 
 
+@register("pack", options=PackOptions)
 class PackPolicy:
     """Counts the steps in which somebody waits, and how often each waiting request was overtaken."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, options: PackOptions, known: Estimates | None = None) -> None:
         self._config = config
-        self._rotation = Rotation(config)
-        self._lookahead = config.prefill_admission_lookahead or DEFAULT_LOOKAHEAD
-        self._force_every = config.prefill_force_fifo_every or 0
-        skips = config.prefill_max_skips
-        self._max_skips = DEFAULT_MAX_SKIPS if skips is None else skips
+        self._options = options
+        self._rotation = Rotation(options)
         self._steps = 0  # in which somebody waited, since the last that had to admit in order of arrival and did
         self._forced = False
         self._skips: dict[str, int] = {}
 
     def begin(self, view: View) -> Decision:
         if not view.num_waiting:
-            return FifoDecision(self._config, self._rotation, view)
+            return FifoDecision(self._config, self._options, self._rotation, view)
         self._steps += 1
-        self._forced = 0 < self._force_every <= self._steps
-        if self._forced or self._config.prefill_max_tokens is None:
-            return FifoDecision(self._config, self._rotation, view)
-        return PackDecision(self._config, self._rotation, view, self)
+        self._forced = 0 < self._options.prefill_force_fifo_every <= self._steps
+        if self._forced or self._options.prefill_max_tokens is None:
+            return FifoDecision(self._config, self._options, self._rotation, view)
+        return PackDecision(self._config, self._options, self._rotation, view, self)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Admitted) and self._forced:
@@ -54,7 +65,7 @@ class PackPolicy:
 
     def choose(self, decision: FifoDecision, waiting: Sequence[Request]) -> list[Request]:
         """Who starts now, in the order of arrival; notes who was overtaken."""
-        window = waiting[: self._lookahead]
+        window = waiting[: self._options.prefill_admission_lookahead]
         if not window:
             return []
         overdue = self._overdue(window)
@@ -66,9 +77,10 @@ class PackPolicy:
         return [window[index] for index in sorted(chosen)]
 
     def _overdue(self, window: Sequence[Request]) -> int | None:
-        if not self._max_skips:
+        most = self._options.prefill_max_skips
+        if not most:
             return None
-        late = (i for i, request in enumerate(window) if self._skips.get(request.request_id, 0) >= self._max_skips)
+        late = (i for i, request in enumerate(window) if self._skips.get(request.request_id, 0) >= most)
         return next(late, None)
 
     def _cheapest(self, decision: FifoDecision, window: Sequence[Request]) -> set[int]:
@@ -86,8 +98,10 @@ class PackPolicy:
 
 
 class PackDecision(FifoDecision):
-    def __init__(self, config: SchedulerConfig, rotation: Rotation, view: View, policy: PackPolicy) -> None:
-        super().__init__(config, rotation, view)
+    def __init__(
+        self, config: SchedulerConfig, options: PackOptions, rotation: Rotation, view: View, policy: PackPolicy
+    ) -> None:
+        super().__init__(config, options, rotation, view)
         self._policy = policy
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:

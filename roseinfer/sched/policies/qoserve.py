@@ -11,10 +11,12 @@ from operator import itemgetter
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Event, StepDone
 from roseinfer.core.outputs import PolicyStats
-from roseinfer.sched.cost import CostModel, Work, work_of
+from roseinfer.sched.cost import Work, work_of
+from roseinfer.sched.estimates import CostOptions, Estimates
 from roseinfer.sched.ledger import Ledger, Track
-from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View
+from roseinfer.sched.registry import register
 
 MARGIN = 0.05
 LONGEST_CHUNK = 2500
@@ -23,11 +25,12 @@ WEIGHT_LOADED_S, WEIGHT_LIGHT_S = 8e-3, 1e-3  # per prompt token
 AGEING_S = 10.0  # in place of a TTFT objective
 
 
+@register("qoserve", options=CostOptions)
 class QoServePolicy:
-    def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
-        self._cost = cost
+    def __init__(self, config: SchedulerConfig, options: CostOptions, known: Estimates) -> None:
+        self._cost = known.cost
         self._ledger = Ledger()
-        self._seats = config.max_active_requests or config.max_num_seqs
+        self._seats = config.max_running
         self._budget_s = inf
         self._late = 0  # prompts that can no longer be in time
 

@@ -4,22 +4,41 @@ Sarathi-Serve (OSDI 2024): the budget bounds the step time, whatever the request
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config import SchedulerConfig, check_positive, option
 from roseinfer.core.events import Ended, Event
 from roseinfer.core.request import Request
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoDecision
-from roseinfer.sched.policies.rotation import Rotation
 from roseinfer.sched.policy import Decision, Verdict, View
+from roseinfer.sched.prefill import PrefillOptions
+from roseinfer.sched.registry import register
+from roseinfer.sched.rotation import Rotation
 
 
+@dataclass(frozen=True, kw_only=True)
+class SarathiOptions(PrefillOptions):
+    sarathi_token_budget: int = option(512, "tokens of a step, after which no prompt is computed")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "sarathi_token_budget")
+
+
+# Which budget is best depends on the machine and the objectives.
+COMPARED = tuple({"sarathi_token_budget": tokens} for tokens in (256, 512, 1024, 2048))
+
+
+@register("sarathi", options=SarathiOptions, contenders={"sarathi": COMPARED})
 class SarathiPolicy:
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, options: SarathiOptions, known: Estimates | None = None) -> None:
         self._config = config
-        self._rotation = Rotation(config)
+        self._options = options
+        self._rotation = Rotation(options)
 
     def begin(self, view: View) -> Decision:
-        return SarathiDecision(self._config, self._rotation, view)
+        return SarathiDecision(self._config, self._options, self._rotation, view)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Ended):
@@ -29,9 +48,9 @@ class SarathiPolicy:
 class SarathiDecision(FifoDecision):
     """FIFO, but prompt tokens stop when the step holds `sarathi_token_budget` tokens."""
 
-    def __init__(self, config: SchedulerConfig, rotation: Rotation, view: View) -> None:
-        super().__init__(config, rotation, view)
-        self._left = config.sarathi_token_budget - len(view.running)
+    def __init__(self, config: SchedulerConfig, options: SarathiOptions, rotation: Rotation, view: View) -> None:
+        super().__init__(config, options, rotation, view)
+        self._left = options.sarathi_token_budget - len(view.running)
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
         chosen = list(super().select(running))

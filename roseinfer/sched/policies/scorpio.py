@@ -14,16 +14,18 @@ they decode in what is left.
 from dataclasses import dataclass, field
 from math import inf
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config import SchedulerConfig, option
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Ended, Event, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
-from roseinfer.sched.cost import CostModel, work_of
+from roseinfer.sched.cost import work_of
+from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import Ledger, Track
-from roseinfer.sched.lengths.base import LengthEstimator
-from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, Refusal, View, rejectable
+from roseinfer.sched.registry import register
 
 EARNED = 1 - 1e-9  # ten additions of 0.1 stay below 1
 GOLDEN = 0.6180339887
@@ -77,14 +79,33 @@ def earn(tracks: list[Track], smallest: float) -> list[Track]:
     return batched
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScorpioOptions(CostOptions, LengthOptions):
+    scorpio_eps: float = option(1.3, "inefficiency factor on the estimated step time, 1 or more")
+    scorpio_mixed: bool = option(False, "prompts and decoding requests share steps; off: as published")
+    scorpio_stagger: bool = option(False, "spread the credits that requests start with; off: as published")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.scorpio_eps < inf:
+            raise ConfigError(f"scorpio_eps must be 1 or more, got {self.scorpio_eps}")
+
+
+# As published, and the best that the same algorithm does in steps that mix prompts and decoding requests.
+PUBLISHED = {"max_num_batched_tokens": 1024, "scorpio_eps": 1.3}
+MIXED = {"scorpio_mixed": True, "scorpio_stagger": True}
+TUNED = tuple({**MIXED, "scorpio_eps": eps} for eps in (1.0, 1.1, 1.15, 1.3))
+
+
+@register("scorpio", options=ScorpioOptions, sheds=True, contenders={"scorpio": (PUBLISHED,), "scorpio-tuned": TUNED})
 class ScorpioPolicy:
-    def __init__(self, config: SchedulerConfig, cost: CostModel, lengths: LengthEstimator) -> None:
-        self._eps = config.scorpio_eps
-        self._mixed = config.scorpio_mixed
-        self._stagger = config.scorpio_stagger
-        self._seats = config.max_active_requests or config.max_num_seqs
-        self._cost = cost
-        self._lengths = lengths
+    def __init__(self, config: SchedulerConfig, options: ScorpioOptions, known: Estimates) -> None:
+        self._eps = options.scorpio_eps
+        self._mixed = options.scorpio_mixed
+        self._stagger = options.scorpio_stagger
+        self._seats = config.max_running
+        self._cost = known.cost
+        self._lengths = known.lengths
         self._ledger = Ledger()
         self._admitted = 0
         self._batch = VirtualBatch()

@@ -81,8 +81,7 @@ class Draft:
         classes = call.service.slo_classes
         if request.service_tier is not None and request.service_tier not in classes.service_tiers:
             self.warnings.append("service_tier")
-        policy = call.backend.info.scheduling_policy
-        return objectives(request, call.headers, classes, self.model, call.key, policy)
+        return objectives(request, call.headers, classes, self.model, call.key, call.backend.info.policy)
 
     def _checked_n(self, prompts: int) -> int:
         n, limits = given(self.request.n, 1), self.call.limits

@@ -23,7 +23,7 @@ from roseinfer.server.request.account import Usage, usage_of
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job
 from roseinfer.server.request.lifecycle import Guard
-from roseinfer.server.request.objectives import SHEDDING, Headers
+from roseinfer.server.request.objectives import Headers
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.server.request.stream import AllBegun, EventStream, StreamAnswer
 
@@ -95,7 +95,7 @@ class Run:
         self._job = job
         self._wire = wire
         self._guard = Guard()
-        self._refusable = job.promised and backend.info.scheduling_policy in SHEDDING
+        self._refusable = job.promised and backend.info.policy.sheds
         self._limited = job.deadline_s is not None or job.first_token_by_s is not None
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.metrics, service.clock)
 

@@ -7,13 +7,10 @@ from math import isfinite
 
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.core.slo import Slo
+from roseinfer.core.traits import PolicyTraits
 from roseinfer.server.formats.schemas import GenerationRequest, SloFields
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.slo_classes import CUSTOM, NO_CLASS, SloClass, SloClasses
-
-# Scheduling policies that turn requests away for their objectives, and those that know priorities.
-SHEDDING = frozenset({"slack", "scorpio"})
-WITH_PRIORITIES = frozenset({"slack"})
 
 TENANT = "x-llm-d-inference-fairness-id"
 TTL = "x-llm-d-inference-ttl"
@@ -53,9 +50,9 @@ class Objectives:
 
 
 def objectives(
-    request: GenerationRequest, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: str
+    request: GenerationRequest, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: PolicyTraits
 ) -> Objectives:
-    """`key`: digest of the request's API key; `policy`: the scheduling policy's name.
+    """`key`: digest of the request's API key; `policy`: what the scheduling policy makes of requests.
 
     What the body says goes before the headers, and those before the class; a client that says two things of one
     objective contradicts itself. Raises `ApiError` 400 that names the field or the header.
@@ -182,12 +179,12 @@ def _tenant(headers: Mapping[str, str]) -> str:
     return tenant
 
 
-def _priority(asked: int | None, chosen: SloClass | None, policy: str) -> int:
+def _priority(asked: int | None, chosen: SloClass | None, policy: PolicyTraits) -> int:
     if asked is not None and not INT64_MIN <= asked <= INT64_MAX:
         raise bad_request("priority must be an integer of 64 bits", "priority")
-    if policy not in WITH_PRIORITIES:
+    if not policy.priorities:
         if asked:
-            message = f"priority is not supported: the scheduling policy {policy} knows no priorities"
+            message = f"priority is not supported: the scheduling policy {policy.name} knows no priorities"
             raise bad_request(message, "priority", "unsupported_field")
         return 0
     return asked if asked is not None else chosen.priority if chosen is not None else 0

@@ -10,13 +10,15 @@ from roseinfer.core.events import Ended, Queued
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.oracle import OracleLengths
 from roseinfer.sched.policies.slack.demand import Demand
 from roseinfer.sched.policies.slack.kv_peak import peak_tokens
 from roseinfer.sched.policies.slack.margin import Margin
-from roseinfer.sched.policies.slack.policy import SlackPolicy, Tuning
+from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
 from roseinfer.sched.policies.slack.price import PriceLimit
 from roseinfer.sched.policies.slack.tenants import TenantShares
+from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival, poisson
@@ -31,9 +33,8 @@ def state(
     cost: CostParams = COST, *, budget: int = 2048, seats: int = 64, free_blocks: int = 10_000, **tuning: float
 ) -> State:
     config = SchedulerConfig(scheduling_policy="slack")
-    policy = SlackPolicy(
-        config, CostModel(cost, fit=False), OracleLengths(), replace(Tuning(), **{"reserve": 0.0, **tuning})
-    )
+    known = Estimates(CostModel(cost, fit=False), OracleLengths())
+    policy = SlackPolicy(config, SlackOptions(), known, replace(Tuning(), **{"reserve": 0.0, **tuning}))
     policy.margin.value = policy.batch.margin = 0.0
     return State(policy, budget=budget, seats=seats, free_blocks=free_blocks)
 
@@ -368,7 +369,7 @@ def test_best_effort_is_served_under_a_steady_overload_of_objectives() -> None:
     arrivals = SCORPIO_8B.mix.requests(poisson(15.0, 600, 0), 0)
     arrivals += [Arrival(at_s, [1] * 50, 20) for at_s in (5.0, 10.0, 15.0)]
     arrivals.sort(key=lambda arrival: arrival.at_s)
-    config = SchedulerConfig(scheduling_policy="slack", **SCORPIO_8B.scheduler)
+    config = scheduler_config(scheduling_policy="slack", **SCORPIO_8B.scheduler)
     lives = simulate(arrivals, config, SCORPIO_8B.machine).lifetimes
     free = [life for life in lives if life.slo is None]
     assert sum(life.reason is FinishReason.REJECTED for life in lives) > 60, "there is an overload"
@@ -380,6 +381,6 @@ def test_best_effort_is_served_under_a_steady_overload_of_objectives() -> None:
 def test_an_objective_for_the_whole_request_is_kept() -> None:
     slo = Slo(e2e_s=4.0)
     arrivals = [Arrival(i * 0.1, [1] * 50, 100, slo, 100) for i in range(40)]
-    config = SchedulerConfig(scheduling_policy="slack", **SCORPIO_8B.scheduler)
+    config = scheduler_config(scheduling_policy="slack", **SCORPIO_8B.scheduler)
     lives = simulate(arrivals, config, SCORPIO_8B.machine).lifetimes
     assert all(life.good for life in lives)

@@ -11,6 +11,7 @@ import pytest
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.slo import Slo
+from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.server.formats.schemas import CompletionRequest, parse
 from roseinfer.server.http.errors import ApiError
@@ -39,7 +40,7 @@ CLASSES = parse_slo_classes(
 def read(body: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **options: Any) -> Any:
     request = parse(CompletionRequest, {"prompt": "x"} | (body or {}))
     raw = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-    given = {"classes": SloClasses(), "model": "m", "key": None, "policy": "slack"} | options
+    given = {"classes": SloClasses(), "model": "m", "key": None, "policy": INFO.policy} | options
     return objectives(request, raw, **given)
 
 
@@ -177,12 +178,12 @@ def test_limits_and_priorities_of_a_class() -> None:
 @pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio"])
 def test_priorities_that_nobody_heeds_are_refused(policy: str) -> None:
     with pytest.raises(ApiError, match=policy) as raised:
-        read({"priority": 1}, policy=policy)
+        read({"priority": 1}, policy=PolicyTraits(policy))
     assert (raised.value.param, raised.value.code) == ("priority", "unsupported_field")
-    assert read({"priority": 0}, policy=policy).priority == 0
+    assert read({"priority": 0}, policy=PolicyTraits(policy)).priority == 0
     # The same file serves to compare policies.
-    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=policy).priority == 0
-    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=policy).slo == CHAT
+    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=PolicyTraits(policy)).priority == 0
+    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=PolicyTraits(policy)).slo == CHAT
 
 
 # --- the others -------------------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ def test_classes_by_key_and_by_model(keyed: LiveServer) -> None:
 @pytest.fixture
 def fifo(tokenizer: Tokenizer) -> Iterator[LiveServer]:
     live = LiveServer(tokenizer, ServerConfig())
-    live.info = replace(INFO, scheduling_policy="fifo")
+    live.info = replace(INFO, policy=PolicyTraits("fifo"))
     with live as server:
         yield server
 

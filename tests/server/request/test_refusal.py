@@ -13,6 +13,7 @@ import pytest
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Rejection
+from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.server import documents
 from roseinfer.server.http.errors import SloUnattainable
@@ -210,7 +211,7 @@ def test_no_comment_before_a_possible_refusal(serve: Serve, limit: dict[str, Any
 def test_who_cannot_be_refused_gets_comments(serve: Serve, tokenizer: Tokenizer) -> None:
     assert first_bytes(serve(sse_keep_alive_interval=0.02), {}) == b"HTTP/1.1 200"
     live = LiveServer(tokenizer, ServerConfig(sse_keep_alive_interval=0.02))
-    live.info = replace(INFO, scheduling_policy="fifo")
+    live.info = replace(INFO, policy=PolicyTraits("fifo"))
     with live as fifo:
         assert first_bytes(fifo, SLO) == b"HTTP/1.1 200"
 

@@ -15,14 +15,15 @@ in 3 and take what is left over, but age, so that none starves. Without any obje
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Admitted, Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
-from roseinfer.sched.cost import CostModel, work_of
+from roseinfer.sched.cost import work_of
+from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import Ledger, Track
-from roseinfer.sched.lengths.base import LengthEstimator
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.backlog import Backlog
 from roseinfer.sched.policies.slack.batch import Batch
@@ -33,19 +34,31 @@ from roseinfer.sched.policies.slack.step import SlackStep
 from roseinfer.sched.policies.slack.tenants import TenantShares
 from roseinfer.sched.policies.slack.tuning import Tuning
 from roseinfer.sched.policy import Decision, View, rejectable
+from roseinfer.sched.prefill import PrefillOptions
+from roseinfer.sched.registry import register
 
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlackOptions(PrefillOptions, CostOptions, LengthOptions):
+    """`decode_first` counts while nobody has objectives, when fifo plans; the others always."""
+
+    def __post_init__(self) -> None:
+        PrefillOptions.__post_init__(self)
+        LengthOptions.__post_init__(self)
+
+
+@register("slack", options=SlackOptions, sheds=True, priorities=True)
 class SlackPolicy:
     """What lasts from step to step; `SlackStep` is one step."""
 
     def __init__(
-        self, config: SchedulerConfig, cost: CostModel, lengths: LengthEstimator, tuning: Tuning | None = None
+        self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning | None = None
     ) -> None:
         self.tuning = tuning or Tuning()
-        self.cost = cost
-        self.lengths = lengths
+        self.cost = known.cost
+        self.lengths = known.lengths
         self.ledger = Ledger()
         self.margin = Margin()
         self.batch = Batch(self.margin.value)
@@ -55,10 +68,10 @@ class SlackPolicy:
         self.price = PriceLimit(self.tuning.price_window_s, self.tuning.price_fill)
         self.tenants = TenantShares()
         self.growth = 0.0  # tokens that the running requests are expected to add
-        self.seats = config.max_active_requests or config.max_num_seqs
+        self.seats = config.max_running
         self.prompt_rate = 0.0  # prompt tokens a second, over the last one
-        self.config = config
-        self._fifo = FifoPolicy(config)
+        self.options = options
+        self._fifo = FifoPolicy(config, options)
         self.rest_started_s = -inf  # when a request without objectives last started
         self._promised = 0  # live requests with objectives
         self._demoted = 0  # of `leftover`, those with a TPOT objective

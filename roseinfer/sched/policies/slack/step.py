@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from roseinfer.core.request import Request
 from roseinfer.sched.ledger import Track
-from roseinfer.sched.policies.planned import PlannedDecision
+from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policies.slack.admission import Admission
 from roseinfer.sched.policy import Decision, View
 
@@ -124,7 +124,7 @@ class SlackStep:
 
     def _take_turns(self) -> None:
         """No more decoding rows than the options allow: the most urgent."""
-        most = self._policy.config.max_batch_size
+        most = self._policy.options.max_batch_size
         if most is not None and len(self._rows) > most:
             due = {track.request.request_id: track.anchor_s + track.pace_s * len(track.tokens) for track in self._rows}
             self._rows.sort(key=lambda track: due[track.request.request_id])
@@ -142,8 +142,8 @@ class SlackStep:
 
     def _share(self, prompts: Sequence[tuple[Track, int]], room: float) -> tuple[dict[str, int], list[Request]]:
         """The step's prompt tokens, in order."""
-        config = self._policy.config
-        most = config.prefill_max_tokens or self._view.token_budget
+        options = self._policy.options
+        most = options.prefill_max_tokens or self._view.token_budget
         left = int(max(0.0, min(room, most, self._view.token_budget - len(self._rows))))
         if self._rows and left < self._tuning.smallest_chunk:
             left = 0
@@ -152,12 +152,12 @@ class SlackStep:
             left = min(most, self._guard(*head) or self._guard(*prompts[0]))
         chunks: dict[str, int] = {}
         starts: list[Request] = []
-        longest = config.long_prefill_token_threshold or left
+        longest = options.long_prefill_token_threshold or left
         rest = left  # for prompts that come first although nothing was promised to them
         if any(track.request.slo is not None for track, _ in prompts):
             rest = int(left * self._tuning.rest_share)
         for track, wanted in prompts:
-            if left <= 0 or len(starts) >= (config.prefill_max_batch_size or left):
+            if left <= 0 or len(starts) >= (options.prefill_max_batch_size or left):
                 break
             tokens = min(left, wanted, longest)
             if track.request.slo is None and not self._can_wait((track, wanted)):

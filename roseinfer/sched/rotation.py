@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.request import Request
-from roseinfer.sched.policies.prefill import PrefillBudget
 from roseinfer.sched.policy import View
+from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 
 
 class Rotation:
@@ -15,9 +14,9 @@ class Rotation:
     so that those that hold KV blocks always come to an end.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._max_batch_size = config.max_batch_size
-        self._decode_first = config.decode_first
+    def __init__(self, options: PrefillOptions) -> None:
+        self._max_batch_size = options.max_batch_size
+        self._decode_first = options.decode_first
         self._last_turn: dict[str, int] = {}
         self._turns = 0
 

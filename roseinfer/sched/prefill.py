@@ -1,10 +1,35 @@
-"""What a step may spend on prompts: how many requests start, and how many prompt tokens are computed."""
+"""What a step may spend on prompts and on whom: the options that several policies share, and the budget they make."""
 
+from dataclasses import dataclass
 from itertools import islice
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config import SchedulerConfig, check_positive, option
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Request
 from roseinfer.sched.policy import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillOptions:
+    """Bounds on a step, within those of the scheduler."""
+
+    max_batch_size: int | None = option(None, "requests that decode in one step, taken in turn; default: all that run")
+    long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = no limit of its own")
+    decode_first: bool = option(True, "decoding requests get a step's tokens before prompts do")
+    prefill_max_batch_size: int | None = option(None, "requests that start in one step; default: max_num_seqs")
+    prefill_max_tokens: int | None = option(None, "prompt tokens computed in one step; default: no limit of their own")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_batch_size", "prefill_max_batch_size", "prefill_max_tokens")
+        check_not_negative(self, "long_prefill_token_threshold")
+
+
+def check_not_negative(options: object, *names: str) -> None:
+    """Raise `ConfigError` naming the first of these options that is given and negative; 0 switches it off."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"{name} must be 0 (off) or positive, got {value}")
 
 
 class PrefillBudget:
@@ -14,13 +39,14 @@ class PrefillBudget:
     started in earlier steps are paid from the same tokens.
     """
 
-    def __init__(self, config: SchedulerConfig, view: View) -> None:
-        self.tokens_left = config.prefill_max_tokens
+    def __init__(self, config: SchedulerConfig, options: PrefillOptions, view: View) -> None:
+        self.tokens_left = options.prefill_max_tokens
         self._view = view
         self._chunked = config.enable_chunked_prefill
-        seats = config.max_active_requests or config.max_num_seqs
         self._starts_left = min(
-            config.prefill_max_batch_size or config.max_num_seqs, view.free_seats, seats - len(view.running)
+            options.prefill_max_batch_size or config.max_num_seqs,
+            view.free_seats,
+            config.max_running - len(view.running),
         )
         self._started = 0
         self._granted: int | None = None
