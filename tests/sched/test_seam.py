@@ -13,6 +13,7 @@ from roseinfer.core.slo import Rejection
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policy import Decision, Refusal, Unconditional, Verdict, View
+from roseinfer.sched.prefill import PrefillOptions
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 
 TOO_LATE = Rejection("ttft", 1.0)
@@ -107,7 +108,7 @@ def test_what_a_policy_is_shown_does_not_change_under_its_hands() -> None:
 
 def test_the_snapshot_of_those_that_wait_is_made_once_a_step_and_only_if_somebody_asks() -> None:
     core = make_core(max_num_seqs=1)
-    core.scheduler.policy = FifoPolicy(SchedulerConfig(max_num_seqs=1))
+    core.scheduler.policy = FifoPolicy(SchedulerConfig(max_num_seqs=1), PrefillOptions())
     made = []
     ready = core.scheduler.waiting.ready
     core.scheduler.waiting.ready = lambda: made.append(1) or ready()
