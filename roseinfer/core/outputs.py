@@ -106,9 +106,9 @@ class SchedulerStats(NamedTuple):
     """A snapshot after a step. Counters only grow.
 
     `step` steps were planned, `steps_done` of them are completed; `step_tokens` and `step_duration_s` are those of the
-    newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the policy let nobody do
-    anything and the scheduler went on without it. `policy_faults`: answers of the policy that were ignored because they
-    made no sense.
+    newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the policy let nobody
+    do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were ignored because
+    they made no sense.
     """
 
     step: int = 0

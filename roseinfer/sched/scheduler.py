@@ -34,8 +34,8 @@ from roseinfer.sched.step_clock import StepClock
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
 
-# Calls of `plan` in a row, with nothing in flight, in which a policy may let none of those that run compute. The engine's
-# loop waits 2 ms before each (`HELD_BACK_S`), so a policy that waits for a moment on purpose has some 30 ms.
+# Calls of `plan` in a row, with nothing in flight, in which a policy may let none of those that run compute. The loop
+# of the engine waits 2 ms before each (`HELD_BACK_S`), so a policy that waits for a moment on purpose has some 30 ms.
 HELD_BACK_TURNS = 16
 
 log = logging.getLogger(__name__)
