@@ -35,7 +35,7 @@ def why_not(specs: Sequence[AttentionSpec]) -> str | None:
     """What of these layers the kernels cannot compute, as the end of a sentence; None if nothing."""
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
-    return unsupported(specs, windows=False, longest_head=_LONGEST_HEAD)
+    return unsupported(specs, windows=True, longest_head=_LONGEST_HEAD)
 
 
 class TritonAttention:
@@ -119,7 +119,8 @@ class TritonAttention:
         with self._side.beside() if mixed else nullcontext():
             if self._block_map is not None:
                 starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
-                prefill_attention(q, k_cache, v_cache, tables, rows, starts, lengths, out, blocks, scale, config)
+                caches = (k_cache, v_cache, tables, rows)
+                prefill_attention(q, *caches, starts, lengths, out, blocks, scale, config, spec.window or 0)
         if batch.num_decodes:
             workspace = self._workspaces[spec.window]
             decode_attention(q, k_cache, v_cache, tables, rows, decode_lens, out, scale, workspace)
@@ -142,7 +143,7 @@ class TritonAttention:
         for workspace in self._workspaces.values():
             for tokens in (SMALL_STEP, SMALL_STEP + 1):
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
-                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config)
+                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, workspace.window)
             plan_decode(batch.context_len, 0, workspace)
             decode_attention(q, *cache, batch.context_len, out, 1.0, workspace)
 
@@ -151,7 +152,7 @@ def _workspace(spec: AttentionSpec, shape: AttentionShape) -> DecodeWorkspace:
     config = choose_decode_config(spec.group, spec.head_dim, shape.dtype)
     processors = _processors(shape.device)
     return DecodeWorkspace.allocate(
-        config, shape.max_rows, spec.heads, spec.kv_heads, spec.head_dim, processors, shape.device
+        config, shape.max_rows, spec.heads, spec.kv_heads, spec.head_dim, processors, shape.device, spec.window or 0
     )
 
 

@@ -71,10 +71,12 @@ class DecodeWorkspace:
     work: [shares, 4] int32 = first row, its first tile, tiles in all, rows touched. spans: [max_rows, 2] int32 = slot
     of the row's first part, number of parts. sums: [2 * shares, heads, D] and peaks: [2 * shares, heads, 2] float32
     hold the parts of rows, two slots a share: for the first row it touches, and for its last. arrived: [max_rows,
-    kv_heads] int32 counts the parts of a row that are done; all zero between kernels.
+    kv_heads] int32 counts the parts of a row that are done; all zero between kernels. window: of the layers that the
+    plan is for, in tokens; 0 for full attention.
     """
 
     config: DecodeConfig
+    window: int
     work: torch.Tensor
     spans: torch.Tensor
     sums: torch.Tensor
@@ -91,11 +93,13 @@ class DecodeWorkspace:
         head_dim: int,
         processors: int,
         device: torch.device,
+        window: int = 0,
     ) -> "DecodeWorkspace":
         """processors: multiprocessors of the GPU."""
         shares = max(1, processors * config.shares_per_processor // kv_heads)
         return cls(
             config,
+            window,
             work=torch.zeros((shares, 4), dtype=torch.int32, device=device),
             spans=torch.zeros((max_rows, 2), dtype=torch.int32, device=device),
             sums=torch.zeros((2 * shares, heads, head_dim), dtype=torch.float32, device=device),
@@ -105,9 +109,10 @@ class DecodeWorkspace:
 
 
 def plan_decode(context_len: torch.Tensor, num_rows: int, workspace: DecodeWorkspace) -> None:
-    """Divide the contexts of the first rows into shares; the plan serves all layers of a step.
+    """Divide the contexts of the first rows into shares; the plan serves all layers of a step that have its window.
 
-    context_len: [R] int32, of which `num_rows` are divided; those of 0 come last and are passed over.
+    context_len: [R] int32, of which `num_rows` are divided; those of 0 come last and are passed over. Tiles that lie
+    before a row's window are not part of it.
     """
     shares, max_rows = workspace.work.shape[0], workspace.spans.shape[0]
     _plan_kernel[(shares,)](
@@ -118,6 +123,7 @@ def plan_decode(context_len: torch.Tensor, num_rows: int, workspace: DecodeWorks
         SHARES=shares,
         TILE=workspace.config.tile,
         LEAST=workspace.config.least_tiles,
+        WINDOW=workspace.window,
         ROWS=next_power_of_2(max_rows),
         num_warps=4,
     )
@@ -136,6 +142,7 @@ def decode_attention(
 ) -> None:
     """softmax(q K^T * scale) V of each row's first `context_len` tokens, for the rows that `plan_decode` has divided.
 
+    With a window in the workspace, of the last so many of these tokens; what lies before is not read.
     q: [R, heads, D], a query a row, rows any distance apart. k_cache, v_cache: [num_blocks, block_size, kv_heads, D],
     dense but for the distance of blocks. tables: [S, max_blocks] int32; row r's is tables[table_rows[r]].
     out: [R, heads, D].
@@ -167,6 +174,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         TILE=config.tile,
         FORM=config.form,
+        WINDOW=workspace.window,
         STAGES=config.num_stages,
         num_warps=config.num_warps,
         **early_start.options(q.device),
@@ -181,12 +189,14 @@ def decode_attention_reference(
     table_rows: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
     """What `decode_attention` writes, row by row in float32: [R, heads, D]."""
     group = q.shape[1] // k_cache.shape[2]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for row, (table_row, context) in enumerate(zip(table_rows.tolist(), context_len.tolist(), strict=True)):
-        k, v = (gathered(cache, tables[table_row], context, group) for cache in (k_cache, v_cache))
+        first = max(0, context - window) if window else 0
+        k, v = (gathered(cache, tables[table_row], context, group)[first:] for cache in (k_cache, v_cache))
         scores = torch.einsum("hd,khd->hk", q[row].float(), k) * scale
         out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
     return out
@@ -201,12 +211,16 @@ def _plan_kernel(
     SHARES: tl.constexpr,
     TILE: tl.constexpr,
     LEAST: tl.constexpr,
+    WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Program i writes share i's entry of `work`; all of them work out where rows begin and end, in tiles."""
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
-    tiles = tl.cdiv(tl.load(context_len + row, mask=is_row, other=0), TILE)
+    context = tl.load(context_len + row, mask=is_row, other=0)
+    tiles = tl.cdiv(context, TILE)
+    if WINDOW > 0:
+        tiles -= tl.maximum(context - WINDOW, 0) // TILE
     ends = tl.cumsum(tiles, 0)
     starts = ends - tiles
     total = tl.sum(tiles, 0)
@@ -251,10 +265,14 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     FORM: tl.constexpr,
+    WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (h, i): KV head h of the tiles in share i, one row after the other."""
+    """Program (h, i): KV head h of the tiles in share i, one row after the other.
+
+    A row's tiles are counted from the one that its window begins in.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     kv_head = tl.program_id(0)
@@ -268,18 +286,24 @@ def _decode_kernel(
     for i in range(rows):
         context = tl.load(context_len + row)
         row_end = tl.cdiv(context, TILE)
+        seen_from = 0
+        hidden = 0
+        if WINDOW > 0:
+            seen_from = tl.maximum(context - WINDOW, 0)
+            hidden = seen_from // TILE
+            row_end -= hidden
         end = tl.minimum(tile + left, row_end)
         table = tables + tl.load(table_rows + row).to(tl.int64) * table_stride
         q_group = q + row.to(tl.int64) * q_stride + kv_head * GROUP * D
         if FORM == 0:
             peak, total, acc = _attend_elementwise(
-                q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
-                KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
+                q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
+                KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES,
             )  # fmt: skip
         else:
             peak, total, acc = _attend_matrix(
-                q_group, k_head, v_head, table, tile, end, context, scale, block_stride,
-                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, STAGES,
+                q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
+                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES,
             )  # fmt: skip
         if (tile == 0) & (end == row_end):
             _store(out, row, kv_head, acc / total[:, None], KV_HEADS, GROUP, D, D_PAD)
@@ -295,9 +319,9 @@ def _decode_kernel(
 
 @triton.jit
 def _attend_elementwise(
-    q, k_head, v_head, table, begin, end, context, scale, block_stride,
+    q, k_head, v_head, table, begin, end, seen_from, context, scale, block_stride,
     TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One query head, no matrix units: each place in a tile sums up on its own, and all are merged at the end."""
     dim = tl.arange(0, D_PAD)
@@ -310,6 +334,8 @@ def _attend_elementwise(
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
         inside = position < context
+        if WINDOW > 0:
+            inside = inside & (position >= seen_from)
         offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
         block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
         k = load_tokens(k_head, offset, inside, D, D_PAD).to(tl.float32)
@@ -331,9 +357,9 @@ def _attend_elementwise(
 
 @triton.jit
 def _attend_matrix(
-    q, k_head, v_head, table, begin, end, context, scale, block_stride,
+    q, k_head, v_head, table, begin, end, seen_from, context, scale, block_stride,
     TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Scores [heads, tokens] on the matrix units, the heads of a group padded to 16."""
     ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
@@ -346,6 +372,8 @@ def _attend_matrix(
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
         inside = position < context
+        if WINDOW > 0:
+            inside = inside & (position >= seen_from)
         offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
         block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
         k = load_tokens(k_head, offset, inside, D, D_PAD)

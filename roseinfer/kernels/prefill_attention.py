@@ -81,8 +81,11 @@ def prefill_attention(
     block_map: torch.Tensor,
     scale: float,
     config: PrefillConfig,
+    window: int = 0,
 ) -> None:
     """softmax(q K^T * scale) V, each query over the tokens up to its own, for the rows that `block_map` names.
+
+    With a window, over the last `window` tokens up to its own; what no query of a block sees is not read.
 
     q: [T, heads, D], tokens any distance apart; the last of row r's queries, query_start[r] .. query_start[r + 1], is
     the last of its context_len[r] tokens. k_cache, v_cache: [num_blocks, block_size, kv_heads, D], dense but for the
@@ -113,6 +116,7 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
+        WINDOW=window,
         STAGES=config.num_stages,
         num_warps=config.num_warps,
     )
@@ -133,6 +137,7 @@ def prefill_attention_reference(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
     """What `prefill_attention` writes for all rows, one by one in float32: [T, heads, D]."""
     group = q.shape[1] // k_cache.shape[2]
@@ -143,7 +148,8 @@ def prefill_attention_reference(
         queries = slice(starts[row], starts[row + 1])
         scores = torch.einsum("qhd,khd->hqk", q[queries].float(), k) * scale
         positions = torch.arange(context, device=q.device)
-        visible = positions <= positions[context - (queries.stop - queries.start) :, None]
+        own = positions[context - (queries.stop - queries.start) :, None]
+        visible = (positions <= own) & (positions > own - (window or context))
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         out[queries] = torch.einsum("hqk,khd->qhd", weights, v)
     return out
@@ -171,6 +177,7 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Program (h, i): KV head h with its query heads, block i."""
@@ -198,18 +205,30 @@ def _prefill_kernel(
     queries = tl.load(q + (token * q_stride + head * D)[:, None] + dim[None, :], mask=mask, other=0.0)
 
     # Keys that every query of the block sees, in whole tiles, and the end of those that any of them sees.
-    visible_to_all = (context - count + first + 1) // BLOCK_N
-    end = tl.cdiv(tl.minimum(context - count + first + QUERIES, context), BLOCK_N)
+    position_of_first = context - count + first
+    visible_to_all = (position_of_first + 1) // BLOCK_N
+    last = tl.minimum(position_of_first + QUERIES, context)
+    end = tl.cdiv(last, BLOCK_N)
     peak = no_peak(BLOCK_M)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    inner = 0
+    seen_from = 0
+    if WINDOW > 0:
+        # The window's border goes through the tiles from the first query's first key to the last query's.
+        seen_from = tl.maximum(position_of_first - WINDOW + 1, 0)
+        inner = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW, 0), BLOCK_N), visible_to_all)
+        peak, total, acc = _attend(
+            queries, k_head, v_head, table, seen_from // BLOCK_N, inner, position, seen_from, context, scale,
+            block_stride, peak, total, acc, True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
+        )  # fmt: skip
     peak, total, acc = _attend(
-        queries, k_head, v_head, table, 0, visible_to_all, position, context, scale, block_stride, peak, total, acc,
-        False, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, STAGES,
+        queries, k_head, v_head, table, inner, visible_to_all, position, seen_from, context, scale,
+        block_stride, peak, total, acc, False, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
     )  # fmt: skip
     peak, total, acc = _attend(
-        queries, k_head, v_head, table, visible_to_all, end, position, context, scale, block_stride, peak, total, acc,
-        True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, STAGES,
+        queries, k_head, v_head, table, visible_to_all, end, position, seen_from, context, scale,
+        block_stride, peak, total, acc, True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
     )  # fmt: skip
     target = out + ((token * KV_HEADS * GROUP + head) * D)[:, None] + dim[None, :]
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
@@ -217,11 +236,14 @@ def _prefill_kernel(
 
 @triton.jit
 def _attend(
-    queries, k_head, v_head, table, begin, end, position, context, scale, block_stride, peak, total, acc,
-    MASKED: tl.constexpr, TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    queries, k_head, v_head, table, begin, end, position, seen_from, context, scale,
+    block_stride, peak, total, acc, MASKED: tl.constexpr, TOKEN_STRIDE: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Take tiles begin .. end of the keys into account; with MASKED, each query the keys up to its own only."""
+    """Take tiles begin .. end of the keys into account; with MASKED, each query the keys of its window only.
+
+    Keys before `seen_from` are not read: no query of the block sees them.
+    """
     place = tl.arange(0, BLOCK_N)
     block = blocks_of(table, begin * BLOCK_N + place, context, BLOCK_SIZE)
     for tile in tl.range(begin, end, num_stages=STAGES):
@@ -229,10 +251,14 @@ def _attend(
         offset = block.to(tl.int64) * block_stride + key % BLOCK_SIZE * TOKEN_STRIDE
         block = blocks_of(table, key + BLOCK_N, context, BLOCK_SIZE)
         inside = (key < context) | (not MASKED)
+        if MASKED and WINDOW > 0:
+            inside = inside & (key >= seen_from)
         k = load_tokens(k_head, offset, inside, D, D_PAD)
         score = tl.dot(queries, tl.trans(k), input_precision="ieee")
         if MASKED:
             score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
+            if WINDOW > 0:
+                score = tl.where(key[None, :] > position[:, None] - WINDOW, score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1) * scale)
         weight = tl.exp2(score * scale - higher[:, None])
         fade = tl.exp2(peak - higher)

@@ -57,11 +57,17 @@ class Case:
     """The same batches through both backends, each with a KV store of its own."""
 
     def __init__(
-        self, transform: HeadTransform, block_size: int, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        transform: HeadTransform,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        windows: tuple[int | None, ...] = (None,) * LAYERS,
     ) -> None:
         # In bfloat16 the torch backend rounds after each of norm, weight and rotation, the kernels only once.
         self.roundings = 4 if dtype == torch.bfloat16 else 1
         spec = transform.spec
+        self.transforms = [replace(transform, spec=replace(spec, window=window)) for window in windows]
         self.transform, self.block_size, self.device, self.dtype = transform, block_size, device, dtype
         num_blocks = 2048 // block_size + MAX_ROWS
         self.stores = [
@@ -70,7 +76,7 @@ class Case:
         self.stores[0].data.fill_(float("nan"))
         self.stores[1].data.fill_(float("nan"))
         self.blocks = Blocks(num_blocks, block_size)
-        specs = [spec] * LAYERS
+        specs = [transform.spec for transform in self.transforms]
         shape = shape_of(
             *specs, max_rows=MAX_ROWS, max_model_len=MAX_LEN, block_size=block_size, dtype=dtype, device=device
         )
@@ -83,9 +89,9 @@ class Case:
         ours.begin(self.as_captured(batch) if captured else batch, self.stores[0])
         theirs.begin(batch, self.stores[1])
         width = self.transform.spec.qkv_width
-        for layer in range(LAYERS):
+        for layer, transform in enumerate(self.transforms):
             qkv = torch.randn(len(batch.input_ids), width, device=self.device).to(self.dtype)
-            out, expected = (backend.forward(layer, qkv.clone(), self.transform) for backend in self.backends)
+            out, expected = (backend.forward(layer, qkv.clone(), transform) for backend in self.backends)
             assert out.shape == expected.shape
             assert_near(out, expected, self.roundings)
         ours, theirs = (store.data.nan_to_num(123.0) for store in self.stores)
@@ -132,9 +138,10 @@ def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_siz
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_random_batches(captured, device) -> None:
+@pytest.mark.parametrize("windows", [(None, None), (24, 24), (None, 9)])
+def test_random_batches(captured, windows, device) -> None:
     rng = random.Random(0)
-    case = Case(head_transform(4, 2, 16, device, llama=True), 16, device)
+    case = Case(head_transform(4, 2, 16, device, llama=True), 16, device, windows=windows)
     lengths = [0] * 6
     tables = [case.table(200) for _ in lengths]
     for _ in range(4):

@@ -34,10 +34,15 @@ def config_of(form: int, *, tile: int = TILE, least_tiles: int = 1) -> DecodeCon
     return DecodeConfig(form, tile, 4, 2, 1, least_tiles)
 
 
-def workspace_of(case: PagedCase, config: DecodeConfig, shares: int, max_rows: int = 20) -> DecodeWorkspace:
+def workspace_of(
+    case: PagedCase, config: DecodeConfig, shares: int, max_rows: int = 20, window: int = 0
+) -> DecodeWorkspace:
     heads, head_dim = case.q.shape[1:]
     kv_heads = case.k_cache.shape[2]
-    return DecodeWorkspace.allocate(config, max_rows, heads, kv_heads, head_dim, shares * kv_heads, case.q.device)
+    processors = shares * kv_heads
+    return DecodeWorkspace.allocate(
+        config, max_rows, heads, kv_heads, head_dim, processors, case.q.device, window=window
+    )
 
 
 def attend(case: PagedCase, workspace: DecodeWorkspace, num_rows: int | None = None) -> torch.Tensor:
@@ -56,9 +61,9 @@ def attend(case: PagedCase, workspace: DecodeWorkspace, num_rows: int | None = N
     return case.out
 
 
-def reference(case: PagedCase) -> torch.Tensor:
+def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
     return decode_attention_reference(
-        case.q, case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len, case.scale
+        case.q, case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len, case.scale, window
     )
 
 
@@ -132,6 +137,41 @@ def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=float("inf"))
     assert_near(attend(case, workspace_of(case, config_of(MATRIX), 2)), reference(case))
+
+
+@pytest.mark.parametrize("form", [ELEMENTWISE, MATRIX])
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 40, 1000])
+@pytest.mark.parametrize("block_size", [1, 16, 32])
+def test_windows(form, window, block_size, device) -> None:
+    """Contexts shorter than the window, as long and longer; windows that begin within, before and on a tile."""
+    heads = 2 if form == ELEMENTWISE else 4
+    contexts = tuple(sorted({1, 2, 16, 17, 64, 90, window, window + 1, window + 16} - {1000, 1001, 1016}))
+    case = paged_case(decodes(contexts), heads, 2, 16, block_size, torch.float32, device)
+    for shares in (1, 3, 7):
+        case.out.fill_(float("nan"))
+        workspace = workspace_of(case, config_of(form), shares, window=window)
+        assert_near(attend(case, workspace), reference(case, window))
+        assert not workspace.arrived.any()
+
+
+@pytest.mark.parametrize("form", [ELEMENTWISE, MATRIX])
+def test_what_lies_before_a_window_is_not_read(form, device) -> None:
+    case = paged_case(decodes((70, 33, 40)), 2, 2, 16, 4, torch.float32, device)
+    expected = reference(case, 10)
+    for row, context in enumerate(case.context_len.tolist()):
+        hidden = case.tables[case.table_rows[row], : (context - 10) // 4]
+        case.k_cache[hidden.long()] = float("nan")
+        case.v_cache[hidden.long()] = float("nan")
+        hidden.fill_(-(10**6))
+    assert_near(attend(case, workspace_of(case, config_of(form), 2, window=10)), expected)
+
+
+def test_a_windows_plan_has_only_its_tiles(device) -> None:
+    contexts = (200, 10, 16, 17, 33)
+    case = paged_case(decodes(contexts), 2, 2, 16, 16, torch.float32, device)
+    workspace = workspace_of(case, config_of(ELEMENTWISE), 1, window=16)
+    plan_decode(case.context_len, len(contexts), workspace)
+    assert workspace.work.tolist() == [[0, 0, 2 + 1 + 1 + 2 + 2, 5]]
 
 
 @pytest.mark.parametrize("least_tiles", [1, 3])

@@ -36,7 +36,7 @@ def block_map(case: PagedCase, config: PrefillConfig, first_row: int = 0) -> np.
     return map_blocks(first_row, counts, case.context_len.tolist()[first_row:], queries_per_block(config, group))
 
 
-def attend(case: PagedCase, config: PrefillConfig, blocks: np.ndarray) -> torch.Tensor:
+def attend(case: PagedCase, config: PrefillConfig, blocks: np.ndarray, window: int = 0) -> torch.Tensor:
     prefill_attention(
         case.q,
         case.k_cache,
@@ -49,11 +49,12 @@ def attend(case: PagedCase, config: PrefillConfig, blocks: np.ndarray) -> torch.
         torch.from_numpy(blocks).to(case.q.device),
         case.scale,
         config,
+        window,
     )
     return case.out
 
 
-def reference(case: PagedCase) -> torch.Tensor:
+def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
     return prefill_attention_reference(
         case.q,
         case.k_cache,
@@ -63,6 +64,7 @@ def reference(case: PagedCase) -> torch.Tensor:
         case.query_start,
         case.context_len,
         case.scale,
+        window,
     )
 
 
@@ -89,6 +91,27 @@ def test_every_kind_of_tile(block_m, block_n, device) -> None:
     config = PrefillConfig(block_m, block_n, 4, 2)
     case = paged_case(ROWS, 4, 2, 16, 16, torch.float16, device)
     assert_near(attend(case, config, block_map(case, config)), reference(case))
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 17, 33, 60])
+@pytest.mark.parametrize(("block_m", "block_n", "block_size"), [(16, 16, 16), (64, 16, 1), (16, 64, 32)])
+def test_windows(window, block_m, block_n, block_size, device) -> None:
+    """Windows narrower and wider than tiles, chunks that begin before, in and behind the first window."""
+    config = PrefillConfig(block_m, block_n, 4, 2)
+    case = paged_case([*ROWS[:7], (70, 40)], 4, 2, 16, block_size, torch.float32, device)
+    assert_near(attend(case, config, block_map(case, config), window), reference(case, window))
+
+
+def test_what_lies_before_a_window_is_not_read(device) -> None:
+    case = paged_case([(70, 18), (33, 5), (0, 40)], 2, 1, 16, 4, torch.float32, device)
+    expected = reference(case, 10)
+    starts = [70, 33, 0]
+    for row, start in enumerate(starts):
+        hidden = case.tables[case.table_rows[row], : max(0, start - 10 + 1) // 4]
+        case.k_cache[hidden.long()] = float("nan")
+        case.v_cache[hidden.long()] = float("nan")
+        hidden.fill_(-(10**6))
+    assert_near(attend(case, SMALL, block_map(case, SMALL), 10), expected)
 
 
 def test_random_chunks(device) -> None:
