@@ -64,9 +64,10 @@ RESERVED = {
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
 }
-# These see the engine from outside: its interface, its clients, what starts it, and how messages are framed.
+# These see the engine from outside: its interface, its clients, what is done to requests before it gets them, what
+# starts it, and how messages are framed.
 OUTSIDE = {"server", "bench", "commands", "__init__"}
-OUTSIDE_SEES = tuple(f"roseinfer.engine.{module}" for module in ("api", "client", "frames", "llm", "start"))
+OUTSIDE_SEES = tuple(f"roseinfer.engine.{module}" for module in ("api", "client", "frames", "llm", "prepare", "start"))
 # The command line would otherwise load torch only to print its help.
 LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner")
 

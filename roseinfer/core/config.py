@@ -171,7 +171,7 @@ class ServerConfig:
     max_prompts: int = option(1024, "prompts of one completion request")
     max_choices: int = option(128, "largest n")
     max_logprobs: int = option(20, "largest logprobs and top_logprobs; -1 = no limit")
-    max_stop_strings: int = option(4, "stop strings of one request")
+    max_stop_strings: int = option(64, "stop strings of one request")
     sse_keep_alive_interval: float = option(15.0, "seconds between comments on an idle stream; 0 = none")
     shutdown_timeout: float = option(30.0, "seconds in which running requests may finish after SIGTERM")
     stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")

@@ -39,5 +39,7 @@ async def plan(call: Call, body: dict[str, Any]) -> Job:
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
         kwargs=request.chat_template_kwargs or {},
+        keep_last=draft.keep_last,
     )
+    await draft.spell_out()
     return draft.job(Kind.CHAT, [Encoded(ids)])

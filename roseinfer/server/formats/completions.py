@@ -34,5 +34,7 @@ async def plan(call: Call, body: dict[str, Any]) -> Job:
     asked = completion_logprobs(request, call.limits)
     draft = Draft(call, request, completion_max_tokens(request), asked, len(prompts))
     echo = bool(request.echo)
-    encoded = await call.backend.prompts.completion(prompts, given(request.add_special_tokens, True), echo)
+    special = given(request.add_special_tokens, True)
+    encoded = await call.backend.prompts.completion(prompts, special, echo, draft.keep_last)
+    await draft.spell_out()
     return draft.job(Kind.COMPLETION, encoded, echo)

@@ -1,11 +1,13 @@
 """From a parsed request to a `Job`: the part that completions and chat completions share."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
+from roseinfer.core.request import kept_prompt_tokens
 from roseinfer.server.formats.prompts import Encoded
 from roseinfer.server.formats.refused import check_extras
-from roseinfer.server.formats.sampling import LogprobsAsked, fit, sampling_params
+from roseinfer.server.formats.sampling import LogprobsAsked, fit, sampling_params, spelled_out
 from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions, unknown_fields
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.inference import Call
@@ -35,6 +37,21 @@ class Draft:
         self.stream = self._stream_choices()
         self.salt = _checked_salt(request.cache_salt)
         self.params = sampling_params(request, max_tokens, asked, call.backend.info, call.limits)
+
+        self.keep_last = self._kept_of_prompts(max_tokens)
+
+    async def spell_out(self) -> None:
+        """Turns `bad_words` into token ids, away from the event loop. Raises `InvalidRequestError`, `ApiError` 400."""
+        if self.params.bad_words:
+            service, tokenizer = self.call.service, self.call.backend.tokenizer
+            self.params = await service.offload.run(spelled_out, self.params, tokenizer, self.call.limits)
+
+    def _kept_of_prompts(self, max_tokens: int | None) -> int | None:
+        """How many of each prompt's last tokens are used, None = all; the engine need not know of it any more."""
+        truncate, self.params = self.params.truncate_prompt_tokens, replace(self.params, truncate_prompt_tokens=None)
+        context = self.call.backend.info.max_model_len
+        # The rest of the context is what is left, but it cannot be nothing.
+        return kept_prompt_tokens(truncate, 1 if max_tokens is None else max_tokens, context)
 
     def job(self, kind: Kind, encoded: list[Encoded], echo: bool = False) -> Job:
         """Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too much."""

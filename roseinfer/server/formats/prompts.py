@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from roseinfer.core.errors import RequestTooLongError
+from roseinfer.core.request import context_error
 from roseinfer.server.formats.schemas import ChatMessage
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.offload import Offload
@@ -15,7 +15,9 @@ PLAUSIBLE_CHARS_PER_TOKEN = 16
 # Message fields that mean something and that the server cannot honour.
 _REFUSED_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "audio")
 # Tool calling is not available; the other one is a field of its own.
-_NO_TEMPLATE_KWARGS = frozenset({"tools", "add_special_tokens"})
+_NO_TEMPLATE_KWARGS = frozenset({"tools", "add_special_tokens", "keep_last"})
+# Arguments of `ChatTemplate.encode` that `render` does not have.
+_OF_ENCODING = ("add_special_tokens", "keep_last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,22 @@ class PromptEncoder:
         self._max_token_bytes: int | None = None
 
     async def completion(
-        self, prompts: list[str] | list[list[int]], add_special_tokens: bool, with_text: bool
+        self,
+        prompts: list[str] | list[list[int]],
+        add_special_tokens: bool,
+        with_text: bool,
+        keep_last: int | None = None,
     ) -> list[Encoded]:
-        """One entry per prompt; `with_text` fills in their texts. Raises `InvalidRequestError` or `ApiError` 400."""
+        """One entry per prompt, of a longer one its last `keep_last` tokens; `with_text` fills in their texts.
+
+        Raises `InvalidRequestError` or `ApiError` 400.
+        """
         for entry in prompts:
             if not isinstance(entry, str):
                 self.check_ids(entry, "prompt")
         if not with_text and not isinstance(prompts[0], str):
-            return [Encoded(entry) for entry in prompts if not isinstance(entry, str)]
-        return await self._offload.run(self._encode_all, prompts, add_special_tokens)
+            return [Encoded(_end(entry, keep_last)) for entry in prompts if not isinstance(entry, str)]
+        return await self._offload.run(self._encode_all, prompts, add_special_tokens, keep_last)
 
     async def text(self, text: str, add_special_tokens: bool) -> list[int]:
         return await self._offload.run(self.tokenizer.encode, text, add_special_tokens)
@@ -57,6 +66,7 @@ class PromptEncoder:
         continue_final_message: bool,
         add_special_tokens: bool,
         kwargs: dict[str, Any],
+        keep_last: int | None = None,
     ) -> list[int]:
         if self._template is None:
             raise bad_request("The model has no chat template; use /v1/completions", "messages", "no_chat_template")
@@ -68,8 +78,10 @@ class PromptEncoder:
         options = kwargs | {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
+            "add_special_tokens": add_special_tokens,
+            "keep_last": keep_last,
         }
-        return await self._offload.run(self._encode_chat, self._template, messages, options, add_special_tokens)
+        return await self._offload.run(self._encode_chat, self._template, messages, options)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         if not ids:
@@ -80,25 +92,32 @@ class PromptEncoder:
             message = f"{param}: token id {wrong} is not within the vocabulary of {self._vocab_size}"
             raise bad_request(message, param)
 
-    def _encode_all(self, prompts: list[str] | list[list[int]], add_special_tokens: bool) -> list[Encoded]:
-        return [self._encode(prompt, add_special_tokens) for prompt in prompts]
+    def _encode_all(
+        self, prompts: list[str] | list[list[int]], add_special_tokens: bool, keep_last: int | None
+    ) -> list[Encoded]:
+        return [self._encode(prompt, add_special_tokens, keep_last) for prompt in prompts]
 
-    def _encode(self, prompt: str | list[int], add_special_tokens: bool) -> Encoded:
+    def _encode(self, prompt: str | list[int], add_special_tokens: bool, keep_last: int | None) -> Encoded:
         if not isinstance(prompt, str):
-            return Encoded(prompt, self.tokenizer.decode(prompt))
-        self._check_length(prompt)
-        ids = self.tokenizer.encode(prompt, add_special_tokens)
+            ids = _end(prompt, keep_last)
+            return Encoded(ids, self.tokenizer.decode(ids))
+        if keep_last is None:
+            self._check_length(prompt)
+        ids = self.tokenizer.encode(prompt, add_special_tokens, keep_last)
         if not ids:
             raise bad_request("prompt must not be empty", "prompt")
-        return Encoded(ids, prompt)
+        was_cut = len(ids) == keep_last
+        return Encoded(ids, self.tokenizer.decode(ids) if was_cut else prompt)
 
     def _encode_chat(
-        self, template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any], special: bool
+        self, template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any]
     ) -> list[int]:
-        if sum(map(_chars, messages)) > PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
+        limit = PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len
+        if options["keep_last"] is None and sum(map(_chars, messages)) > limit:
             # The template decides how much of the messages there will be.
-            self._check_length(template.render(messages, **options), "messages")
-        return template.encode(messages, add_special_tokens=special, **options)
+            rendering = {name: value for name, value in options.items() if name not in _OF_ENCODING}
+            self._check_length(template.render(messages, **rendering), "messages")
+        return template.encode(messages, **options)
 
     def _check_length(self, text: str, param: str = "prompt") -> None:
         """Refuses text that no tokenisation could fit into the context, before it costs a tokenisation."""
@@ -108,8 +127,12 @@ class PromptEncoder:
             tokens = range(self.tokenizer.vocab_size)
             self._max_token_bytes = max(len(self.tokenizer.token_bytes(token)) for token in tokens)
         if len(text.encode(errors="replace")) > self._max_token_bytes * self._max_model_len:
-            message = f"The prompt has {len(text)} characters, more than {self._max_model_len} tokens can hold"
-            raise RequestTooLongError(message, param)
+            but = f"the prompt has {len(text)} characters, more than so many tokens can hold"
+            raise context_error(self._max_model_len, but, param)
+
+
+def _end(ids: list[int], keep_last: int | None) -> list[int]:
+    return ids if keep_last is None else ids[-keep_last:]
 
 
 def _chars(message: dict[str, Any]) -> int:

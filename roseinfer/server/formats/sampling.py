@@ -3,12 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roseinfer.core.errors import RequestTooLongError
+from roseinfer.core.request import context_error
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo
+from roseinfer.engine.prepare import spell_out
 from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.limits import Limits
+from roseinfer.text.tokenizer import Tokenizer
 
 # An unset one of these takes the model's generation_config value first.
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -73,8 +75,9 @@ def sampling_params(
     Raises `InvalidRequestError` or `ApiError` 400 naming the field.
     """
     if max_tokens is not None and max_tokens > info.max_model_len:
-        message = f"max_tokens is {max_tokens}, above the context of {info.max_model_len} tokens"
-        raise bad_request(message, "max_tokens")
+        newer = getattr(request, "max_completion_tokens", None) is not None
+        name = "max_completion_tokens" if newer else "max_tokens"
+        raise context_error(info.max_model_len, f"{name} is {max_tokens}", name)
     fields: dict[str, Any] = {
         "max_tokens": info.max_model_len if max_tokens is None else max_tokens,
         "logprobs": asked.output,
@@ -82,6 +85,9 @@ def sampling_params(
         "stop": _stop_strings(request.stop, limits),
         "stop_token_ids": _stop_token_ids(request.stop_token_ids, info, limits),
         "logit_bias": _logit_bias(request.logit_bias, info, limits),
+        "bad_words": _bad_words(request.bad_words, limits),
+        "allowed_token_ids": _allowed_token_ids(request.allowed_token_ids, info, limits),
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
     }
     fields |= _given(request, _PLAIN, {})
     fields |= _given(request, _MODEL_DEFAULTS, info.default_sampling)
@@ -97,8 +103,8 @@ def fit(params: SamplingParams, prompt_len: int, max_model_len: int, param: str 
     """
     room = max_model_len - prompt_len
     if room < min(1, params.max_tokens):
-        message = f"The prompt has {prompt_len} tokens, which leaves no room in the context of {max_model_len}"
-        raise RequestTooLongError(message, param)
+        but = f"the prompt has {prompt_len} tokens, which leaves no room for an output"
+        raise context_error(max_model_len, but, param)
     if params.max_tokens <= room:
         return params
     return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
@@ -161,6 +167,36 @@ def _logit_bias(bias: dict[str, float] | None, info: EngineInfo, limits: Limits)
         _check_token(int(key), "logit_bias", info)
         pairs.append((int(key), value))
     return tuple(pairs)
+
+
+def _bad_words(words: list[str] | None, limits: Limits) -> tuple[str, ...]:
+    words = words or []
+    if len(words) > limits.max_bad_words:
+        raise bad_request(
+            f"bad_words holds {len(words)} words, at most {limits.max_bad_words} are allowed", "bad_words"
+        )
+    if sum(map(len, words)) > limits.max_bad_words_chars:
+        raise bad_request(f"bad_words holds more than {limits.max_bad_words_chars} characters", "bad_words")
+    return tuple(words)
+
+
+def spelled_out(params: SamplingParams, tokenizer: Tokenizer, limits: Limits) -> SamplingParams:
+    """`bad_words` as token ids; not for the event loop. Raises `InvalidRequestError` or `ApiError` 400."""
+    params = spell_out(params, tokenizer)
+    if sum(map(len, params.bad_token_ids)) > limits.max_bad_words_tokens:
+        raise bad_request(f"bad_words holds more than {limits.max_bad_words_tokens} tokens", "bad_words")
+    return params
+
+
+def _allowed_token_ids(ids: list[int] | None, info: EngineInfo, limits: Limits) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    if len(ids) > limits.max_allowed_token_ids:
+        message = f"allowed_token_ids holds more than {limits.max_allowed_token_ids} entries"
+        raise bad_request(message, "allowed_token_ids")
+    for token in ids:
+        _check_token(token, "allowed_token_ids", info)
+    return tuple(ids)
 
 
 def _check_token(token: int, name: str, info: EngineInfo) -> None:

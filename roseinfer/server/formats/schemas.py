@@ -74,6 +74,13 @@ class GenerationRequest(ModelField):
     ignore_eos: bool | None = Field(None, description="go on after end-of-text tokens; default false")
     prompt_logprobs: int | None = Field(None, description="alternatives per prompt token; not with stream")
     logit_bias: Biases | None = Field(None, description="token id -> -100 to 100")
+    bad_words: Strings | None = Field(None, description="words that the output will not hold, as tokenized")
+    allowed_token_ids: TokenIds | None = Field(
+        None, description="no other tokens are sampled; default: all are allowed"
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, description="use the prompt's last so many tokens; -1 = as many as leave room for max_tokens"
+    )
     stream: bool | None = Field(None, description="answer as server-sent events")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
     stream_interval: int | None = Field(None, description="tokens per chunk, at least; default 1")

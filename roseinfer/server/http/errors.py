@@ -10,6 +10,7 @@ from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
     InvalidRequestError,
+    OutputTextError,
     RequestFailedError,
     RoseinferError,
 )
@@ -170,6 +171,9 @@ def as_api_error(error: Exception) -> ApiError:
         return engine_failed()
     if isinstance(error, EngineClosedError):
         return unavailable("draining", "The server is shutting down", 5.0)
+    if isinstance(error, OutputTextError):
+        message = "The tokens of the output could not be turned into text"
+        return ApiError(500, message, type="server_error", code="output_not_text", should_retry=False)
     if isinstance(error, RequestFailedError):
         message = "The engine could not complete this request"
         return ApiError(500, message, type="server_error", code="request_failed")

@@ -9,7 +9,8 @@ from roseinfer.core.config import ServerConfig
 class Limits:
     """Sizes in bytes, characters or entries; times in seconds. `max_logprobs` -1 = no limit.
 
-    `max_total_tokens` bounds n x (prompt + max_tokens), summed over the prompts of a request.
+    `max_total_tokens` bounds n x (prompt + max_tokens), summed over the prompts of a request. `max_bad_words_chars` and
+    `max_bad_words_tokens` bound all words together; each counts as often as it is spelled.
     """
 
     max_body_bytes: int
@@ -20,6 +21,10 @@ class Limits:
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 1024
+    max_bad_words: int = 128
+    max_bad_words_chars: int = 8192
+    max_bad_words_tokens: int = 2048
+    max_allowed_token_ids: int = 16384
     max_total_tokens: int = 2**23
     max_warnings: int = 32
     max_header_count: int = 256

@@ -32,9 +32,18 @@ def error(server: LiveServer, path: str = "/v1/completions", **fields: Any) -> d
         ("guided_decoding_backend", "x"), ("guided_whitespace_pattern", " "), ("structured_outputs", {"regex": "a"}),
         ("response_format", {"type": "json_object"}), ("response_format", {"type": "text", "x": 1}),
         ("response_format", "json"), ("tools", [TOOL]), ("tools", []), ("tool_choice", "auto"),
-        ("tool_choice", {"type": "function"}), ("functions", []), ("function_call", "auto"), ("bad_words", ["a"]),
-        ("allowed_token_ids", [1]), ("best_of", 2), ("best_of", "1"), ("use_beam_search", True),
-        ("use_beam_search", 1), ("suffix", "x"), ("truncate_prompt_tokens", 5), ("prompt_embeds", "AAAA"),
+        ("tool_choice", {"type": "function"}), ("functions", []), ("function_call", "auto"),
+        ("best_of", 2), ("best_of", "1"), ("use_beam_search", True),
+        ("use_beam_search", 1), ("length_penalty", 0.5), ("early_stopping", True), ("suffix", "x"),
+        ("prompt_embeds", "AAAA"), ("truncation_side", "right"), ("repetition_detection", {"max_pattern_size": 4}),
+        ("return_prompt_text", True), ("reasoning_effort", "low"), ("reasoning_effort", "none"),
+        ("thinking_token_budget", 100), ("include_reasoning", False), ("documents", [{"text": "x"}]),
+        ("logprob_token_ids", [1]), ("watermarking", True), ("kv_transfer_params", {"do_remote_prefill": True}),
+        ("ec_transfer_params", {"a": 1}), ("vllm_xargs", {"a": 1}), ("logits_processors", ["x"]),
+        ("return_routed_experts", True), ("verbosity", "low"), ("moderation", {"model": "x"}),
+        ("regex", "a+"), ("json_schema", "{}"), ("ebnf", "x"), ("grammar", "x"), ("stop_regex", "a"),
+        ("lora_path", "x"), ("custom_logit_processor", "x"), ("custom_params", {"a": 1}),
+        ("return_hidden_states", True), ("typical_p", 0.5), ("guided_unheard_of", 1),
         ("chat_template", "{{ x }}"),
         ("modalities", ["audio"]), ("audio", {"voice": "x"}), ("mm_processor_kwargs", {"a": 1}),
         ("media_io_kwargs", {"a": 1}), ("web_search_options", {}),
@@ -54,7 +63,12 @@ def test_guided_fields_name_their_successor(server: LiveServer) -> None:
     "fields",
     [
         {"response_format": {"type": "text"}}, {"tool_choice": "none"}, {"parallel_tool_calls": True},
-        {"bad_words": []}, {"best_of": 1}, {"best_of": 2, "n": 2}, {"use_beam_search": False}, {"priority": 0},
+        {"bad_words": []}, {"suffix": ""}, {"length_penalty": 1}, {"length_penalty": 1.0}, {"early_stopping": False},
+        {"truncation_side": "left"}, {"return_prompt_text": False}, {"documents": []}, {"include_reasoning": True},
+        {"thinking_token_budget": -1}, {"logprob_token_ids": []}, {"watermarking": False}, {"vllm_xargs": {}},
+        {"kv_transfer_params": {}}, {"verbosity": "medium"}, {"typical_p": 1.0}, {"repetition_detection": {}},
+        {"allowed_token_ids": None, "truncate_prompt_tokens": None}, {"reasoning_effort": None},
+        {"best_of": 1}, {"best_of": 2, "n": 2}, {"use_beam_search": False}, {"priority": 0},
         {"modalities": ["text"]}, {"mm_processor_kwargs": {}}, {"user": "me"}, {"tools": None},
     ],
 )  # fmt: skip
@@ -81,11 +95,21 @@ def test_unknown_fields_are_named(server: LiveServer) -> None:
         ({"seed": 2**63}, "seed"), ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": True}, "n"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 65}, "max_tokens"),
         ({"min_tokens": 17}, "min_tokens"), ({"min_tokens": -1}, "min_tokens"),
-        ({"stop": ["a"] * 5}, "stop"), ({"stop": ""}, "stop"), ({"stop": "x" * 1025}, "stop"), ({"stop": 3}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"), ({"stop": ""}, "stop"), ({"stop": "x" * 1025}, "stop"), ({"stop": 3}, "stop"),
         ({"stop_token_ids": [400]}, "stop_token_ids"), ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
         ({"logit_bias": {"400": 1}}, "logit_bias"), ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"), ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"bad_words": [""]}, "bad_words"), ({"bad_words": "x"}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"bad_words": ["x" * 8193]}, "bad_words"), ({"bad_words": ["abcdefgh " * 300]}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"), ({"allowed_token_ids": [400]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"), ({"allowed_token_ids": ["1"]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1] * 16385}, "allowed_token_ids"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 65}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens"),
         ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": True}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stream_interval": 0}, "stream_interval"),
@@ -111,7 +135,7 @@ def test_out_of_range(server: LiveServer, fields: dict[str, Any], param: str | N
     [
         ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"messages": "hi"}, "messages"), ({"max_tokens": 65}, "max_tokens"),
+        ({"messages": "hi"}, "messages"), ({"max_tokens": 65}, "max_tokens"), ({"echo": True}, "echo"),
     ],
 )  # fmt: skip
 def test_chat_out_of_range(server: LiveServer, fields: dict[str, Any], param: str) -> None:
@@ -131,6 +155,76 @@ def test_prompt_and_output_beyond_the_context_are_clamped(server: LiveServer) ->
 def test_prompt_beyond_the_context(server: LiveServer, length: int) -> None:
     found = error(server, prompt=[5] * length, max_tokens=1)
     assert found["code"] == "context_length_exceeded" and found["param"] == "prompt"
+    assert found["message"].startswith(CONTEXT) and f"the prompt has {length} tokens" in found["message"]
+
+
+# What LiteLLM (in any case of letters) and others look for in order to fall back to another model.
+CONTEXT = "This model's maximum context length is 64 tokens. However, "
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "hello world " * 40}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 100_000}, "prompt"),
+        ("/v1/completions", {"max_tokens": 65}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 64}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
+        ("/v1/chat/completions", {"max_tokens": 65}, "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": 1000}, "max_completion_tokens"),
+    ],
+)
+def test_what_exceeds_the_context_is_said_in_the_words_that_clients_know(
+    server: LiveServer, path: str, fields: dict[str, Any], param: str
+) -> None:
+    found = error(server, path, **fields)
+    assert found["message"].startswith(CONTEXT)
+    assert (found["code"], found["param"]) == ("context_length_exceeded", param)
+
+
+def test_truncated_prompts(server: LiveServer) -> None:
+    """The last tokens, behind what the tokenizer itself puts before a text."""
+    whole = server.tokenizer.encode("hello the world " * 40)
+    for body, expected in (
+        ({"prompt": "hello the world " * 40, "truncate_prompt_tokens": 5}, [[whole[0], *whole[-4:]]]),
+        ({"prompt": [whole, [7]], "truncate_prompt_tokens": 5}, [whole[-5:], [7]]),
+        ({"prompt": whole, "truncate_prompt_tokens": -1, "max_tokens": 10}, [whole[-54:]]),
+        ({"prompt": "x" * 100_000, "truncate_prompt_tokens": 3}, None),
+    ):
+        server.engine.requests.clear()
+        answer = server.post("/v1/completions", body)
+        assert answer.status_code == 200, answer.text
+        sent = server.engine.requests
+        assert answer.json()["usage"]["prompt_tokens"] == sum(len(request.prompt_ids) for request in sent)
+        assert all(request.params.truncate_prompt_tokens is None for request in sent)
+        if expected is not None:
+            assert [request.prompt_ids for request in sent] == expected
+    assert len(server.engine.requests[0].prompt_ids) == 3
+    server.engine.requests.clear()
+    chat = {"messages": [{"role": "user", "content": "hello " * 100}]}
+    assert server.post("/v1/chat/completions", chat | {"truncate_prompt_tokens": 20}).status_code == 200
+    assert server.post("/v1/chat/completions", chat | {"truncate_prompt_tokens": -1}).status_code == 200
+    cut, fitted = server.engine.requests
+    assert len(cut.prompt_ids) == 20 and cut.prompt_ids == fitted.prompt_ids[-20:]
+    assert (len(fitted.prompt_ids), fitted.params.max_tokens) == (63, 1)
+
+
+def test_an_echoed_prompt_is_the_truncated_one(server: LiveServer) -> None:
+    body = {"prompt": "hello the world " * 40, "truncate_prompt_tokens": 4, "echo": True, "max_tokens": 1}
+    text = server.post("/v1/completions", body | {"logprobs": 0}).json()["choices"][0]["text"]
+    (request,) = server.engine.requests
+    assert text.startswith(server.tokenizer.decode(request.prompt_ids)) and len(text) < 40
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_restricts_the_vocabulary_reaches_the_engine(server: LiveServer, path: str) -> None:
+    body = BODIES[path] | {"bad_words": ["world", "x"], "allowed_token_ids": [3, 399], "n": 2}
+    assert server.post(path, body).status_code == 200
+    (request,) = server.engine.requests
+    assert request.params.allowed_token_ids == (3, 399)
+    spellings = [*server.tokenizer.spellings("world"), *server.tokenizer.spellings("x")]
+    assert request.params.bad_token_ids == tuple(spellings) and request.params.bad_words == ()
+    assert request.n == 2
 
 
 def test_a_full_context_can_be_scored(server: LiveServer) -> None:
@@ -154,6 +248,11 @@ def test_the_models_own_defaults_come_first(server: LiveServer) -> None:
         defaults.clear()
     params = server.engine.requests[0].params
     assert (params.temperature, params.top_k, params.top_p) == (0.6, 0, 0.95)
+
+
+def test_chat_echoes_nothing_when_told_not_to(server: LiveServer) -> None:
+    answer = server.post("/v1/chat/completions", BODIES["/v1/chat/completions"] | {"echo": False})
+    assert answer.status_code == 200 and "warnings" not in answer.json()
 
 
 def test_unknown_model(server: LiveServer) -> None:

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from roseinfer.core.errors import EngineDeadError, RequestFailedError, RequestTooLongError
+from roseinfer.core.errors import EngineDeadError, OutputTextError, RequestFailedError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
@@ -150,7 +150,11 @@ def test_async_client(server: LiveServer) -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(EngineDeadError("/secret"), "engine_dead"), (RequestFailedError("/secret"), "request_failed")],
+    [
+        (EngineDeadError("/secret"), "engine_dead"),
+        (RequestFailedError("/secret"), "request_failed"),
+        (OutputTextError(LookupError("/secret")), "output_not_text"),
+    ],
 )
 def test_failure_after_tokens_is_an_error_event_and_a_cut(server: LiveServer, error: Exception, code: str) -> None:
     script = server.engine.default_script
