@@ -15,6 +15,7 @@ from time import perf_counter
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.events import Event
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -83,8 +84,10 @@ def main() -> None:
     def add() -> None:
         nonlocal added
         output = max(2, round(rng.lognormvariate(5.8, 0.5)))
-        new = Add(str(added), [1] * rng.randrange(50, 150), SamplingParams(max_tokens=4000), arrival_s=clock.now())
-        new.slo, new.predicted_len = Slo(1e6 + added, TPOT_S), max(8, output + round(rng.gauss(0, 100)))
+        prompt_ids = [1] * rng.randrange(50, 150)
+        guess = max(8, output + round(rng.gauss(0, 100)))
+        meta = RequestMeta(arrival_s=clock.now(), slo=Slo(1e6 + added, TPOT_S), predicted_len=guess)
+        new = Add(str(added), prompt_ids, SamplingParams(max_tokens=4000), meta=meta)
         core.add(new)
         runner.expect(sequence_id(str(added), 0), len(new.prompt_ids), output)
         added += 1

@@ -11,6 +11,7 @@ from itertools import pairwise
 from roseinfer.bench.config import StreamingConfig, parse_repeats
 from roseinfer.core.errors import ConfigError, TooManyInflightError
 from roseinfer.core.outputs import RequestTimes
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest, RequestStream, SequenceChunk
 from roseinfer.text.tokenizer import Tokenizer
@@ -170,7 +171,7 @@ class StreamingRun:
             request_id=f"{self._name}/{i}",
             prompt_ids=prompt_ids,
             params=self._load.params,
-            cache_salt=self._load.cache_salt(self._name, i),
+            meta=RequestMeta(cache_salt=self._load.cache_salt(self._name, i)),
         )
         before = time.perf_counter()
         stream = self._engine.generate(request)

@@ -1,5 +1,6 @@
-"""A request as the scheduler knows it."""
+"""A request: what it brings with it, and what the scheduler knows of it."""
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
@@ -37,6 +38,29 @@ def kept_prompt_tokens(truncate: int | None, max_tokens: int, max_model_len: int
     return max(1, max_model_len - max_tokens) if truncate == -1 else truncate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMeta:
+    """What a request brings beside its tokens and the way to sample: made once where it arrives, then carried as it is.
+
+    Times are in seconds on the machine's monotonic clock. `arrival_s`: when it reached us; None = when the engine gets
+    it. `slo`: what it was promised, None or empty = best effort. `deadline_s`: when it ends with `TIMEOUT`, whatever it
+    has; a limit, where an objective is a target. `tenant`: on whose account it runs. `priority`: lower is sooner, for
+    policies that know priorities. `predicted_len`: output tokens, if somebody guessed. `cache_salt`: only requests of
+    one salt share cached prefixes.
+    """
+
+    arrival_s: float | None = None
+    slo: Slo | None = None
+    deadline_s: float | None = None
+    tenant: str = ""
+    priority: int = 0
+    predicted_len: int | None = None
+    cache_salt: str = ""
+
+
+NO_META = RequestMeta()
+
+
 class Status(IntEnum):
     WAITING = 0
     RUNNING = 1
@@ -52,14 +76,12 @@ class Request:
     `len(tokens) + pending - planned` tokens are left to compute, which is the whole state machine: a prompt being
     chunked, a decode and a restart after preemption differ in numbers only.
 
-    `slo`: latency objectives, None for best effort. `deadline_s`: when its time to live ends (engine clock); a limit,
-    where an objective is a target. `tenant`: on whose account it runs. `predicted_len`: output tokens, if somebody
-    guessed.
+    `meta` is what it was sent with. Policies read its fields in every step, so they are attributes here as well; `slo`
+    is then None whenever nothing was promised.
     """
 
     __slots__ = (
         "arrival_s",
-        "cache_salt",
         "cached_tokens",
         "capacity",
         "computed",
@@ -68,6 +90,7 @@ class Request:
         "fork_of",
         "in_flight",
         "max_len",
+        "meta",
         "params",
         "pending",
         "planned",
@@ -93,17 +116,11 @@ class Request:
         request_id: str,
         prompt_ids: list[int],
         params: SamplingParams,
+        meta: RequestMeta = NO_META,
         *,
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
-        cache_salt: str = "",
-        priority: int = 0,
         fork_of: str | None = None,
-        arrival_s: float = 0.0,
-        slo: Slo | None = None,
-        tenant: str = "",
-        deadline_s: float | None = None,
-        predicted_len: int | None = None,
     ) -> None:
         if not prompt_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
@@ -113,14 +130,14 @@ class Request:
         self.params = params
         self.seed = seed
         self.stop_ids = stop_ids
-        self.cache_salt = cache_salt
-        self.priority = priority
         self.fork_of = fork_of
-        self.arrival_s = arrival_s
-        self.slo = None if slo is None or slo.empty else slo
-        self.tenant = tenant
-        self.deadline_s = deadline_s
-        self.predicted_len = predicted_len
+        self.meta = meta
+        self.arrival_s = meta.arrival_s or 0.0
+        self.slo = None if meta.slo is None or meta.slo.empty else meta.slo
+        self.deadline_s = meta.deadline_s
+        self.tenant = meta.tenant
+        self.priority = meta.priority
+        self.predicted_len = meta.predicted_len
         # A request that wants no token still needs the one that ends its prompt's computation; commit drops it.
         self.max_len = self.prompt_len + max(1, params.max_tokens)
         self.status = Status.WAITING

@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Rejection, Slo
+from roseinfer.core.slo import Rejection
 from roseinfer.core.traits import PolicyTraits
 
 
@@ -16,24 +17,15 @@ from roseinfer.core.traits import PolicyTraits
 class GenerateRequest:
     """One prompt, `n` samples of it.
 
-    `arrival_s`: monotonic seconds at which the request reached us (None = now). Sample i draws with seed + i.
-    `stop` strings in `params` are matched on the API side; everything else runs in the engine.
-
-    `slo`: what it was promised, None or empty = best effort. `deadline_s`: monotonic seconds at which it ends with
-    `TIMEOUT`, whatever it has. `tenant`: on whose account it runs. `predicted_len`: output tokens, if somebody guessed.
+    Sample i draws with seed + i. `stop` strings in `params` are matched on the API side; everything else runs in the
+    engine.
     """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
     n: int = 1
-    cache_salt: str = ""
-    priority: int = 0
-    arrival_s: float | None = None
-    slo: Slo | None = None
-    tenant: str = ""
-    deadline_s: float | None = None
-    predicted_len: int | None = None
+    meta: RequestMeta = NO_META
 
 
 @dataclass(slots=True)

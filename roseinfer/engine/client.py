@@ -195,20 +195,11 @@ class AsyncEngine(EngineWatch):
 
     def _send_add(self, request: GenerateRequest, wire_id: str) -> None:
         try:
-            add = Add(
-                wire_id,
-                list(map(operator.index, request.prompt_ids)),
-                request.params,
-                request.n,
-                request.cache_salt,
-                request.priority,
-                self._clock.now() if request.arrival_s is None else request.arrival_s,
-                request.slo,
-                request.tenant,
-                request.deadline_s,
-                request.predicted_len,
-            )
-            self._transport.send(add)
+            meta = request.meta
+            if meta.arrival_s is None:
+                meta = replace(meta, arrival_s=self._clock.now())
+            prompt_ids = list(map(operator.index, request.prompt_ids))
+            self._transport.send(Add(wire_id, prompt_ids, request.params, request.n, meta))
         except (TypeError, OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"the request cannot be sent to the engine: {error}") from error
 

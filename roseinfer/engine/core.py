@@ -9,7 +9,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan
-from roseinfer.core.request import Request
+from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.engine.messages import Add, sequence_id
@@ -67,7 +67,10 @@ class EngineCore:
             ids = ids if isinstance(ids, list | tuple) else tuple(ids)
             if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
                 raise InvalidRequestError(f"a token id is outside the vocabulary of {self._vocab_size}", name)
-        requests = [self._make_request(new, index) for index in range(new.n)]
+        meta = new.meta
+        if meta.arrival_s is None:
+            meta = replace(meta, arrival_s=self._clock.now())
+        requests = [self._make_request(new, index, meta) for index in range(new.n)]
         for queued, request in enumerate(requests):
             try:
                 self.scheduler.add(request)
@@ -76,7 +79,7 @@ class EngineCore:
                     self.scheduler.abort(earlier.request_id, self._clock.now())
                 raise
 
-    def _make_request(self, new: Add, index: int) -> Request:
+    def _make_request(self, new: Add, index: int, meta: RequestMeta) -> Request:
         params = new.params
         if index and params.prompt_logprobs is not None:
             params = replace(params, prompt_logprobs=None)  # sample 0 reports them for all
@@ -90,16 +93,10 @@ class EngineCore:
             sequence_id(new.request_id, index),
             new.prompt_ids,
             params,
+            meta,
             seed=_wrap_int64(seed),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self._eos_ids,
-            cache_salt=new.cache_salt,
-            priority=new.priority,
             fork_of=sequence_id(new.request_id, 0) if index else None,
-            arrival_s=new.arrival_s or self._clock.now(),
-            slo=new.slo,
-            tenant=new.tenant,
-            deadline_s=new.deadline_s,
-            predicted_len=new.predicted_len,
         )
 
     def abort(self, sequence_ids: list[str]) -> None:

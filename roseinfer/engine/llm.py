@@ -20,7 +20,7 @@ from roseinfer.core.errors import (
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.request import kept_prompt_tokens
+from roseinfer.core.request import NO_META, RequestMeta, kept_prompt_tokens
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.api import SequenceChunk
@@ -167,7 +167,7 @@ class LLM:
         """Raises `InvalidRequestError` for what is wrong with the prompt or with what needs the tokenizer."""
         prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params)) if isinstance(prompt, str) else prompt
         ready = prepare(list(prompt_ids), params, self.tokenizer, self.info.max_model_len)
-        return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, slo)
+        return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, RequestMeta(slo=slo))
 
     def _kept(self, params: SamplingParams) -> int | None:
         return kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, self.info.max_model_len)
@@ -193,7 +193,7 @@ class LLM:
         try:
             for job in jobs:
                 request_id = f"llm-{next(self._numbers)}"
-                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n, slo=job.slo))
+                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n, job.meta))
                 for text in job.texts:
                     texts[sequence_id(request_id, text.index)] = (job, text)
         except InvalidRequestError:
@@ -254,9 +254,9 @@ class _Job:
     """One prompt of a call and what has come of it."""
 
     def __init__(
-        self, prompt_ids: list[int], params: SamplingParams, n: int, tokenizer: Tokenizer, slo: Slo | None = None
+        self, prompt_ids: list[int], params: SamplingParams, n: int, tokenizer: Tokenizer, meta: RequestMeta = NO_META
     ) -> None:
-        self.slo = slo
+        self.meta = meta
         self.prompt_ids = prompt_ids
         self.params = params
         self.n = n

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import msgspec
 
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineInfo, StepRecord
 
 
@@ -17,13 +17,7 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     prompt_ids: list[int]
     params: SamplingParams
     n: int = 1
-    cache_salt: str = ""
-    priority: int = 0
-    arrival_s: float = 0.0
-    slo: Slo | None = None
-    tenant: str = ""
-    deadline_s: float | None = None
-    predicted_len: int | None = None
+    meta: RequestMeta = NO_META
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):

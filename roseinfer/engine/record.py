@@ -14,6 +14,7 @@ and outputs are in it: the file is as private as they are.
 
 import logging
 import os
+from dataclasses import fields, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import End, RequestOutput
 from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import PassThrough, Runner
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -37,6 +39,7 @@ FLUSH_EVERY_S = 1.0
 BUFFER_BYTES = 2**20
 # Request, start and count of a row; one is made per row and step.
 _WHAT = itemgetter(0, 2, 3)
+_META = tuple(field.name for field in fields(RequestMeta))
 
 
 class Recorder:
@@ -149,10 +152,11 @@ class RecordingCore(EngineCore):
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:
-        new.arrival_s = new.arrival_s or self._read.now()
+        if new.meta.arrival_s is None:
+            new.meta = replace(new.meta, arrival_s=self._read.now())
         super().add(new)
-        line = {field: getattr(new, field) for field in new.__struct_fields__}
-        self._recorder.write({"request": line.pop("request_id"), "step": self._turn, **line})
+        line = {"request": new.request_id, "step": self._turn, "prompt_ids": new.prompt_ids, "params": new.params}
+        self._recorder.write(line | {"n": new.n} | {name: getattr(new.meta, name) for name in _META})
 
     def abort(self, sequence_ids: list[str]) -> None:
         super().abort(sequence_ids)

@@ -81,7 +81,7 @@ class Scheduler:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self.check_fits(request)
         self._requests[request.request_id] = request
-        self.kv.open(request.request_id, request.cache_salt)
+        self.kv.open(request.request_id, request.meta.cache_salt)
         self.waiting.add(request)
         if request.deadline_s is not None:
             self._push_expiry(request.deadline_s, request.request_id)

@@ -11,6 +11,7 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult, TokenMasks
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -166,13 +167,9 @@ def _add(line: dict[str, Any]) -> Add:
     params: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     for pairs in ("logit_bias", "bad_token_ids"):
         params[pairs] = tuple(tuple(entry) for entry in params.get(pairs, ()))
-    slo = line.pop("slo")
-    return Add(
-        request_id=line.pop("request"),
-        params=SamplingParams(**params),
-        slo=Slo(**slo) if slo else None,
-        **line,
-    )
+    name, prompt_ids, n, slo = (line.pop(key) for key in ("request", "prompt_ids", "n", "slo"))
+    meta = RequestMeta(slo=Slo(**slo) if slo else None, **line)
+    return Add(name, prompt_ids, SamplingParams(**params), n, meta)
 
 
 def _prompts(add: Add) -> dict[str, int]:

@@ -8,6 +8,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Event
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -171,9 +172,10 @@ def _add(core: EngineCore, runner: PricedRunner, arrival: Arrival, name: str, co
     """`max_tokens` must not give away how long the output will be."""
     prompt_len = len(arrival.prompt_ids)
     params = SamplingParams(max_tokens=max(context - prompt_len, arrival.output_len))
-    add = Add(name, list(arrival.prompt_ids), params, arrival_s=arrival.at_s)
-    add.slo, add.tenant, add.predicted_len = arrival.slo, arrival.tenant, arrival.predicted_len
-    core.add(add)
+    meta = RequestMeta(
+        arrival_s=arrival.at_s, slo=arrival.slo, tenant=arrival.tenant, predicted_len=arrival.predicted_len
+    )
+    core.add(Add(name, list(arrival.prompt_ids), params, meta=meta))
     runner.expect(sequence_id(name, 0), prompt_len, arrival.output_len)
 
 

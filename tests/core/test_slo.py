@@ -7,6 +7,7 @@ import pytest
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import End, FinishReason, RequestTimes
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.messages import Add
@@ -35,7 +36,8 @@ def test_a_class_alone_promises_nothing() -> None:
 
 
 def test_objectives_and_refusals_travel() -> None:
-    add = Add("a", [1], SamplingParams(), slo=Slo(0.5, None, 2.0, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
+    meta = RequestMeta(slo=Slo(0.5, None, 2.0, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
+    add = Add("a", [1], SamplingParams(), meta=meta)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=Add) == add
     end = End(FinishReason.REJECTED, RequestTimes(1.0, 0.0, 0.0, 2.0), rejection=Rejection("ttft", 0.7, True))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=End) == end

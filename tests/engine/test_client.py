@@ -19,6 +19,7 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
@@ -275,7 +276,7 @@ def test_a_request_that_is_turned_away_says_why(n: int) -> None:
 
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
-            late = replace(request("late", n=n), slo=Slo(ttft_s=1.0), arrival_s=-5.0)
+            late = replace(request("late", n=n), meta=RequestMeta(slo=Slo(ttft_s=1.0), arrival_s=-5.0))
             away, fine = await asyncio.gather(read(client.generate(late)), read(client.generate(request("fine"))))
             assert sorted(chunk.index for chunk in away) == list(range(n))
             for chunk in away:
@@ -295,8 +296,8 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
         core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB)
         client = await AsyncEngine.start(ThreadTransport(lambda: (core, info())), byte_tokenizer())
         slo = Slo(ttft_s=1.0, tpot_s=0.5, e2e_s=9.0, class_name="chat")
-        own = replace(request("r"), slo=slo, tenant="me", deadline_s=7.5, predicted_len=3, priority=-2, arrival_s=-0.25)
-        stream = client.generate(own)
+        meta = RequestMeta(slo=slo, tenant="me", deadline_s=7.5, predicted_len=3, priority=-2, arrival_s=-0.25)
+        stream = client.generate(replace(request("r"), meta=meta))
         await until(lambda: core.scheduler.num_live == 1)
         (held,) = core.scheduler._requests.values()
         assert (held.slo, held.tenant, held.deadline_s) == (slo, "me", 7.5)
@@ -311,7 +312,7 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
 def test_a_request_whose_time_is_over_ends_with_what_it_has() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
-            chunks = await read(client.generate(replace(request("late", n=2), deadline_s=-1.0)))
+            chunks = await read(client.generate(replace(request("late", n=2), meta=RequestMeta(deadline_s=-1.0))))
             assert [chunk.finish_reason for chunk in chunks] == [FinishReason.TIMEOUT] * 2
             assert all(chunk.num_output_tokens == 0 for chunk in chunks)
             await until(lambda: live() == 0)
@@ -418,7 +419,7 @@ def test_what_cannot_be_sent_is_refused_and_leaves_nothing() -> None:
         for wrong in ({"top_k": 2**70}, {"prompt": [2**70]}, {"prompt": [1.5]}, {"prompt": ["1"]}):
             with pytest.raises(InvalidRequestError, match="cannot be sent"):
                 client.generate(request("a", **wrong))
-        salted = replace(request("a"), cache_salt="\ud800")
+        salted = replace(request("a"), meta=RequestMeta(cache_salt="\ud800"))
         with pytest.raises(InvalidRequestError, match="cannot be sent"):
             client.generate(salted)
         assert client.num_live == 0

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine import sockets
 from roseinfer.engine.frames import FrameReader, frame
@@ -160,11 +161,10 @@ def test_last_words_are_said_before_the_end(place: Place) -> None:
 
 def test_a_request_that_cannot_be_read_comes_as_the_answer_to_it(place: Place) -> None:
     good = Add("good", [5, 6], SamplingParams())
-    place.connect().send(
-        Add("bad", [5, True], SamplingParams()), good, Add("worse", [5], SamplingParams(), priority=0.5)
-    )
-    bad, read, worse = [message for _, message in place.receive(3)]
+    worse = Add("worse", [5], SamplingParams(), meta=RequestMeta(priority=0.5))
+    place.connect().send(Add("bad", [5, True], SamplingParams()), good, worse)
+    bad, read, unread = [message for _, message in place.receive(3)]
     assert read == good
-    for rejected, name in ((bad, "bad"), (worse, "worse")):
+    for rejected, name in ((bad, "bad"), (unread, "worse")):
         assert isinstance(rejected, Rejected)
         assert rejected.request_id == name and "Expected `int`" in rejected.message

@@ -2,6 +2,7 @@
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -40,7 +41,7 @@ def make_core(
 
 
 def add(core: EngineCore, request_id: str, prompt: list[int], *, n: int = 1, salt: str = "", **params: object) -> None:
-    core.add(Add(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}), n, salt))
+    core.add(Add(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}), n, RequestMeta(cache_salt=salt)))
 
 
 class Collected:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -57,9 +58,13 @@ def make_jobs(rng: random.Random, count: int) -> list[Job]:
     for i in range(count):
         params = SamplingParams(max_tokens=rng.choice([0, 1, 3, 14]), seed=i, ignore_eos=rng.random() < 0.5)
         add = Add(str(i), [*rng.choice(heads), *rng.choices(range(VOCAB), k=rng.randrange(3))], params)
-        add.n, add.slo, add.priority = rng.choice([1, 1, 1, 3]), objective(rng), rng.choice([0, 0, 1])
-        add.predicted_len = rng.choice([None, 1, 5, 100])
-        add.deadline_s = rng.choice([None, None, 0.3])
+        add.n = rng.choice([1, 1, 1, 3])
+        add.meta = RequestMeta(
+            slo=objective(rng),
+            priority=rng.choice([0, 0, 1]),
+            predicted_len=rng.choice([None, 1, 5, 100]),
+            deadline_s=rng.choice([None, None, 0.3]),
+        )
         jobs.append(Job(add, rng.randrange(10), rng.randrange(12) if rng.random() < 0.2 else None))
     return jobs
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from roseinfer.core.events import Admitted, Queued
-from roseinfer.core.request import Request, Status
+from roseinfer.core.request import Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.sched.policy import Decision, Policy, Verdict, View
@@ -26,10 +26,12 @@ class State:
             name,
             [1] * prompt,
             SamplingParams(max_tokens=1000),
-            slo=Slo(**objectives) if objectives else None,
-            predicted_len=predicted,
-            tenant=tenant,
-            arrival_s=self.now_s,
+            RequestMeta(
+                slo=Slo(**objectives) if objectives else None,
+                predicted_len=predicted,
+                tenant=tenant,
+                arrival_s=self.now_s,
+            ),
         )
         self.policy.observe(Queued(request))
         self.waiting.append(request)

@@ -1,6 +1,9 @@
 """Requests that end before the model ends them: turned away, or out of time."""
 
+from typing import Any
+
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -8,11 +11,8 @@ from roseinfer.engine.messages import Add
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 
 
-def add(core: EngineCore, name: str, n: int = 1, **options: object) -> None:
-    new = Add(name, [1] * 6, SamplingParams(max_tokens=8, ignore_eos=True), n)
-    for field, value in options.items():
-        setattr(new, field, value)
-    core.add(new)
+def add(core: EngineCore, name: str, n: int = 1, **options: Any) -> None:
+    core.add(Add(name, [1] * 6, SamplingParams(max_tokens=8, ignore_eos=True), n, RequestMeta(**options)))
 
 
 def test_an_expired_request_ends_as_a_timeout_wherever_it_is() -> None:

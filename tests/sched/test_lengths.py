@@ -5,7 +5,7 @@ import random
 import pytest
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.request import Request
+from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.sched.lengths import LENGTH_ESTIMATORS, make_lengths
 from roseinfer.sched.lengths.ecdf import SIZE, EcdfLengths
@@ -16,7 +16,7 @@ from roseinfer.sched.registry import make_policy, scheduler_config
 
 
 def request(predicted: int | None = None, max_tokens: int = 2000) -> Request:
-    return Request("a", [1] * 10, SamplingParams(max_tokens=max_tokens), predicted_len=predicted)
+    return Request("a", [1] * 10, SamplingParams(max_tokens=max_tokens), RequestMeta(predicted_len=predicted))
 
 
 def test_the_oracle_knows() -> None:
@@ -39,10 +39,10 @@ def test_a_request_that_only_its_limit_ends_needs_no_prediction() -> None:
     lengths = PredictedLengths(EcdfLengths())
     for stop, total in (((), 700.0), (("end",), 300.0)):
         params = SamplingParams(max_tokens=700, ignore_eos=True, stop=stop)
-        fixed = Request("a", [1], params, predicted_len=300)
+        fixed = Request("a", [1], params, RequestMeta(predicted_len=300))
         assert lengths.total(fixed) == total
         assert lengths.left(fixed, 100) == total - 100
-    assert lengths.total(Request("a", [1], SamplingParams(max_tokens=700), predicted_len=300)) == 300
+    assert lengths.total(Request("a", [1], SamplingParams(max_tokens=700), RequestMeta(predicted_len=300))) == 300
 
 
 def test_no_estimate_goes_beyond_max_tokens() -> None:

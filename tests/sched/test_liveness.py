@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from roseinfer.core.events import Event
-from roseinfer.core.request import Request
+from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -49,10 +49,7 @@ class NoVictims(Silent):
 
 def add_promised(core: EngineCore, name: str, prompt: int, *, n: int = 1, length: int, slo: Slo, **fields: int) -> None:
     params = SamplingParams(max_tokens=length, min_tokens=length - 1, ignore_eos=True)
-    new = Add(name, [i % 50 for i in range(prompt)], params, n, slo=slo)
-    for field, value in fields.items():
-        setattr(new, field, value)
-    core.add(new)
+    core.add(Add(name, [i % 50 for i in range(prompt)], params, n, RequestMeta(slo=slo, **fields)))
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -8,7 +8,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
-from roseinfer.core.request import Request
+from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -112,7 +112,7 @@ def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
             batch.remove(inside.pop(rng.randrange(len(inside))))
         else:
             slo = Slo(tpot_s=rng.choice((0.02, 0.03, 0.05, 0.1)))
-            track = Track(Request(str(number), [1] * rng.randrange(1, 900), SamplingParams(), slo=slo))
+            track = Track(Request(str(number), [1] * rng.randrange(1, 900), SamplingParams(), RequestMeta(slo=slo)))
             track.length = rng.randrange(1, 900)
             batch.add(track, 0.0)
             inside.append(track)
@@ -173,7 +173,8 @@ def engine(policy: str, depth: int = 1) -> tuple[EngineCore, PricedRunner]:
 def steps(core: EngineCore, runner: PricedRunner, slo: Slo | None) -> list[SchedulerStats]:
     """The snapshots after each turn that completed a step, for three requests of several lengths."""
     for number, (prompt, output) in enumerate(((100, 10), (30, 5), (10, 20))):
-        core.add(Add(str(number), [1] * prompt, SamplingParams(max_tokens=100), slo=slo, predicted_len=output))
+        meta = RequestMeta(slo=slo, predicted_len=output)
+        core.add(Add(str(number), [1] * prompt, SamplingParams(max_tokens=100), meta=meta))
         runner.expect(sequence_id(str(number), 0), prompt, output)
     found = [core.stats()]
     while core.busy:

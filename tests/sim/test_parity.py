@@ -13,6 +13,7 @@ import pytest
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk
@@ -52,7 +53,7 @@ def make_request(number: int, rng: random.Random) -> GenerateRequest:
         prompt_ids=prompt,
         params=sampling,
         n=2 if number % 10 == 0 else 1,
-        slo=SLOS[number % len(SLOS)],
+        meta=RequestMeta(slo=SLOS[number % len(SLOS)]),
     )
 
 

@@ -10,6 +10,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepPlan
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
@@ -55,8 +56,8 @@ def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, r
             clock.advance(max(0.0, arrivals[number].at_s - clock.now()))
         while number < len(arrivals) and arrivals[number].at_s <= clock.now():
             arrival = arrivals[number]
-            add = Add(str(number), list(arrival.prompt_ids), SamplingParams(max_tokens=900), arrival_s=arrival.at_s)
-            add.slo, add.predicted_len = arrival.slo, arrival.predicted_len
+            add = Add(str(number), list(arrival.prompt_ids), SamplingParams(max_tokens=900))
+            add.meta = RequestMeta(arrival_s=arrival.at_s, slo=arrival.slo, predicted_len=arrival.predicted_len)
             core.add(add)
             priced.expect(f"{number}:0", len(arrival.prompt_ids), arrival.output_len)
             number += 1

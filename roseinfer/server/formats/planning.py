@@ -58,12 +58,13 @@ class Draft:
         call, request, promised = self.call, self.request, self.objectives
         context = call.backend.info.max_model_len
         param = "messages" if kind is Kind.CHAT else "prompt"
+        meta = promised.meta(call.arrival_s, self.salt)
         prompts = tuple(
             Prompt(
                 ids=entry.ids,
                 params=fit(self.params, len(entry.ids), context, param),
+                meta=meta,
                 text=entry.text if echo else "",
-                predicted_len=promised.predicted_len,
             )
             for entry in encoded
         )
@@ -74,9 +75,9 @@ class Draft:
             model=self.model,
             created=int(time.time()),
             arrival_s=call.arrival_s,
+            meta=meta,
             prompts=prompts,
             n=self.n,
-            cache_salt=self.salt,
             stream=self.stream,
             echo=echo,
             logprobs=self.asked.output,
@@ -84,10 +85,6 @@ class Draft:
             return_token_ids=bool(request.return_token_ids),
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
             warnings=tuple(self.warnings[: call.limits.max_warnings]),
-            slo=promised.slo,
-            tenant=promised.tenant,
-            priority=promised.priority,
-            deadline_s=None if promised.timeout_s is None else call.arrival_s + promised.timeout_s,
             first_token_by_s=None if promised.ttl_s is None else call.arrival_s + promised.ttl_s,
             report_slo=promised.report,
         )

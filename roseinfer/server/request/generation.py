@@ -58,13 +58,7 @@ class Generation:
                 prompt_ids=prompt.ids,
                 params=prompt.params,
                 n=job.n,
-                cache_salt=job.cache_salt,
-                priority=job.priority,
-                arrival_s=job.arrival_s,
-                slo=job.slo,
-                tenant=job.tenant,
-                deadline_s=job.deadline_s,
-                predicted_len=prompt.predicted_len,
+                meta=prompt.meta,
             )
             samples = [Sample() for _ in range(job.n)]
             run = PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)

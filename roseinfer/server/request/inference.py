@@ -96,7 +96,7 @@ class Run:
         self._wire = wire
         self._guard = Guard()
         self._refusable = job.promised and backend.info.policy.sheds
-        self._limited = job.deadline_s is not None or job.first_token_by_s is not None
+        self._limited = job.meta.deadline_s is not None or job.first_token_by_s is not None
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.metrics, service.clock)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

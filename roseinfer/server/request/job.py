@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 
@@ -30,13 +31,13 @@ class Kind(Enum):
 class Prompt:
     """`text` is what `echo` gives back: the prompt as written, or decoded from the ids; empty without `echo`.
 
-    `predicted_len`: how many tokens the output will have, if somebody guessed.
+    `meta` is the job's, with a length of its own if that was predicted.
     """
 
     ids: list[int]
     params: SamplingParams
+    meta: RequestMeta
     text: str = ""
-    predicted_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,11 @@ class Job:
     """`prompts` x `n` choices; choice i is sample i % n of prompt i // n.
 
     `logprobs` and `prompt_logprobs` are the numbers of alternatives asked for (None = none); `stream` is None for a
-    whole answer. `created` is in Unix seconds, `arrival_s` on the server's monotonic clock.
+    whole answer. `created` is in Unix seconds.
 
-    `slo`: None = nothing was promised. `deadline_s`: on the same clock, when it ends with what it has;
-    `first_token_by_s`: when it ends unless it has a token. `report_slo`: whether the usage says how it went.
-    `lengths_predicted`: whether the `predicted_len` of its prompts are our own predictor's.
+    `meta`: what it brings for the engine. `first_token_by_s`: on the same clock, when it ends unless it has a token.
+    `report_slo`: whether the usage says how its objectives were kept. `lengths_predicted`: whether the lengths of its
+    prompts are our own predictor's.
     """
 
     kind: Kind
@@ -65,9 +66,9 @@ class Job:
     model: str
     created: int
     arrival_s: float
+    meta: RequestMeta
     prompts: tuple[Prompt, ...]
     n: int = 1
-    cache_salt: str = ""
     stream: StreamChoices | None = None
     echo: bool = False
     logprobs: int | None = None
@@ -75,10 +76,6 @@ class Job:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     warnings: tuple[str, ...] = ()
-    slo: Slo | None = None
-    tenant: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
     first_token_by_s: float | None = None
     report_slo: bool = False
     lengths_predicted: bool = False
@@ -91,6 +88,11 @@ class Job:
     def promised(self) -> bool:
         """Whether it has an objective."""
         return self.slo is not None and not self.slo.empty
+
+    @property
+    def slo(self) -> Slo | None:
+        """None: it was promised nothing."""
+        return self.meta.slo
 
     @property
     def num_choices(self) -> int:

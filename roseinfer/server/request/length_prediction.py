@@ -66,7 +66,7 @@ def length_prediction(
 
 
 class LengthPrediction:
-    """Fills `Prompt.predicted_len`, and keeps the metrics of it."""
+    """Fills the `predicted_len` of prompts, and keeps the metrics of it."""
 
     def __init__(self, predictor: Predicts, offload: Offload, tallies: Tallies, model_name: str) -> None:
         self._predictor = predictor
@@ -79,7 +79,7 @@ class LengthPrediction:
 
     async def fill(self, job: Job) -> Job:
         """With predictions for the prompts, one each, if objectives depend on them and the client gave none."""
-        if not job.promised or any(prompt.predicted_len is not None for prompt in job.prompts):
+        if not job.promised or job.meta.predicted_len is not None:
             return job
         timed = await self._offload.run(self._predict, [prompt.ids for prompt in job.prompts])
         for _, seconds in timed:
@@ -93,8 +93,9 @@ class LengthPrediction:
             return
         for prompt, run in zip(job.prompts, account.runs, strict=False):  # fewer runs if the engine refused one
             for sample in run.samples:
-                if prompt.predicted_len and sample.tokens and sample.finish_reason is FinishReason.STOP:
-                    self._ratio.observe(prompt.predicted_len / sample.tokens)
+                predicted = prompt.meta.predicted_len
+                if predicted and sample.tokens and sample.finish_reason is FinishReason.STOP:
+                    self._ratio.observe(predicted / sample.tokens)
 
     def _predict(self, prompts: Iterable[list[int]]) -> list[tuple[int | None, float]]:
         """(output tokens or None, seconds it took) of each; in a thread."""
@@ -118,4 +119,6 @@ class LengthPrediction:
 
 def _with_length(prompt: Prompt, length: int | None) -> Prompt:
     most = prompt.params.max_tokens
-    return replace(prompt, predicted_len=min(length, most)) if length and most else prompt
+    if not length or not most:
+        return prompt
+    return replace(prompt, meta=replace(prompt.meta, predicted_len=min(length, most)))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
@@ -47,6 +48,18 @@ class Objectives:
     ttl_s: float | None = None
     predicted_len: int | None = None
     report: bool = False
+
+    def meta(self, arrival_s: float, cache_salt: str) -> RequestMeta:
+        """What the engine is told, of a request that arrived at `arrival_s`, in seconds on the monotonic clock."""
+        return RequestMeta(
+            arrival_s=arrival_s,
+            slo=self.slo,
+            deadline_s=None if self.timeout_s is None else arrival_s + self.timeout_s,
+            tenant=self.tenant,
+            priority=self.priority,
+            predicted_len=self.predicted_len,
+            cache_salt=cache_salt,
+        )
 
 
 def objectives(

@@ -1,11 +1,12 @@
 """What the slack policy keeps of requests that wait, that ran and wait again, and that are gone."""
 
 import random
+from typing import Any
 
 import pytest
 
 from roseinfer.core.events import Queued
-from roseinfer.core.request import Status
+from roseinfer.core.request import RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -18,11 +19,9 @@ from tests.sched.slack.test_slack import state
 MANY = 300
 
 
-def add(core: EngineCore, name: str, slo: Slo | None = None, **options: object) -> None:
-    new = Add(name, [1] * 4, SamplingParams(max_tokens=4, ignore_eos=True), slo=slo, arrival_s=1.0)
-    for field, value in options.items():
-        setattr(new, field, value)
-    core.add(new)
+def add(core: EngineCore, name: str, slo: Slo | None = None, n: int = 1, **options: Any) -> None:
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    core.add(Add(name, [1] * 4, params, n, RequestMeta(slo=slo, arrival_s=1.0, **options)))
 
 
 def kept(core: EngineCore) -> int:
@@ -91,7 +90,7 @@ def test_preemption_beside_objectives(seed: int) -> None:
         if turn < 200 and rng.random() < 0.3:
             params = SamplingParams(max_tokens=rng.randrange(1, 40), ignore_eos=True)
             prompt, n, slo = [5] * rng.randrange(1, 20), rng.choice([1, 1, 3]), rng.choice(choices)
-            core.add(Add(f"{turn}", prompt, params, n, arrival_s=1.0 + core._clock.now(), slo=slo))
+            core.add(Add(f"{turn}", prompt, params, n, RequestMeta(arrival_s=1.0 + core._clock.now(), slo=slo)))
         core._clock.advance(rng.choice([0.001, 0.01]))
         core.step()
         core.scheduler.check_integrity()

@@ -188,7 +188,7 @@ def test_sampling_fields_reach_the_engine(server: LiveServer) -> None:
     assert {name: getattr(request.params, name) for name in fields} == fields
     assert request.params.stop == ("a", "b") and request.params.stop_token_ids == (7, 8)
     assert request.params.logit_bias == ((9, -100), (10, 1.5))
-    assert (request.n, request.cache_salt, request.params.max_tokens) == (3, "tenant", 5)
+    assert (request.n, request.meta.cache_salt, request.params.max_tokens) == (3, "tenant", 5)
 
 
 def test_null_is_not_given(server: LiveServer) -> None:
