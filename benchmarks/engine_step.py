@@ -14,7 +14,7 @@ import time
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.plan import RowResult, StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
@@ -57,7 +57,7 @@ def main() -> None:
 
     config = SchedulerConfig(max_num_seqs=args.running, max_num_batched_tokens=8192, scheduling_policy=args.policy)
     kv = KvManager(args.running * 64, 16)
-    scheduler = Scheduler(config, kv, make_policy(config), 8192)
+    scheduler = Scheduler(config, kv, make_policy(config), 8192, StepLimits.of(config, 8192))
     runner = NullRunner()
     core = EngineCore(scheduler, runner, MonotonicClock(), vocab_size=VOCAB)
 

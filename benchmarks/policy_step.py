@@ -15,6 +15,7 @@ from time import perf_counter
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.events import Event
+from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -76,8 +77,16 @@ def main() -> None:
     kv = KvManager(4 * args.running * 64, 16, prefix_caching=False)
     clock = ManualClock()
     runner = PricedRunner(machine, clock)
+    limits = StepLimits.of(config, 8192)
     depth = 2 if args.overlap else 1
-    core = EngineCore(Scheduler(config, kv, policy, 8192), runner, clock, eos_ids=(END,), vocab_size=1000, depth=depth)
+    core = EngineCore(
+        Scheduler(config, kv, policy, 8192, limits),
+        runner,
+        clock,
+        eos_ids=(END,),
+        vocab_size=1000,
+        depth=depth,
+    )
 
     added = 0
 

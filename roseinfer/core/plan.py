@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.sampling import SamplingParams
 
 
@@ -73,6 +74,34 @@ RowFields = tuple[str, int, int, int, int, bool, int, int, tuple[int, ...], tupl
 # A row from all of its fields, without the named tuple's own __new__, which would double its cost: one is made for each
 # running request and step.
 new_row: Callable[[RowFields], Row] = partial(tuple.__new__, Row)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that one step holds: rows, and tokens of all rows. The scheduler plans within them and the runner makes
+    its buffers for them, so both are given the same.
+    """
+
+    max_rows: int
+    max_tokens: int
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, max_model_len: int) -> "StepLimits":
+        """What the options allow if a context has at most `max_model_len` tokens.
+
+        Prompts that are not chunked may exceed the budget. Such a prompt does not wait until a step is empty, which
+        under load could take for ever: it runs in one step with the requests that decode, as many as the budget allows
+        beside one of its tokens.
+        """
+        budget = config.max_num_batched_tokens
+        rows = min(config.max_num_seqs, budget)
+        return cls(rows, budget if config.enable_chunked_prefill else max(budget, max_model_len + rows - 1))
+
+    def check(self, plan: "StepPlan") -> None:
+        """Assert that a plan is within the limits."""
+        rows, tokens = len(plan.rows), plan.num_tokens
+        assert rows <= self.max_rows, f"a step of {rows} rows exceeds the limit of {self.max_rows}"
+        assert tokens <= self.max_tokens, f"a step of {tokens} tokens exceeds the limit of {self.max_tokens}"
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ def build_engine(
         runner = ThreadedRunner(runner)
     kv = KvManager(facts.num_blocks, config.cache.block_size, prefix_caching=config.cache.enable_prefix_caching)
     make_scheduler = Scheduler if observer is None else partial(ObservedScheduler, observer)
-    scheduler = make_scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len)
+    scheduler = make_scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len, facts.limits)
     core = make_core(
         scheduler,
         runner,

@@ -84,6 +84,9 @@ def expand_rows(
     query_start ends with T.
     """
     num_tokens, num_rows = token_rows.shape[0], context_len.shape[0]
+    # The kernel goes by these numbers alone, and a slice of a buffer that is too small is just shorter.
+    outputs = (input_ids, positions, slots, query_start)
+    assert [len(output) for output in outputs] == [num_tokens] * 3 + [num_rows + 1], "an output is of another size"
     _expand_kernel[(cdiv(max(num_tokens, num_rows + 1), BLOCK),)](
         layout,
         token_rows,

@@ -15,6 +15,7 @@ from roseinfer.attention.base import (
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import make_attention
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.plan import StepLimits
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
 from roseinfer.runner.forward import EagerForward, ForwardPass, Prepared
@@ -26,13 +27,13 @@ from roseinfer.runner.seats import SeatTable
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Numbers that a runner is assembled from. `max_tokens`: of one step; `backend`: as `resolve_backend` returns."""
+    """Numbers that a runner is assembled from. `backend`: as `resolve_backend` returns."""
 
     block_size: int
     num_blocks: int
     max_num_seqs: int
     max_model_len: int
-    max_tokens: int
+    limits: StepLimits
     backend: str
     graphs: bool
 
@@ -82,7 +83,7 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
     forward, graphs = _forward_pass(model, attention, store, seats, shape)
-    runner = ModelRunner(model, forward, store, seats)
+    runner = ModelRunner(model, forward, store, seats, shape.limits)
     return Assembly(runner, seats, isinstance(attention, GraphableAttention), graphs)
 
 
@@ -93,15 +94,15 @@ def _forward_pass(
         return EagerForward(model, attention, store, lambda columns: Prepared(build_batch(columns, seats))), ()
     from roseinfer.runner.cuda_inputs import CudaInputs
 
-    inputs = CudaInputs(seats, shape.max_num_seqs, shape.max_tokens)
+    inputs = CudaInputs(seats, shape.limits.max_rows, shape.limits.max_tokens)
     eager = EagerForward(model, attention, store, inputs.prepare)
     if not shape.graphs:
         return eager, ()
-    buckets = decode_buckets(shape.max_num_seqs)
+    buckets = decode_buckets(shape.limits.max_rows)
     if not isinstance(attention, MixedGraphableAttention):
         decodes = DecodeGraphs(eager, model, attention, store, inputs, buckets)
         return decodes, (decodes,)
-    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.max_tokens))
+    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.limits.max_tokens))
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets)
     return decodes, (decodes, mixed)
 
@@ -109,8 +110,8 @@ def _forward_pass(
 def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:
     return AttentionShape(
         specs=model.attention,
-        max_rows=shape.max_num_seqs,
-        max_tokens=shape.max_tokens,
+        max_rows=shape.limits.max_rows,
+        max_tokens=shape.limits.max_tokens,
         max_model_len=shape.max_model_len,
         block_size=shape.block_size,
         dtype=model.dtype,

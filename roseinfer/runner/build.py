@@ -12,6 +12,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.plan import StepLimits
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import GenerationDefaults, read_generation_config, read_model_spec
 from roseinfer.models.loader import load_model, resolve_dtype
@@ -23,7 +24,7 @@ from roseinfer.runner.cache_size import (
     resolve_max_model_len,
 )
 from roseinfer.runner.model_runner import ModelRunner
-from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, rehearse
+from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 
 # What the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
@@ -35,12 +36,14 @@ CPU_REHEARSAL_TOKENS = 32
 class RunnerFacts:
     """What was found out while building. `model_type` is the architecture that config.json names.
 
-    `default_sampling` holds the sampling fields that generation_config.json sets, `startup_s` seconds per phase.
+    `limits`: what the runner has room for in a step; plans keep within them. `default_sampling` holds the sampling
+    fields that generation_config.json sets, `startup_s` seconds per phase.
     """
 
     model_type: str
     max_model_len: int
     num_blocks: int
+    limits: StepLimits
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
@@ -83,25 +86,25 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
-        shape = _shape(config, num_blocks, max_model_len, backend)
+        limits = StepLimits.of(config.scheduler, max_model_len)
+        shape = _shape(config, num_blocks, max_model_len, backend, limits)
         assembly = assemble(model, shape)
     with _phase(startup_s, "warm-up"):
-        on_cpu = device.type == "cpu"
-        rows = min(2, config.scheduler.max_num_seqs) if on_cpu else config.scheduler.max_num_seqs
-        tokens = CPU_REHEARSAL_TOKENS if on_cpu else config.scheduler.max_num_batched_tokens
-        rehearse(assembly.runner, assembly.seats, num_blocks, rows, tokens)
+        rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
         if device.type == "cuda":  # products of few rows have kernels of their own
             for few in (1, 2, 4, 8, 16):
-                rehearse(assembly.runner, assembly.seats, num_blocks, 1, min(few, shape.max_tokens))
+                rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
     if assembly.graphs:
         with _phase(startup_s, "graphs"):
             assembly.capture()
             for params in (GREEDY, PLAIN, FILTERED, EDITED):
-                rehearse(assembly.runner, assembly.seats, num_blocks, 2, min(8, shape.max_tokens), (params,))
+                pair = full_step(StepLimits(min(2, limits.max_rows), min(8, limits.max_tokens)), chunked=True)
+                rehearse(assembly.runner, assembly.seats, num_blocks, pair, (params,))
     facts = RunnerFacts(
         model_type=spec.architecture,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        limits=limits,
         vocab_size=spec.vocab_size,
         eos_token_ids=generation.eos_token_ids,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -136,16 +139,20 @@ def _num_blocks(config: EngineConfig, model: CausalLM, backend: str) -> int:
     return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)
 
 
-def _shape(config: EngineConfig, num_blocks: int, max_model_len: int, backend: str) -> Shape:
-    scheduler = config.scheduler
-    # Without chunking a prompt that exceeds the budget runs alone, as a whole.
-    longest_step = 0 if scheduler.enable_chunked_prefill else max_model_len
+def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -> list[int]:
+    """Lengths of the prompts that a rehearsal computes: as many as a step may hold, on a CPU just a few."""
+    if device.type == "cpu":
+        limits = StepLimits(min(2, limits.max_rows), min(CPU_REHEARSAL_TOKENS, limits.max_tokens))
+    return full_step(limits, config.scheduler.enable_chunked_prefill)
+
+
+def _shape(config: EngineConfig, num_blocks: int, max_model_len: int, backend: str, limits: StepLimits) -> Shape:
     return Shape(
         config.cache.block_size,
         num_blocks,
-        scheduler.max_num_seqs,
+        config.scheduler.max_num_seqs,
         max_model_len,
-        max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, longest_step),
+        limits,
         backend=backend,
         graphs=not config.model.enforce_eager,
     )
@@ -154,19 +161,22 @@ def _shape(config: EngineConfig, num_blocks: int, max_model_len: int, backend: s
 def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str) -> int:
     """GPU memory for the KV cache: the configured share of the total, less what is in use and what a full step takes.
 
-    A step of `max_num_batched_tokens` tokens in `max_num_seqs` rows is run over a small scratch cache to see its peak.
-    CUDA graphs keep a pool of their own, of the size of a decode step, and the driver keeps the graphs.
+    A step as full as its limits allow is run over a small scratch cache to see its peak. CUDA graphs keep a pool of
+    their own, of the size of a decode step, and the driver keeps the graphs.
     """
-    tokens, block_size = config.scheduler.max_num_batched_tokens, config.cache.block_size
-    rows = min(config.scheduler.max_num_seqs, tokens)
-    num_blocks = rows * (-(-tokens // rows) // block_size + 1)
-    context = min(model.spec.max_position, tokens)
+    # The context may turn out to be shorter, if the cache holds no more; then this is too cautious.
+    context = min(config.model.max_model_len or model.spec.max_position, model.spec.max_position)
+    limits = StepLimits.of(config.scheduler, context)
+    lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
+    context = min(context, max(lengths) + 1)
+    num_blocks = sum(length // config.cache.block_size + 1 for length in lengths)
     torch.cuda.synchronize(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    shape = replace(_shape(config, num_blocks, context, backend), graphs=False, max_num_seqs=rows)
+    shape = _shape(config, num_blocks, context, backend, limits)
+    shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows)
     assembly = assemble(model, shape)
-    rehearse(assembly.runner, assembly.seats, num_blocks, rows, tokens)
+    rehearse(assembly.runner, assembly.seats, num_blocks, lengths)
     step_bytes = torch.cuda.max_memory_allocated(model.device) - before
     captures = assembly.graphable and not config.model.enforce_eager
     del assembly

@@ -6,7 +6,7 @@ from itertools import accumulate, chain
 import torch
 
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import ForwardPass, SampleAt
@@ -64,7 +64,10 @@ class ModelRunner:
 
     capabilities = Capabilities()
 
-    def __init__(self, model: CausalLM, forward: ForwardPass, store: KVStore, seats: SeatTable) -> None:
+    def __init__(
+        self, model: CausalLM, forward: ForwardPass, store: KVStore, seats: SeatTable, limits: StepLimits
+    ) -> None:
+        self._limits = limits
         self._model = model
         self._forward_pass = forward
         self._store = store
@@ -78,6 +81,7 @@ class ModelRunner:
     def submit(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's state changes and launch its forward pass."""
         assert self._unsampled is None, "a step reads what the step before it sampled"
+        self._limits.check(plan)
         assert not plan.num_drafts, "this runner verifies no drafts"
         handle = StepHandle(plan, self._timers.new())
         handle.timer.start()

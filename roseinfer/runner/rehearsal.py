@@ -1,6 +1,8 @@
 """Steps that nobody asked for: they load kernels before the first request, and show how much memory a step takes."""
 
-from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan
+from collections.abc import Sequence
+
+from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
@@ -13,35 +15,56 @@ FILTERED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, top_k=50, mi
 EDITED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
 
 
+def full_step(limits: StepLimits, chunked: bool) -> list[int]:
+    """Lengths of prompts that fill a step to its limits.
+
+    If prompts are chunked they share it evenly. If not, one is as long as can be beside others of one token: the step
+    that takes the most memory.
+    """
+    rows, tokens = limits.max_rows, limits.max_tokens
+    if not chunked:
+        return [tokens - rows + 1] + [1] * (rows - 1)
+    each, longer = divmod(tokens, rows)
+    return [each + 1] * longer + [each] * (rows - longer)
+
+
 def rehearse(
     runner: ModelRunner,
     seats: SeatTable,
     num_blocks: int,
-    rows: int,
-    tokens: int,
+    lengths: Sequence[int],
     sampling: tuple[SamplingParams, ...] = (FILTERED, GREEDY),
 ) -> None:
-    """Prefill about `tokens` tokens in at most `rows` prompts, decode a step, copy a block, leave the seats empty.
+    """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
-    Seats take the elements of `sampling` in turn. Overwrites KV blocks from 0 on: nothing may own them yet.
+    Prompts are cut to what context and blocks have room for. Seats take the elements of `sampling` in turn. Overwrites
+    KV blocks from 0 on: nothing may own them yet.
     """
-    rows = min(rows, len(seats.seats), num_blocks)
-    room = min(seats.max_model_len, num_blocks // rows * seats.block_size)
-    length = max(1, min(tokens // rows, room - 1))
-    blocks_each = -(-min(length + 1, room) // seats.block_size)
-    admitted = [_admission(seat, length, blocks_each, sampling[seat % len(sampling)]) for seat in range(rows)]
-    prefill = [_row(seat, 0, length) for seat in range(rows)]
-    _run(runner, StepPlan(0, prefill, admitted, num_tokens=rows * length))
-    if length < room:
-        decode = [_row(seat, length, 1) for seat in range(rows)]
-        _run(runner, StepPlan(1, decode, num_tokens=rows))
+    admitted: list[Admission] = []
+    prefill: list[Row] = []
+    decode: list[Row] = []
+    used, size = 0, seats.block_size
+    prompts = min(len(lengths), len(seats.seats), num_blocks)
+    for seat, wanted in enumerate(lengths[:prompts]):
+        others = prompts - seat - 1  # want a block each
+        room = min(seats.max_model_len, (num_blocks - used - others) * size)
+        length = min(wanted, room)
+        blocks = -(-min(length + 1, room) // size)
+        table = tuple(range(used, used + blocks))
+        used += blocks
+        admitted.append(_admission(seat, length, table, sampling[seat % len(sampling)]))
+        prefill.append(_row(seat, 0, length))
+        if length < room:
+            decode.append(_row(seat, length, 1))
+    _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)))
+    if decode:
+        _run(runner, StepPlan(1, decode, num_tokens=len(decode)))
     # Only a GPU has a kernel for it to compile.
     copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 and seats.device.type == "cuda" else []
-    _run(runner, StepPlan(2, [], copies=copies, released=list(range(rows))))
+    _run(runner, StepPlan(2, [], copies=copies, released=list(range(prompts))))
 
 
-def _admission(seat: int, length: int, blocks: int, params: SamplingParams) -> Admission:
-    table = tuple(range(seat * blocks, (seat + 1) * blocks))
+def _admission(seat: int, length: int, table: tuple[int, ...], params: SamplingParams) -> Admission:
     return Admission(f"rehearsal-{seat}", seat, [0] * length, length, params, 0, (), table)
 
 

@@ -21,7 +21,7 @@ from roseinfer.core.outputs import (
     Started,
     new_output,
 )
-from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs
+from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
@@ -50,6 +50,7 @@ class Scheduler:
         kv: KvManager,
         policy: Policy,
         max_model_len: int,
+        limits: StepLimits,
         drafter: Drafter | None = None,
     ) -> None:
         self.config = config
@@ -57,6 +58,7 @@ class Scheduler:
         self.policy = policy
         self._reporting = policy if isinstance(policy, Reporting) else None
         self.max_model_len = max_model_len
+        self.limits = limits
         self.drafter = drafter
         self.waiting = WaitingQueue(self._awaits_parent)
         self.running: dict[str, Request] = {}
@@ -137,7 +139,9 @@ class Scheduler:
         self._clock.planned(self._step, now_s)
         self._step += 1
         released, self._released = self._released, []
-        return draft.freeze(released)
+        plan = draft.freeze(released)
+        self.limits.check(plan)
+        return plan
 
     def _view(self, now_s: float, running: tuple[Request, ...]) -> View:
         return View(

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.plan import StepPlan, StepResult, TokenMasks, new_row_result
+from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks, new_row_result
 from roseinfer.core.runner import Capabilities
 from roseinfer.sched.cost import CostParams, work_of
 
@@ -40,8 +40,11 @@ class PricedRunner:
 
     capabilities = Capabilities()
 
-    def __init__(self, machine: Machine, clock: ManualClock, seed: int = 0) -> None:
+    def __init__(
+        self, machine: Machine, clock: ManualClock, seed: int = 0, *, limits: StepLimits | None = None
+    ) -> None:
         self._machine = machine
+        self._limits = limits
         self._clock = clock
         self._rng = random.Random(seed)
         self._last: dict[str, int] = {}
@@ -53,6 +56,8 @@ class PricedRunner:
         self._last[sequence_id] = prompt_len + output_len - 2
 
     def submit(self, plan: StepPlan) -> tuple[StepPlan, float, float]:
+        if self._limits is not None:
+            self._limits.check(plan)
         duration_s = self._machine.cost.seconds(work_of(plan.rows))
         if self._machine.noise:
             duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))

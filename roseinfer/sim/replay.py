@@ -10,7 +10,7 @@ from typing import Any
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import RequestOutput
-from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
@@ -247,9 +247,10 @@ def replay(
     setup, clock, found = recording.setup, ReplayClock(), Replay()
     scheduler = scheduler or setup.scheduler
     runner = RecordedRunner(recording, clock)
+    limits = StepLimits.of(scheduler, setup.max_model_len)
     kv = KvManager(setup.num_blocks, setup.block_size, prefix_caching=setup.prefix_caching)
     core = EngineCore(
-        Scheduler(scheduler, kv, make_policy(scheduler, estimates), setup.max_model_len),
+        Scheduler(scheduler, kv, make_policy(scheduler, estimates), setup.max_model_len, limits),
         runner,
         clock,
         depth=setup.depth,

@@ -8,6 +8,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Event
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput
+from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -129,12 +130,13 @@ def simulate(
 ) -> Simulation:
     """Raises `RequestTooLongError` if a request could never run. `arrivals` are sorted by time."""
     clock = ManualClock()
-    runner = PricedRunner(machine, clock, seed)
+    limits = StepLimits.of(scheduler, machine.max_model_len)
+    runner = PricedRunner(machine, clock, seed, limits=limits)
     kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
     estimates = estimates or Estimates(cost=CostModel(machine.belief))
     policy = TimedPolicy(make_policy(scheduler, estimates))
     core = EngineCore(
-        Scheduler(scheduler, kv, policy, machine.max_model_len),
+        Scheduler(scheduler, kv, policy, machine.max_model_len, limits),
         runner,
         clock,
         depth=2 if scheduler.overlap else 1,

@@ -10,6 +10,7 @@ from roseinfer.calibration.sweep import Bounds, CalibrationError, Sweep
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.plan import StepLimits
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -38,7 +39,8 @@ def engine(noise: float = 0.0, *, overlap: bool = False, blocks: int = 8192) -> 
     clock = ManualClock()
     config = SchedulerConfig(scheduling_policy="fifo", max_num_seqs=80, max_num_batched_tokens=512)
     kv = KvManager(blocks, machine.block_size)
-    scheduler = Scheduler(config, kv, make_policy(config), machine.max_model_len)
+    limits = StepLimits.of(config, machine.max_model_len)
+    scheduler = Scheduler(config, kv, make_policy(config), machine.max_model_len, limits)
     core = EngineCore(scheduler, Endless(machine, clock), clock, depth=2 if overlap else 1, vocab_size=1000)
     return core, Bounds(2048, blocks * machine.block_size, 80, 1000), clock
 

@@ -2,6 +2,7 @@
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
+from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
@@ -30,9 +31,13 @@ def make_core(
 ) -> EngineCore:
     config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
     kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching)
+    context = max_model_len or num_blocks * block_size
+    limits = StepLimits.of(config, context)
+    runner = runner or FakeRunner(num_blocks, block_size, vocab_size)
+    runner.limits = runner.limits or limits
     return engine(
-        Scheduler(config, kv, make_policy(config), max_model_len or num_blocks * block_size, drafter),
-        runner or FakeRunner(num_blocks, block_size, vocab_size),
+        Scheduler(config, kv, make_policy(config), context, limits, drafter),
+        runner,
         ManualClock(),
         depth=depth,
         eos_ids=(EOS,),

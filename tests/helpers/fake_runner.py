@@ -9,7 +9,7 @@ the same request must give the same tokens.
 import zlib
 from dataclasses import dataclass, field
 
-from roseinfer.core.plan import Admission, Row, RowResult, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from roseinfer.core.runner import Capabilities
 
 EMPTY = (-1, 0)
@@ -41,10 +41,13 @@ class FakeRunner:
         self.seats: dict[int, Seat] = {}
         self.submitted: list[StepPlan] = []
         self.closed = False
+        self.limits: StepLimits | None = None  # what plans may hold, if somebody says so
         self._computed: dict[int, list[list[int]]] = {}
         self._results: dict[int, StepResult] = {}
 
     def submit(self, plan: StepPlan) -> int:
+        if self.limits is not None:
+            self.limits.check(plan)
         self.submitted.append(plan)
         for seat in plan.released:
             self.seats.pop(seat, None)

@@ -4,7 +4,7 @@ import torch
 
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan, StepResult
+from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.forward import EagerForward, Prepared
 from roseinfer.runner.inputs import build_batch
@@ -76,7 +76,7 @@ class Bench:
         forward = EagerForward(
             self.model, LoopAttention(), self.store, lambda columns: Prepared(build_batch(columns, self.seats))
         )
-        self.runner = ModelRunner(self.model, forward, self.store, self.seats)
+        self.runner = ModelRunner(self.model, forward, self.store, self.seats, StepLimits(seats, seats * length))
         self.block_size = block_size
         self.next_block = 0
         self.step = 0

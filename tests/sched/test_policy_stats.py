@@ -8,6 +8,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
+from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -166,7 +167,7 @@ def engine(policy: str, depth: int = 1) -> tuple[EngineCore, PricedRunner]:
     runner = PricedRunner(Machine(COST), clock)
     config = SchedulerConfig(scheduling_policy=policy, max_num_seqs=8, max_num_batched_tokens=64)
     made = make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths()))
-    scheduler = Scheduler(config, KvManager(256, 16, prefix_caching=False), made, 1024)
+    scheduler = Scheduler(config, KvManager(256, 16, prefix_caching=False), made, 1024, StepLimits.of(config, 1024))
     return EngineCore(scheduler, runner, clock, depth=depth, eos_ids=(END,), vocab_size=10), runner
 
 

@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.plan import StepPlan
+from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.messages import Add
@@ -35,14 +35,15 @@ def estimates() -> Estimates:
 def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, rate: float = 12.0) -> list[StepPlan]:
     """A run with a noisy machine, a host that takes its time between steps, late arrivals and aborts."""
     clock, rng = ManualClock(), random.Random(0)
-    priced = PricedRunner(machine, clock)
+    limits = StepLimits.of(scheduler, machine.max_model_len)
+    priced = PricedRunner(machine, clock, limits=limits)
     plans: list[StepPlan] = []
     submit = priced.submit
     priced.submit = lambda plan: plans.append(plan) or submit(plan)
     kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
     core = RecordingCore(
         Recorder(path),
-        Scheduler(scheduler, kv, make_policy(scheduler, estimates()), machine.max_model_len),
+        Scheduler(scheduler, kv, make_policy(scheduler, estimates()), machine.max_model_len, limits),
         priced,
         clock,
         depth=2 if scheduler.overlap else 1,

@@ -1,0 +1,94 @@
+"""What a step may hold is said once; the scheduler, the runner and what measures a step's memory keep to it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.plan import Row, StepLimits, StepPlan
+from roseinfer.runner import build
+from roseinfer.runner.build import build_runner
+from roseinfer.runner.model_runner import ModelRunner
+from roseinfer.runner.rehearsal import full_step
+from tests.runner.test_build import LLAMA
+from tests.runner.tiny import Bench
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """Every plan that a runner gets."""
+    seen: list[StepPlan] = []
+    submit = ModelRunner.submit
+    monkeypatch.setattr(ModelRunner, "submit", lambda self, plan: seen.append(plan) or submit(self, plan))
+    return seen
+
+
+def config(**scheduler: object) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(load_format="dummy", device="cpu"),
+        cache=CacheConfig(block_size=4, num_kv_blocks=100),
+        scheduler=SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 10, **scheduler}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, StepLimits(4, 10)),
+        ({"max_num_seqs": 16}, StepLimits(10, 10)),
+        ({"enable_chunked_prefill": False}, StepLimits(4, 64 + 3)),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 500}, StepLimits(4, 500)),
+    ],
+)
+def test_the_limits_of_the_options(options: dict[str, object], limits: StepLimits) -> None:
+    assert StepLimits.of(config(**options).scheduler, 64) == limits
+
+
+def test_a_full_step() -> None:
+    assert full_step(StepLimits(4, 10), chunked=True) == [3, 3, 2, 2]
+    assert full_step(StepLimits(4, 67), chunked=False) == [64, 1, 1, 1]
+
+
+def test_the_runner_takes_no_plan_that_exceeds_them() -> None:
+    bench = Bench(seats=2, length=8)
+    limits = StepLimits(2, 16)
+    rows = [Row(f"r{seat}", seat, 0, 9, 1, True, 0, 0, ()) for seat in range(2)]
+    with pytest.raises(AssertionError, match="a step of 18 tokens exceeds the limit of 16"):
+        bench.runner.submit(StepPlan(0, rows, num_tokens=18))
+    with pytest.raises(AssertionError, match="a step of 3 rows exceeds the limit of 2"):
+        limits.check(StepPlan(0, [*rows, rows[0]], num_tokens=1))
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_rehearsal_keeps_within_them(folder: Path, plans: list[StepPlan], chunked: bool) -> None:
+    facts = build_runner(config(enable_chunked_prefill=chunked), folder).facts
+    assert facts.limits == StepLimits(4, 10 if chunked else 67)
+    assert plans and all(plan.num_tokens == sum(row.count for row in plan.rows) for plan in plans)
+    assert all(plan.num_tokens <= facts.limits.max_tokens for plan in plans)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_the_memory_of_the_fullest_step_is_measured(
+    folder: Path, plans: list[StepPlan], chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without chunking that is a whole context beside all that decode, not the budget."""
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (8 << 30, 8 << 30))
+    options = config(enable_chunked_prefill=chunked)
+    built = build_runner(options, folder)
+    plans.clear()
+    build._free_cuda_bytes(options, built.runner._model, "torch")
+    limits = built.facts.limits
+    fullest = max(plans, key=lambda plan: plan.num_tokens)
+    assert (len(fullest.rows), fullest.num_tokens) == (limits.max_rows, limits.max_tokens)
