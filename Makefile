@@ -1,12 +1,13 @@
 # Everyday commands, each of which works from a bare clone with nothing but Python >= 3.11.
 #   make serve ARGS="--port 9000"       serve the embedded model
-#   make test ARGS="tests/kv -x"        run the tests
+#   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
 
 PYTHON ?=
 PIP_ARGS ?=
 ARGS ?=
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
@@ -20,7 +21,7 @@ serve: $(VENV)/.installed
 	$(BIN)/roseinfer serve $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
