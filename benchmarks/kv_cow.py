@@ -17,6 +17,7 @@ from typing import cast
 import torch
 
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.bench.report import header, table, write_json
 from roseinfer.cli import run_alone
 from roseinfer.commands import Command
@@ -121,7 +122,8 @@ class Cache:
         prefix_blocks = -(-config.old_len // config.block_size)
         num_blocks = prefix_blocks + config.batch_size
         self.kv = KvManager(num_blocks, config.block_size)
-        self.store = KVStore(num_blocks, config.layers, config.block_size, config.heads, config.head_dim, dtype, device)
+        spec = AttentionSpec(heads=config.heads, kv_heads=config.heads, head_dim=config.head_dim, scale=1.0)
+        self.store = KVStore(num_blocks, config.block_size, [spec] * config.layers, dtype, device)
         self.names = [f"request-{i}" for i in range(config.batch_size)]
         shape = (config.batch_size, config.layers, 2, config.heads, config.head_dim)
         random = torch.Generator().manual_seed(0)

@@ -6,6 +6,18 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class Paging:
+    """Where the layers of one KV group keep a step's tokens.
+
+    tables: [S, B] int32, the block tables of all seats. Entries past a row's context are undefined.
+    slots: [T] int64, where each token's K/V goes: block * block_size + offset, or -1 for "do not write".
+    """
+
+    tables: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Packed tokens of R rows, T tokens in all. Row r owns tokens query_start[r] .. query_start[r + 1].
 
@@ -13,9 +25,8 @@ class ForwardBatch:
 
     input_ids, positions: [T] int64.
     query_start: [R + 1] int32. context_len: [R] int32 = tokens visible to the row's last query (start + count).
-    tables: [S, B] int32, the block tables of all seats; table_rows: [R] int32, row r's is tables[table_rows[r]].
-    Entries past a row's context are undefined.
-    slots: [T] int64, where each token's K/V goes: block * block_size + offset, or -1 for "do not write".
+    table_rows: [R] int32, row r's block tables are those of seat table_rows[r].
+    paging: of each KV group; a layer's is paging[store.group_of[layer]].
     logits_at: [L] int64, the packed token indices whose logits are wanted.
     max_query, max_context: host-side maxima over the rows.
     query_lens, context_lens: the same counts on the host, for backends that loop or plan on the CPU. In a batch that
@@ -29,9 +40,8 @@ class ForwardBatch:
     positions: torch.Tensor
     query_start: torch.Tensor
     context_len: torch.Tensor
-    tables: torch.Tensor
     table_rows: torch.Tensor
-    slots: torch.Tensor
+    paging: tuple[Paging, ...]
     logits_at: torch.Tensor
     query_lens: list[int]
     context_lens: list[int]

@@ -97,7 +97,8 @@ class FlashInferAttention:
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         kv = self._layers[layer]
-        store_qkv(qkv, heads, kv, self._batch)
+        batch = self._batch
+        store_qkv(qkv, heads, kv, batch.paging[0].slots, batch.positions)
         tokens, spec = qkv.shape[0], heads.spec
         q = qkv.view(tokens, spec.heads + 2 * spec.kv_heads, spec.head_dim)[:, : spec.heads]
         out = qkv.new_empty((tokens, spec.heads, spec.head_dim))
@@ -108,7 +109,7 @@ class FlashInferAttention:
     def _adopt(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
         if store is not self._store:
-            self._layers = [store.layer(layer) for layer in range(store.data.shape[1])]
+            self._layers = [store.layer(layer) for layer in range(len(self._shape.specs))]
             self._store = store
 
     def _pages_of_graphs(self) -> PageList:

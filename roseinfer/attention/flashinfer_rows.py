@@ -200,7 +200,7 @@ def _listed(batch: ForwardBatch, rows: slice, lengths: _Lengths, geometry: Geome
     """The blocks of some rows, one row behind the other, on the device."""
     context_len, table_rows = batch.context_len[rows], batch.table_rows[rows]
     pages = PageList.empty(len(lengths.last_tokens), lengths.total, geometry.device)
-    list_pages(pages, context_len, batch.tables, table_rows, geometry.block_size, lengths.longest)
+    list_pages(pages, context_len, batch.paging[0].tables, table_rows, geometry.block_size, lengths.longest)
     return pages.blocks
 
 
@@ -277,8 +277,9 @@ class GraphRows:
 
     def list_blocks(self, batch: ForwardBatch) -> None:
         """Part of the capture: every replay reads lengths and tables from the device."""
-        longest = batch.tables.shape[1]
-        list_pages(self._pages, batch.context_len, batch.tables, batch.table_rows, self._geometry.block_size, longest)
+        tables = batch.paging[0].tables
+        longest = tables.shape[1]
+        list_pages(self._pages, batch.context_len, tables, batch.table_rows, self._geometry.block_size, longest)
 
     def attend(self, q: torch.Tensor, kv: KV, out: torch.Tensor) -> None:
         """Part of the capture."""

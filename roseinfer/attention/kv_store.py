@@ -1,42 +1,78 @@
-"""Where K and V live: one tensor for all layers, so that one indexed copy moves a block of every layer."""
+"""Where K and V live: one tensor for all layers of one shape, so that one indexed copy moves a block of all of them."""
 
 import math
 import mmap
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.availability import has_triton
+
+# Bytes of K and V that a scrub takes out of the store at a time.
+_SCRUB_BYTES = 16 << 20
+
+
+class Place(NamedTuple):
+    """Where a layer's K and V are: in part `part` of the store, as its layer `plane`."""
+
+    part: int
+    plane: int
 
 
 class KVStore:
-    """`data`: [num_blocks, num_layers, 2, block_size, kv_heads, head_dim].
+    """K and V of `num_blocks` blocks of `block_size` tokens, for layers that may differ in KV heads and head size.
 
-    The block index comes first so that a copy-on-write over all layers reads and writes contiguous memory.
+    `parts`: for each shape of K and V among the layers, [num_blocks, layers of it, 2, block_size, kv_heads, head_dim];
+    a model whose layers are alike has one. A block's id is its index in every part. The block comes first so that a
+    copy-on-write over all layers reads and writes contiguous memory. `places`: of each layer.
+
+    `group_of`: of each layer, which KV group keeps its tokens: layers of one group share block tables and slots
+    (`ForwardBatch.paging`). There is one, for every layer: block ids come from one pool.
     """
 
     def __init__(
         self,
         num_blocks: int,
-        num_layers: int,
         block_size: int,
-        kv_heads: int,
-        head_dim: int,
+        specs: Sequence[AttentionSpec],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_blocks, num_layers, 2, block_size, kv_heads, head_dim)
+        """specs: of the model's layers in order, of which there is at least one."""
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.data = _zeros(shape, dtype, device)
+        shapes = list(dict.fromkeys((spec.kv_heads, spec.head_dim) for spec in specs))
+        counts = [0] * len(shapes)
+        places = []
+        for spec in specs:
+            part = shapes.index((spec.kv_heads, spec.head_dim))
+            places.append(Place(part, counts[part]))
+            counts[part] += 1
+        self.places = tuple(places)
+        self.group_of = (0,) * len(places)
+        self.parts = tuple(
+            _zeros((num_blocks, count, 2, block_size, *shape), dtype, device)
+            for shape, count in zip(shapes, counts, strict=True)
+        )
         self._copy = None
         if has_triton(device):
             from roseinfer.kernels.block_copy import copy_blocks
 
             self._copy = copy_blocks
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The only part, of a store whose layers are alike."""
+        (part,) = self.parts
+        return part
+
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of one layer's K and V, each [num_blocks, block_size, kv_heads, head_dim] (strided by block)."""
-        return self.data[:, index, 0], self.data[:, index, 1]
+        place = self.places[index]
+        part = self.parts[place.part]
+        return part[:, place.plane, 0], part[:, place.plane, 1]
 
     def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor, tokens: int) -> None:
         """Copy the first `tokens` slots of blocks src[i] -> dst[i] ([n] int64) over all layers in one operation.
@@ -45,15 +81,28 @@ class KVStore:
         fullest source: to copy more of the others is harmless, since nothing past a sequence's length is ever read,
         but to copy whole blocks that are filled in part takes memory traffic many times over.
         """
-        if self._copy is not None:
-            self._copy(self.data, src, dst, tokens)
-            return
-        slots = self.data[:, :, :, :tokens]
-        slots.index_copy_(0, dst, slots.index_select(0, src))
+        for part in self.parts:
+            if self._copy is not None:
+                self._copy(part, src, dst, tokens)
+                continue
+            slots = part[:, :, :, :tokens]
+            slots.index_copy_(0, dst, slots.index_select(0, src))
+
+    def scrub(self, blocks: torch.Tensor) -> None:
+        """Zero what is not finite in these blocks ([n] int64), of every layer.
+
+        They are taken in slices of at most 16 MiB: a long request's blocks are gigabytes, and the store leaves little
+        of a GPU's memory free.
+        """
+        for part in self.parts:
+            for layer in part.unbind(1):
+                for some in blocks.split(max(1, _SCRUB_BYTES // layer[0].nbytes)):
+                    values = layer.index_select(0, some)
+                    layer.index_copy_(0, some, values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
 
     @staticmethod
-    def bytes_per_block(num_layers: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        return num_layers * 2 * block_size * kv_heads * head_dim * dtype.itemsize
+    def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
+        return sum(2 * block_size * spec.kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -5,31 +5,27 @@ Row numbers for all layers are worked out once a step; a layer then costs two wr
 
 import torch
 
-from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.kv_store import KVStore
-
 
 class PagedRows:
-    """`rows`: [num_blocks * num_layers * 2 * block_size, kv_heads * D], a view of `KVStore.data`.
+    """`rows`: [num_blocks * num_layers * 2 * block_size, kv_heads * D], a view of one of `KVStore.parts`.
 
     Plane 2 * layer holds a layer's K and plane 2 * layer + 1 its V. What is gathered lies in one buffer that all
     pieces of a step share: fresh memory of this size would cost a CPU several times the copy itself in page faults.
     """
 
-    def __init__(self, store: KVStore) -> None:
-        blocks, layers, _, block_size, self.kv_heads, self.head_dim = store.data.shape
-        self.store = store
+    def __init__(self, part: torch.Tensor) -> None:
+        blocks, layers, _, block_size, self.kv_heads, self.head_dim = part.shape
         self.layers = layers
-        self.rows = store.data.view(blocks * layers * 2 * block_size, self.kv_heads * self.head_dim)
-        self._block_size = block_size
+        self.rows = part.view(blocks * layers * 2 * block_size, self.kv_heads * self.head_dim)
+        self.block_size = block_size
         self._rows_per_block = 2 * layers * block_size
         self._plane_starts = torch.arange(2 * layers, device=self.rows.device)[:, None] * block_size
         self._buffer = self.rows.new_empty((0, self.rows.shape[1]))
         self._block_of = self._offset_of = self._plane_starts.new_empty(0)
 
     def of_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """slots: [n] int64, none negative (see `ForwardBatch.slots`). Row numbers, [2 * layers, n]."""
-        first = slots + slots // self._block_size * (self._rows_per_block - self._block_size)
+        """slots: [n] int64, none negative (see `Paging.slots`). Row numbers, [2 * layers, n]."""
+        first = slots + slots // self.block_size * (self._rows_per_block - self.block_size)
         return first + self._plane_starts
 
     def of_contexts(
@@ -46,8 +42,8 @@ class PagedRows:
         else:
             within = torch.arange(longest, device=first.device)
             positions = first[:, None].long() + torch.where(within < lengths[:, None], within, 0)
-            blocks = tables.gather(1, positions // self._block_size).to(torch.int64)
-            rows = blocks.mul_(self._rows_per_block).add_(positions % self._block_size)
+            blocks = tables.gather(1, positions // self.block_size).to(torch.int64)
+            rows = blocks.mul_(self._rows_per_block).add_(positions % self.block_size)
         if ragged and first is None:
             inside = torch.arange(longest, device=rows.device) < lengths[:, None]
             rows = torch.where(inside, rows, rows[:, :1])
@@ -63,23 +59,23 @@ class PagedRows:
         """Of each position below `longest`: the entry of the block table, and the place in the block."""
         if self._block_of.shape[0] < longest:
             positions = torch.arange(1 << (longest - 1).bit_length(), device=self.rows.device)
-            self._block_of, self._offset_of = positions // self._block_size, positions % self._block_size
+            self._block_of, self._offset_of = positions // self.block_size, positions % self.block_size
         return self._block_of[:longest], self._offset_of[:longest]
 
 
 class SlotWriter:
-    """Writes a step's K and V where `ForwardBatch.slots` says."""
+    """Writes a step's K and V to its slots [T], see `Paging`."""
 
-    def __init__(self, batch: ForwardBatch, paged: PagedRows) -> None:
+    def __init__(self, slots: torch.Tensor, paged: PagedRows) -> None:
         self._target = paged.rows
-        self._tokens, slots = None, batch.slots
+        self._tokens = None
         if bool((slots < 0).any()):
             self._tokens = (slots >= 0).nonzero().flatten()
             slots = slots[self._tokens]
         self._rows = paged.of_slots(slots).unbind()
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v: [T, kv_heads, D]."""
+        """layer: its index in the part. k, v: [T, kv_heads, D]."""
         if self._tokens is not None:
             k, v = k[self._tokens], v[self._tokens]
         self._target.index_copy_(0, self._rows[2 * layer], k.flatten(1))
@@ -111,6 +107,6 @@ class ContextReader:
         self._keys, self._values = dense.unbind()
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, each [n, kv_heads, longest, D], valid until any reader of the same store reads."""
+        """K and V, each [n, kv_heads, longest, D], of the part's layer; valid until any reader of the part reads."""
         torch.index_select(self._source, 0, self._rows[layer], out=self._buffer)
         return self._keys, self._values

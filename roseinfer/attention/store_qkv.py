@@ -2,15 +2,21 @@
 
 import torch
 
-from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.kernels.heads import store_heads
 
 
 def store_qkv(
-    qkv: torch.Tensor, heads: HeadTransform, kv: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch
+    qkv: torch.Tensor,
+    heads: HeadTransform,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    positions: torch.Tensor,
 ) -> None:
-    """Norm and turn queries in place, keys on their way into the cache with the values. kv: `KVStore.layer`."""
+    """Norm and turn queries in place, keys on their way into the cache with the values.
+
+    kv: `KVStore.layer`. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
+    """
     spec, norms, rotary = heads.spec, heads.norms, heads.rotary
     store_heads(
         qkv,
@@ -18,8 +24,8 @@ def store_qkv(
         spec.kv_heads,
         spec.head_dim,
         *kv,
-        batch.slots,
-        batch.positions,
+        slots,
+        positions,
         None if rotary is None else rotary.cos_sin,
         None if norms is None else norms.query,
         None if norms is None else norms.key,

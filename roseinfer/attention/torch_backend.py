@@ -7,12 +7,12 @@ and how the batch splits into pieces, each of which one call of scaled_dot_produ
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
@@ -58,8 +58,26 @@ class _Piece(Protocol):
     tokens: slice | torch.Tensor
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        """q: the piece's own queries [t, heads, D]; k, v: those of the whole step. Returns [t, heads, D]."""
+        """layer: its index in its part of the store. q: the piece's own queries [t, heads, D]; k, v: the whole step's.
+
+        Returns [t, heads, D].
+        """
         ...
+
+
+class _Kind(NamedTuple):
+    """What layers have in common that share the work of `begin`: part of the store, KV group and window."""
+
+    part: int
+    group: int
+    window: int | None
+
+
+class _Plan(NamedTuple):
+    """How layers of one kind write a step's K and V, and the pieces in which they attend."""
+
+    writer: SlotWriter
+    pieces: list[_Piece]
 
 
 class TorchAttention:
@@ -67,18 +85,24 @@ class TorchAttention:
 
     def __init__(self, specs: Sequence[AttentionSpec]) -> None:
         self._specs = tuple(specs)
-        # Layers of one window split a batch alike and share their masks.
         self._bands = {spec.window: _Band(spec.window) for spec in specs}
-        self._pieces: dict[int | None, list[_Piece]] = {}
-        self._paged: PagedRows | None = None
+        self._store: KVStore | None = None
+        self._paged: list[PagedRows] = []
+        self._kinds: list[_Kind] = []
+        self._plans: dict[_Kind, _Plan] = {}
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
-        if self._paged is None or self._paged.store is not store:
-            self._paged = PagedRows(store)
-        paged = self._paged
+        if self._store is not store:
+            self._store = store
+            self._paged = [PagedRows(part) for part in store.parts]
+            kinds = zip(store.places, store.group_of, self._specs, strict=True)
+            self._kinds = [_Kind(place.part, group, spec.window) for place, group, spec in kinds]
         self._positions = batch.positions
-        self._writer = SlotWriter(batch, paged)
-        self._pieces = {window: _split(batch, paged, window, band) for window, band in self._bands.items()}
+        self._plans = {kind: self._plan(kind, batch) for kind in dict.fromkeys(self._kinds)}
+
+    def _plan(self, kind: _Kind, batch: ForwardBatch) -> _Plan:
+        paged, paging = self._paged[kind.part], batch.paging[kind.group]
+        return _Plan(SlotWriter(paging.slots, paged), _split(batch, paging, paged, self._bands[kind.window]))
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         return self.attend(layer, *heads.split(qkv, self._positions)).reshape(qkv.shape[0], -1)
@@ -88,41 +112,42 @@ class TorchAttention:
 
         Returns [T, heads, D], which may be a strided view too.
         """
-        spec = self._specs[layer]
-        self._writer.write(layer, k, v)
-        pieces = self._pieces[spec.window]
+        assert self._store is not None, "begin comes before attend"
+        scale, plane = self._specs[layer].scale, self._store.places[layer].plane
+        writer, pieces = self._plans[self._kinds[layer]]
+        writer.write(plane, k, v)
         if len(pieces) == 1:
-            return pieces[0].attend(layer, q, k, v, spec.scale)
+            return pieces[0].attend(plane, q, k, v, scale)
         out = q.new_empty(q.shape)
         for piece in pieces:
-            out[piece.tokens] = piece.attend(layer, q[piece.tokens], k, v, spec.scale)
+            out[piece.tokens] = piece.attend(plane, q[piece.tokens], k, v, scale)
         return out
 
 
-def _split(batch: ForwardBatch, paged: PagedRows, window: int | None, band: "_Band") -> list[_Piece]:
-    """The batch in pieces, for layers of this window."""
-    rows = _rows(batch, window)
+def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band") -> list[_Piece]:
+    """The batch in pieces, for layers of the band's window."""
+    rows = _rows(batch, band.window)
     whole = [row for row in rows if row.count > 1 and row.context == row.count and not band.hides(row.count)]
     chunks = [row for row in rows if row.count > 1 and (row.context > row.count or band.hides(row.count))]
     if chunks:
         band.cover(max(row.context for row in chunks), paged.rows)
     return [
-        *(_Decoding(batch, group, paged) for group in _decoding_groups(rows, paged)),
+        *(_Decoding(batch, paging, group, paged) for group in _decoding_groups(rows, paged)),
         *(_WholePrompts(group) for group in _prompt_groups(whole)),
-        *(_Chunk(batch, row, paged, band) for row in chunks),
+        *(_Chunk(batch, paging, row, paged, band) for row in chunks),
     ]
 
 
 class _Decoding:
     """Rows with one query each, padded to as many keys as the one that sees most, and masked."""
 
-    def __init__(self, batch: ForwardBatch, rows: list[_Row], paged: PagedRows) -> None:
+    def __init__(self, batch: ForwardBatch, paging: Paging, rows: list[_Row], paged: PagedRows) -> None:
         device = batch.context_len.device
         self.tokens = _selection([row.start for row in rows], device)
         selected = _selection([row.index for row in rows], device)
         ends, longest = batch.context_len[selected], max(row.seen for row in rows)
         ragged = any(row.seen < longest for row in rows)
-        tables = _tables(batch, selected, max(row.context for row in rows), paged)
+        tables = _tables(paging, batch.table_rows[selected], max(row.context for row in rows), paged)
         # A row whose beginning is hidden sees a whole window, and no row sees more.
         first = (ends - longest).clamp_(min=0) if any(row.first for row in rows) else None
         lengths = ends if first is None else ends - first
@@ -163,13 +188,13 @@ class _WholePrompts:
 class _Chunk:
     """One row of several queries behind a prefix or longer than the window, a slice of the queries at a time."""
 
-    def __init__(self, batch: ForwardBatch, row: _Row, paged: PagedRows, band: "_Band") -> None:
+    def __init__(self, batch: ForwardBatch, paging: Paging, row: _Row, paged: PagedRows, band: "_Band") -> None:
         self.tokens: slice | torch.Tensor = slice(row.start, row.start + row.count)
         self._position = row.context - row.count
         self._first = row.first
         self._band = band
         one = slice(row.index, row.index + 1)
-        ends, tables = batch.context_len[one], _tables(batch, one, row.context, paged)
+        ends, tables = batch.context_len[one], _tables(paging, batch.table_rows[one], row.context, paged)
         first = ends - row.seen if row.first else None
         lengths = ends if first is None else ends - first
         self._reader = ContextReader(paged, tables, first, lengths, row.seen, ragged=False)
@@ -204,32 +229,32 @@ class _Band:
     """
 
     def __init__(self, window: int | None) -> None:
-        self._window = window
+        self.window = window
         self._matrix: torch.Tensor | None = None
         self._edge = 0
 
     def hides(self, context: int) -> bool:
         """Whether a context of so many tokens is longer than the window."""
-        return self._window is not None and context > self._window
+        return self.window is not None and context > self.window
 
     def cover(self, context: int, like: torch.Tensor) -> None:
         """Make contexts of up to `context` tokens possible, with masks in the dtype and on the device of `like`."""
-        needed = context if self._window is None else min(context, self._window)
+        needed = context if self.window is None else min(context, self.window)
         if self._matrix is not None and needed <= self._edge and self._matrix.dtype == like.dtype:
             return
         self._edge = 1 << (needed - 1).bit_length()
         shape = (_SLICE, self._edge + _SLICE)
         full = torch.full(shape, float("-inf"), dtype=like.dtype, device=like.device)
         self._matrix = full.triu(self._edge + 1)
-        if self._window is not None:
-            self._matrix += full.tril_(self._edge - self._window)
+        if self.window is not None:
+            self._matrix += full.tril_(self._edge - self.window)
 
     def mask(self, position: int, queries: int) -> torch.Tensor:
         """[queries, keys]: query i, at `position` + i, sees the keys of its window up to its own position.
 
         The last key is the last query's own, the first one the first that the first query sees.
         """
-        before = position if self._window is None else min(position, self._window - 1)
+        before = position if self.window is None else min(position, self.window - 1)
         assert self._matrix is not None and before <= self._edge
         part = self._matrix[:queries, self._edge - before : self._edge + queries]
         # CUDA's kernels read masks in aligned vectors, and a part begins anywhere.
@@ -246,10 +271,10 @@ def _rows(batch: ForwardBatch, window: int | None) -> list[_Row]:
     return [_Row(*row) for row in zip(range(len(counts)), starts, counts, contexts, firsts, strict=False)]
 
 
-def _tables(batch: ForwardBatch, rows: slice | torch.Tensor, longest: int, paged: PagedRows) -> torch.Tensor:
+def _tables(paging: Paging, table_rows: torch.Tensor, longest: int, paged: PagedRows) -> torch.Tensor:
     """Block tables [n, B] of some rows, as wide as the longest of their contexts needs."""
-    width = -(-longest // paged.store.block_size)
-    return batch.tables[:, :width].index_select(0, batch.table_rows[rows])
+    width = -(-longest // paged.block_size)
+    return paging.tables[:, :width].index_select(0, table_rows)
 
 
 def _decoding_groups(rows: list[_Row], paged: PagedRows) -> list[list[_Row]]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from roseinfer.attention.base import AttentionShape
-from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
@@ -58,6 +58,7 @@ class TritonAttention:
         self._lengths: torch.Tensor | None = None
         self._batch: ForwardBatch | None = None
         self._store: KVStore | None = None
+        self._group_of: tuple[int, ...] = ()
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of each layer of the store
 
     def map_chunks(
@@ -85,7 +86,7 @@ class TritonAttention:
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
         if store is not self._store:
-            self._store = store
+            self._store, self._group_of = store, store.group_of
             self._caches = [store.layer(i) for i in range(len(self._shape.specs))]
             self._load_kernels(batch)
         tokens, decodes = batch.input_ids.shape[0], batch.num_decodes
@@ -102,28 +103,32 @@ class TritonAttention:
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         batch, spec = self._batch, heads.spec
         assert batch is not None, "begin comes before forward"
-        kv = self._caches[layer]
-        store_qkv(qkv, heads, kv, batch)
+        kv, paging = self._caches[layer], batch.paging[self._group_of[layer]]
+        store_qkv(qkv, heads, kv, paging.slots, batch.positions)
         q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._attend(q, *kv, out, spec)
+        self._attend(q, kv, paging, out, spec)
         return out.view(q.shape[0], -1)
 
     def _attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor, spec: AttentionSpec
+        self,
+        q: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        paging: Paging,
+        out: torch.Tensor,
+        spec: AttentionSpec,
     ) -> None:
         batch, decode_lens = self._batch, self._lengths
         assert batch is not None and decode_lens is not None
-        tables, rows, lengths, scale = batch.tables, batch.table_rows, batch.context_len, spec.scale
+        cache, lengths, scale = (*kv, paging.tables, batch.table_rows), batch.context_len, spec.scale
         mixed = bool(batch.num_decodes) and self._block_map is not None
         with self._side.beside() if mixed else nullcontext():
             if self._block_map is not None:
                 starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
-                caches = (k_cache, v_cache, tables, rows)
-                prefill_attention(q, *caches, starts, lengths, out, blocks, scale, config, spec.window or 0)
+                prefill_attention(q, *cache, starts, lengths, out, blocks, scale, config, spec.window or 0)
         if batch.num_decodes:
             workspace = self._workspaces[spec.window]
-            decode_attention(q, k_cache, v_cache, tables, rows, decode_lens, out, scale, workspace)
+            decode_attention(q, *cache, decode_lens, out, scale, workspace)
         if mixed:
             self._side.join()
 
@@ -139,7 +144,7 @@ class TritonAttention:
         q = torch.empty((1, spec.heads + 2 * spec.kv_heads, spec.head_dim), dtype=dtype, device=device)[:, : spec.heads]
         out = torch.empty((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
         nothing = torch.full((1, 2), -1, dtype=torch.int32, device=device)
-        cache = (*self._caches[0], batch.tables, batch.table_rows)
+        cache = (*self._caches[0], batch.paging[0].tables, batch.table_rows)
         for workspace in self._workspaces.values():
             for tokens in (SMALL_STEP, SMALL_STEP + 1):
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)

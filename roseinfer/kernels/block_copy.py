@@ -34,8 +34,8 @@ def copy_blocks(
 ) -> None:
     """Copy the first `tokens` slots of blocks src[i] -> dst[i] in all layers' keys and values.
 
-    data: [num_blocks, layers, 2, block_size, kv_heads, head_dim], `KVStore.data`. src, dst: [n] integers; no block is
-    both a source and a destination, and destinations are distinct.
+    data: [num_blocks, layers, 2, block_size, kv_heads, head_dim], one of `KVStore.parts`. src, dst: [n] integers; no
+    block is both a source and a destination, and destinations are distinct.
     """
     _, layers, _, block_size, kv_heads, head_dim = data.shape
     token = kv_heads * head_dim

@@ -63,15 +63,7 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
     spec = model.spec
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
         # One block more than the scheduler knows of, for rows that only pad a batch.
-        store = KVStore(
-            shape.num_blocks + 1,
-            spec.num_layers,
-            shape.block_size,
-            spec.num_kv_heads,
-            spec.head_dim,
-            model.dtype,
-            model.device,
-        )
+        store = KVStore(shape.num_blocks + 1, shape.block_size, model.attention, model.dtype, model.device)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
             shape.max_num_seqs,

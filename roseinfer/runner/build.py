@@ -125,9 +125,7 @@ def resolve_device(name: str) -> torch.device:
 
 def _num_blocks(config: EngineConfig, model: CausalLM, backend: str) -> int:
     spec, block_size = model.spec, config.cache.block_size
-    bytes_per_block = KVStore.bytes_per_block(
-        spec.num_layers, block_size, spec.num_kv_heads, spec.head_dim, model.dtype
-    )
+    bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, model.dtype)
     context = config.model.max_model_len or spec.max_position
     blocks_of_use = config.scheduler.max_num_seqs * -(-context // block_size)
 

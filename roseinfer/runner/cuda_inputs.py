@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.kernels.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
 from roseinfer.runner.forward import Prepared, SampleAt
 from roseinfer.runner.inputs import Columns
@@ -58,9 +58,8 @@ class CudaInputs:
             positions=self.positions[:num_tokens],
             query_start=self.query_start[: num_rows + 1],
             context_len=self.context_len[:num_rows],
-            tables=self.seats.block_tables,
             table_rows=layout[SEAT, :num_rows],
-            slots=self.slots[:num_tokens],
+            paging=(Paging(self.seats.block_tables, self.slots[:num_tokens]),),
             logits_at=tail.logits_at(on_device),
             query_lens=list(columns.count),
             context_lens=context_lens,
@@ -167,9 +166,8 @@ class CudaInputs:
             positions=self.positions[:tokens],
             query_start=self.query_start[: rows + 1],
             context_len=self.context_len[:rows],
-            tables=self.seats.block_tables,
             table_rows=layout[SEAT, :rows],
-            slots=self.slots[:tokens],
+            paging=(Paging(self.seats.block_tables, self.slots[:tokens]),),
             logits_at=self.one_each[:rows],
             query_lens=[1] * rows,
             context_lens=[1] * rows,

@@ -6,7 +6,7 @@ from operator import add, gt, sub
 
 import torch
 
-from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.core.plan import Row
 from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.transfer import upload
@@ -71,9 +71,8 @@ def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -
         positions=start,
         query_start=row.int(),
         context_len=(start + 1).int(),
-        tables=seats.block_tables,
         table_rows=seat.int(),
-        slots=block * seats.block_size + start % seats.block_size,
+        paging=(Paging(seats.block_tables, block * seats.block_size + start % seats.block_size),),
         logits_at=row[:n],
         query_lens=[1] * n,
         context_lens=context_lens,
@@ -102,9 +101,8 @@ def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) ->
         positions=positions,
         query_start=torch.cat((first, first[-1:] + count[-1:])).int(),
         context_len=context_len.int(),
-        tables=seats.block_tables,
         table_rows=seat.int(),
-        slots=torch.where(positions >= write_from[row], slots, -1),
+        paging=(Paging(seats.block_tables, torch.where(positions >= write_from[row], slots, -1)),),
         logits_at=upload(list(chain.from_iterable(wanted)), torch.int64, device),
         query_lens=list(columns.count),
         context_lens=context_lens,

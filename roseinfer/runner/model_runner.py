@@ -145,13 +145,11 @@ class ModelRunner:
 
         Attention multiplies masked positions by zero, and zero times NaN is NaN: one bad request would spoil others.
         """
-        data = self._store.data
         for seat in released:
             if seat in self._poisoned:
                 self._poisoned.discard(seat)
                 blocks = self._seats.block_tables[seat, : self._seats.at(seat).num_blocks].long()
-                values = data.index_select(0, blocks)
-                data.index_copy_(0, blocks, torch.where(torch.isfinite(values), values, 0))
+                self._store.scrub(blocks)
 
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
         out = self._forward_pass.run(columns)

@@ -16,10 +16,9 @@ from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.flashinfer_backend import FlashInferAttention, why_not
 from roseinfer.attention.flashinfer_rows import Geometry
 from roseinfer.attention.heads import HeadTransform
-from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.triton_support import HAS_TRITON
-from tests.helpers.attention import shape_of, spec_of
+from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 
 ON_GPU = torch.cuda.is_available() and find_spec("flashinfer") is not None
@@ -121,7 +120,7 @@ class Case:
     def __init__(self, shape: AttentionShape, num_blocks: int = 256) -> None:
         self.shape, self.spec = shape, shape.specs[0]
         self.blocks = Blocks(num_blocks, shape.block_size)
-        self.store = KVStore(
+        self.store = store_of(
             num_blocks, LAYERS, shape.block_size, self.spec.kv_heads, self.spec.head_dim, shape.dtype, shape.device
         )
         self.store.data.fill_(NAN)
@@ -220,14 +219,14 @@ def test_a_captured_batch_follows_the_lengths_on_the_device(heads: int, rows: in
     for _ in range(rows):
         case.add(rng.randint(60, 200), 1)
     batch, qkv = case.batch(), case.packed(0)
-    lengths, true_slots = batch.context_len.clone(), batch.slots.clone()
+    lengths, true_slots = batch.context_len.clone(), batch.paging[0].slots.clone()
 
     def launch() -> torch.Tensor:
         attention.prepare_capture(batch, case.store)
         return attention.forward(0, qkv, case.transform())
 
     batch.context_len.fill_(1)
-    batch.slots.fill_(-1)
+    batch.paging[0].slots.fill_(-1)
     launch()
     if ON_GPU:
         torch.cuda.synchronize()
@@ -235,7 +234,7 @@ def test_a_captured_batch_follows_the_lengths_on_the_device(heads: int, rows: in
         with torch.cuda.graph(graph):
             out = launch()
     batch.context_len.copy_(lengths)
-    batch.slots.copy_(true_slots)
+    batch.paging[0].slots.copy_(true_slots)
     attention.prepare_replay(rows, [length - 1 for length in lengths.tolist()])
     if ON_GPU:
         graph.replay()
@@ -273,7 +272,7 @@ def test_offsets_past_32_bits() -> None:
     shape = attention_shape(8, 8, 128, block_size=256)
     num_blocks = 2**31 // (LAYERS * 2 * 256 * 8 * 128) + 8
     case = Case(shape, 1)
-    case.store = KVStore(num_blocks, LAYERS, 256, 8, 128, shape.dtype, shape.device)
+    case.store = store_of(num_blocks, LAYERS, 256, 8, 128, shape.dtype, shape.device)
     tables = iter(([num_blocks - 1, num_blocks - 2], [num_blocks - 3, num_blocks - 4], [num_blocks - 5]))
     case.blocks = SimpleNamespace(table=lambda _: next(tables))  # type: ignore[assignment]
     case.add(300, 1).add(0, 1).add(30, 150)

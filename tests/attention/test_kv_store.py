@@ -2,18 +2,21 @@ import gc
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from roseinfer.attention import kv_store
 from roseinfer.attention.kv_store import KVStore
+from tests.helpers.attention import spec_of, store_of
 
 
 @pytest.mark.parametrize(("blocks", "dtype"), [(1, torch.float32), (300, torch.float32), (300, torch.bfloat16)])
 def test_starts_as_zeros_that_can_be_written(blocks, dtype):
-    store = KVStore(blocks, 3, 4, 2, 8, dtype, torch.device("cpu"))
+    store = store_of(blocks, 3, 4, 2, 8, dtype, torch.device("cpu"))
     gc.collect()
     assert store.data.shape == (blocks, 3, 2, 4, 2, 8)
     assert store.data.dtype == dtype
     assert not store.data.any()
-    assert store.data.nbytes == blocks * KVStore.bytes_per_block(3, 4, 2, 8, dtype)
+    assert store.data.nbytes == blocks * KVStore.bytes_per_block([spec_of(2, 2, 8)] * 3, 4, dtype)
     keys, values = store.layer(1)
     keys[-1] = 1
     values[0] = 2
@@ -21,7 +24,7 @@ def test_starts_as_zeros_that_can_be_written(blocks, dtype):
 
 
 def test_copies_of_a_step():
-    store = KVStore(6, 2, 4, 1, 8, torch.float32, torch.device("cpu"))
+    store = store_of(6, 2, 4, 1, 8, torch.float32, torch.device("cpu"))
     store.data.normal_(generator=torch.Generator().manual_seed(0))
     before = store.data.clone()
     store.copy_blocks(torch.tensor([0, 1, 1]), torch.tensor([3, 4, 5]), 4)
@@ -32,10 +35,65 @@ def test_copies_of_a_step():
 
 
 def test_copies_only_the_slots_asked_for():
-    store = KVStore(3, 2, 4, 1, 8, torch.float32, torch.device("cpu"))
+    store = store_of(3, 2, 4, 1, 8, torch.float32, torch.device("cpu"))
     store.data.normal_(generator=torch.Generator().manual_seed(0))
     before = store.data.clone()
     store.copy_blocks(torch.tensor([0]), torch.tensor([2]), 3)
     assert torch.equal(store.data[2, :, :, :3], before[0, :, :, :3])
     assert torch.equal(store.data[2, :, :, 3:], before[2, :, :, 3:])
     assert torch.equal(store.data[:2], before[:2])
+
+
+def test_layers_may_differ_in_heads_and_share_block_ids():
+    specs = [spec_of(4, 2, 8), spec_of(4, 1, 16), spec_of(8, 2, 8, window=3)]
+    store = KVStore(5, 4, specs, torch.float32, torch.device("cpu"))
+    assert [part.shape for part in store.parts] == [(5, 2, 2, 4, 2, 8), (5, 1, 2, 4, 1, 16)]
+    assert sum(part.nbytes for part in store.parts) == 5 * KVStore.bytes_per_block(specs, 4, torch.float32)
+    for layer, value in enumerate((1.0, 2.0, 3.0)):
+        for cache in store.layer(layer):
+            cache[1] = value
+    store.copy_blocks(torch.tensor([1]), torch.tensor([3]), 3)
+    for layer, value in enumerate((1.0, 2.0, 3.0)):
+        for cache in store.layer(layer):
+            assert cache.shape == (5, 4, specs[layer].kv_heads, specs[layer].head_dim)
+            assert bool((cache[3, :3] == value).all()) and not cache[3, 3:].any() and not cache[0].any()
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that any operation returns in memory of its own."""
+
+    def __init__(self, stores: tuple[torch.Tensor, ...]) -> None:
+        super().__init__()
+        self._known = {part.untyped_storage().data_ptr() for part in stores}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self._known:
+                self.bytes = max(self.bytes, tensor.nbytes)
+        return out
+
+
+def test_a_scrub_takes_little_memory_however_many_blocks_there_are(monkeypatch):
+    store = KVStore(300, 16, [spec_of(2, 2, 32)] * 3 + [spec_of(2, 1, 32)], torch.float32, torch.device("cpu"))
+    one = 2 * 16 * 2 * 32 * 4  # bytes of a block in a layer of the first kind
+    monkeypatch.setattr(kv_store, "_SCRUB_BYTES", 5 * one + 1)
+    for part in store.parts:
+        part.normal_()
+    before = [part.clone() for part in store.parts]
+    blocks = torch.randperm(300)[:200]
+    for part in store.parts:
+        part[blocks[3], 0, 1, 2, 0] = float("nan")
+        part[blocks[-1], -1, 0, 15] = float("-inf")
+    untouched = blocks.new_tensor(sorted({*range(300)} - {*blocks.tolist()}))
+    for part in store.parts:
+        part[untouched[0], 0] = float("nan")
+    with Largest(store.parts) as largest:
+        store.scrub(blocks)
+    assert 0 < largest.bytes <= 5 * one
+    for part, was in zip(store.parts, before, strict=True):
+        was[blocks[3], 0, 1, 2, 0] = 0.0
+        was[blocks[-1], -1, 0, 15] = 0.0
+        was[untouched[0], 0] = float("nan")
+        assert torch.equal(part.nan_to_num(7.0), was.nan_to_num(7.0))

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from roseinfer.attention import torch_backend
-from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
-from tests.helpers.attention import spec_of
+from tests.helpers.attention import spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 
 CPU = torch.device("cpu")
@@ -31,7 +30,7 @@ class Case:
         self.specs = [spec_of(heads, kv_heads, dim, window=window) for window in windows]
         self.heads, self.kv_heads, self.dim, self.dtype = heads, kv_heads, dim, dtype
         self.blocks = Blocks(4096 // block_size, block_size)
-        self.store = KVStore(4096 // block_size, LAYERS, block_size, kv_heads, dim, dtype, CPU)
+        self.store = store_of(4096 // block_size, LAYERS, block_size, kv_heads, dim, dtype, CPU)
         self.store.data.fill_(float("nan"))
         self.rows: list[HandRow] = []
         self.keys: list[torch.Tensor] = []

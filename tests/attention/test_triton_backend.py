@@ -8,11 +8,10 @@ import torch
 
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
-from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.triton_support import HAS_TRITON
 from roseinfer.layers.rotary import Rotary, default_frequencies
-from tests.helpers.attention import shape_of, spec_of
+from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import assert_near
@@ -71,7 +70,7 @@ class Case:
         self.transform, self.block_size, self.device, self.dtype = transform, block_size, device, dtype
         num_blocks = 2048 // block_size + MAX_ROWS
         self.stores = [
-            KVStore(num_blocks, LAYERS, block_size, spec.kv_heads, spec.head_dim, dtype, device) for _ in range(2)
+            store_of(num_blocks, LAYERS, block_size, spec.kv_heads, spec.head_dim, dtype, device) for _ in range(2)
         ]
         self.stores[0].data.fill_(float("nan"))
         self.stores[1].data.fill_(float("nan"))

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 
-from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.models.base import CausalLM
@@ -57,9 +57,8 @@ def make_batch(rows: Sequence[HandRow], block_size: int, device: str | torch.dev
         positions=tensor(positions),
         query_start=tensor([0, *accumulate(query_lens)], torch.int32),
         context_len=tensor(context_lens, torch.int32),
-        tables=tensor(tables, torch.int32),
         table_rows=tensor(list(range(len(rows))), torch.int32),
-        slots=tensor(slots),
+        paging=(Paging(tensor(tables, torch.int32), tensor(slots)),),
         logits_at=tensor(list(range(len(positions)))),
         query_lens=query_lens,
         context_lens=context_lens,
@@ -73,12 +72,9 @@ class HandRunner:
     """A model, a store and blocks: what a test needs to compute rows."""
 
     def __init__(self, model: CausalLM, *, block_size: int = 16, num_blocks: int = 64) -> None:
-        spec = model.spec
         self.model = model
         self.blocks = Blocks(num_blocks, block_size)
-        self.store = KVStore(
-            num_blocks, spec.num_layers, block_size, spec.num_kv_heads, spec.head_dim, model.dtype, model.device
-        )
+        self.store = KVStore(num_blocks, block_size, model.attention, model.dtype, model.device)
         # Blocks are reused without being cleared, so nothing may depend on what is left in them.
         self.store.data.fill_(float("nan"))
         self._attention = TorchAttention(model.attention)

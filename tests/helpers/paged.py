@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from roseinfer.attention.kv_store import KVStore
+from tests.helpers.attention import store_of
 from tests.helpers.batches import Blocks
 
 LAYERS, LAYER = 3, 1
@@ -43,7 +43,7 @@ def paged_case(
     """
     contexts = [start + count for start, count in rows]
     num_blocks = sum(-(-context // block_size) for context in contexts) + 2
-    store = KVStore(num_blocks, LAYERS, block_size, kv_heads, head_dim, dtype, device)
+    store = store_of(num_blocks, LAYERS, block_size, kv_heads, head_dim, dtype, device)
     store.data.fill_(float("nan"))
     caches = store.layer(LAYER)
     blocks = Blocks(num_blocks, block_size)

@@ -17,7 +17,6 @@ import torch
 from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
-from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
@@ -32,6 +31,7 @@ from roseinfer.layers.rotary import Rotary, default_frequencies
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.inputs import Columns
 from roseinfer.runner.seats import SeatTable
+from tests.helpers.attention import store_of
 
 BLOCK = 16
 
@@ -163,7 +163,7 @@ class _Steps:
         self._rng = random.Random(0)
         each = -(-sizes.longest // BLOCK)
         blocks = sizes.rows * each // 2 + 1
-        self._store = KVStore(blocks + 1, 1, BLOCK, heads.kv, heads.dim, sizes.dtype, device)
+        self._store = store_of(blocks + 1, 1, BLOCK, heads.kv, heads.dim, sizes.dtype, device)
         self._store.data.normal_()
         self._seats = SeatTable(sizes.rows, each * BLOCK, BLOCK, 1000, device, spare_block=blocks)
         tables = self._seats.block_tables[: sizes.rows]

@@ -1,15 +1,15 @@
 import pytest
 import torch
 
-from roseinfer.attention.kv_store import KVStore
 from roseinfer.kernels.block_copy import copy_blocks, copy_blocks_reference
+from tests.helpers.attention import store_of
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(3, 16, 2, 64), (1, 32, 1, 80), (2, 16, 5, 24)])  # layers, block, heads, dim
 @pytest.mark.parametrize("tokens", [1, 13, 16])
 def test_copies(dtype, shape, tokens, device):
-    store = KVStore(9, *shape, dtype, device)
+    store = store_of(9, *shape, dtype, device)
     store.data.copy_(torch.randn(store.data.shape))
     src = torch.tensor([4, 0, 4], device=device)
     dst = torch.tensor([8, 3, 1], device=device)
@@ -21,7 +21,7 @@ def test_copies(dtype, shape, tokens, device):
 
 
 def test_does_what_the_store_does(device):
-    stores = [KVStore(5, 2, 16, 2, 64, torch.float32, device) for _ in range(2)]
+    stores = [store_of(5, 2, 16, 2, 64, torch.float32, device) for _ in range(2)]
     stores[0].data.copy_(torch.randn(stores[0].data.shape))
     stores[1].data.copy_(stores[0].data)
     src, dst = torch.tensor([1, 2], device=device), torch.tensor([4, 0], device=device)
@@ -31,7 +31,7 @@ def test_does_what_the_store_does(device):
 
 
 def test_nothing_to_copy(device):
-    store = KVStore(3, 1, 16, 1, 64, torch.float32, device)
+    store = store_of(3, 1, 16, 1, 64, torch.float32, device)
     none = torch.empty(0, dtype=torch.int64, device=device)
     copy_blocks(store.data, none, none, 5)
     assert not store.data.any()

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from roseinfer.attention.kv_store import KVStore
 from roseinfer.kernels.heads import cos_sin_table, store_heads, store_heads_reference
 from roseinfer.layers.rotary import Rotary, default_frequencies, rotate
+from tests.helpers.attention import store_of
 
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
@@ -29,7 +29,7 @@ class Case:
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = torch.full((tokens, width + 16), torch.nan, dtype=dtype, device=device)[:, :width]
         self.qkv.copy_(torch.randn(tokens, width, device=device))
-        self.store = KVStore(6, 2, BLOCK_SIZE, self.kv_heads, self.head_dim, dtype, device)
+        self.store = store_of(6, 2, BLOCK_SIZE, self.kv_heads, self.head_dim, dtype, device)
         slots = torch.randperm(6 * BLOCK_SIZE)[:tokens]
         slots[1::3] = -1
         self.slots = slots.to(device)

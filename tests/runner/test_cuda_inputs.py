@@ -85,7 +85,7 @@ def test_any_step_padded_to_any_bucket(inputs: CudaInputs, seed: int) -> None:
     assert batch.chunk_map.tolist() == found.tolist() + [[-1, -1]] * (CHUNKS - len(found))
     assert batch.table_rows[: len(rows)].tolist() == list(columns.seat)
     check_tokens(inputs, columns, batch)
-    assert batch.slots[num_tokens:].eq(-1).all() and batch.positions[num_tokens:].eq(0).all()
+    assert batch.paging[0].slots[num_tokens:].eq(-1).all() and batch.positions[num_tokens:].eq(0).all()
     assert staged.logits_at.tolist() == [end - 1 for end, wants in zip(ends, columns.logits, strict=True) if wants]
     sampling = [i for i, sample in enumerate(columns.sample) if sample]
     assert staged.sample_at.seats.tolist() == [columns.seat[i] for i in sampling]
@@ -100,7 +100,7 @@ def check_tokens(inputs: CudaInputs, columns: Columns, batch) -> None:
             assert batch.positions[at] == position
             assert batch.input_ids[at] == inputs.seats.tokens[seat, position]
             slot = int(inputs.seats.block_tables[seat, position // BLOCK]) * BLOCK + position % BLOCK
-            assert batch.slots[at] == (slot if position >= write_from else -1)
+            assert batch.paging[0].slots[at] == (slot if position >= write_from else -1)
             at += 1
 
 
@@ -110,7 +110,7 @@ def test_decodes_are_padded_with_rows_of_the_spare_seat(inputs: CudaInputs, num_
     sample_at = inputs.stage_decodes(Columns.of(rows), ROWS)
     batch = inputs.decode_batch(ROWS)
     check_tokens(inputs, Columns.of(rows), batch)
-    assert batch.slots[num_rows:].eq(SPARE_BLOCK * BLOCK).all()
+    assert batch.paging[0].slots[num_rows:].eq(SPARE_BLOCK * BLOCK).all()
     assert batch.context_len.tolist() == [11 + seat for seat in range(num_rows)] + [1] * (ROWS - num_rows)
     assert batch.query_start.tolist() == list(range(ROWS + 1))
     assert sample_at.ends.tolist() == [11 + seat for seat in range(num_rows)]

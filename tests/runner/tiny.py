@@ -10,6 +10,7 @@ from roseinfer.runner.forward import EagerForward, Prepared
 from roseinfer.runner.inputs import build_batch
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
+from tests.helpers.attention import store_of
 
 VOCAB, DIM = 23, 8
 BAD_TOKEN = 22  # its embedding is NaN when the model is built with `bad`
@@ -23,16 +24,16 @@ class LoopAttention:
         self._store = store
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        batch = self._batch
+        batch, paging = self._batch, self._batch.paging[0]
         keys, values = self._store.layer(0)
         size = self._store.block_size
-        written = batch.slots >= 0
-        block, offset = batch.slots[written] // size, batch.slots[written] % size
+        written = paging.slots >= 0
+        block, offset = paging.slots[written] // size, paging.slots[written] % size
         keys[block, offset, 0] = k[written]
         values[block, offset, 0] = v[written]
         out = []
         for r, (count, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
-            table = batch.tables[batch.table_rows[r], : -(-context // size)].long()
+            table = paging.tables[batch.table_rows[r], : -(-context // size)].long()
             first = int(batch.query_start[r])
             position = batch.positions[first : first + count]
             scores = q[first : first + count] @ keys[table].reshape(-1, DIM).T
@@ -71,7 +72,7 @@ class Bench:
         blocks = seats * -(-length // block_size) + 8
         device = torch.device("cpu")
         self.model = TinyModel(bad)
-        self.store = KVStore(blocks, 1, block_size, 1, DIM, torch.float32, device)
+        self.store = store_of(blocks, 1, block_size, 1, DIM, torch.float32, device)
         self.seats = SeatTable(seats, length, block_size, VOCAB, device)
         forward = EagerForward(
             self.model, LoopAttention(), self.store, lambda columns: Prepared(build_batch(columns, self.seats))
