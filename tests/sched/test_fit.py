@@ -85,12 +85,12 @@ def test_a_scheduler_begins_with_the_file(tmp_path) -> None:
     file.write_text(json.dumps({**cost_as_json(TRUE), "fit": {"r2": 0.9}}))
     assert read_cost(str(file)) == TRUE
     policy = make_policy(scheduler_config(cost_model=str(file)))
-    assert isinstance(policy, SlackPolicy) and policy.cost.params == TRUE
+    assert isinstance(policy, SlackPolicy) and policy.state.cost.params == TRUE
     slower = CostParams(*(1.2 * value for value in TRUE.values()))
     for sample in draw(300, slower):
-        policy.cost.observe(sample.work, sample.seconds)
+        policy.state.cost.observe(sample.work, sample.seconds)
     work = Work(300, 50_000.0, 20, 10_000)
-    assert policy.cost.seconds(work) == pytest.approx(slower.seconds(work), rel=0.03), "only the start of the fit"
+    assert policy.state.cost.seconds(work) == pytest.approx(slower.seconds(work), rel=0.03), "only the start of the fit"
     assert Estimates.of(options_of(SchedulerConfig())).cost.params == FAST
 
 

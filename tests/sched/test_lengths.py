@@ -90,6 +90,6 @@ def test_the_kinds_differ_in_what_they_make_of_a_prediction() -> None:
 def test_the_option_names_the_estimator() -> None:
     for kind in LENGTH_ESTIMATORS:
         policy = make_policy(scheduler_config(length_estimator=kind))
-        assert isinstance(policy, SlackPolicy) and type(policy.lengths) is type(make_lengths(kind))
+        assert isinstance(policy, SlackPolicy) and type(policy.state.lengths) is type(make_lengths(kind))
     with pytest.raises(ConfigError, match="length_estimator"):
         scheduler_config(length_estimator="tarot")

@@ -33,7 +33,7 @@ def state(policy: str, **options: object) -> State:
     config = scheduler_config(scheduling_policy=policy, **options)
     made = State(make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths())))
     if policy == "slack":
-        made.policy.margin.value = made.policy.batch.margin = 0.0
+        made.policy.state.margin.value = made.policy.state.batch.margin = 0.0
     return made
 
 
@@ -76,7 +76,7 @@ def test_what_the_margin_leaves_is_what_there_is() -> None:
     made.run("a", tpot_s=0.050)
     made.begin()
     before = stats_of(made).utilisation
-    made.policy.margin.value = 0.1
+    made.policy.state.margin.value = 0.1
     assert (stats_of(made).utilisation, stats_of(made).margin) == (pytest.approx(before / 0.9), 0.1)
 
 

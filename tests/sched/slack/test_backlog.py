@@ -25,7 +25,7 @@ def add(core: EngineCore, name: str, slo: Slo | None = None, n: int = 1, **optio
 
 
 def kept(core: EngineCore) -> int:
-    backlog = core.scheduler.policy.backlog
+    backlog = core.scheduler.policy.state.backlog
     return sum(map(len, (backlog.affordable, backlog.parked, backlog.rest, backlog._latest)))
 
 
@@ -73,7 +73,7 @@ def preempted(made: State, name: str) -> None:
 def test_one_that_was_preempted_waits_once() -> None:
     made = state()
     preempted(made, "again")
-    backlog = made.policy.backlog
+    backlog = made.policy.state.backlog
     assert [track.request.request_id for track in first_of(backlog.affordable, lambda _: True, 16)] == ["again"]
     backlog.sort_by_price(1e9)
     assert len(backlog.affordable) == 1
@@ -132,7 +132,7 @@ def test_an_endless_objective_does_not_stop_the_prompts_of_others() -> None:
 
 def test_a_pace_that_no_step_can_keep_is_refused_even_while_every_seat_is_taken() -> None:
     made = state(seats=0)
-    made.policy.cost.steps = 50
+    made.policy.state.cost.steps = 50
     made.run("a", tpot_s=0.050)
     made.wait("free", 10, predicted=1)
     made.now_s = 20.0

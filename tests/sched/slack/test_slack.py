@@ -12,13 +12,11 @@ from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.oracle import OracleLengths
-from roseinfer.sched.policies.slack.demand import Demand
-from roseinfer.sched.policies.slack.kv_peak import peak_tokens
-from roseinfer.sched.policies.slack.margin import Margin
+from roseinfer.sched.policies.slack.batch import Margin
+from roseinfer.sched.policies.slack.capacity import Demand, PriceLimit, peak_tokens
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
-from roseinfer.sched.policies.slack.price import PriceLimit
-from roseinfer.sched.policies.slack.tenants import TenantShares
 from roseinfer.sched.registry import scheduler_config
+from roseinfer.sched.tenants import TenantShares
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival, poisson
@@ -35,7 +33,7 @@ def state(
     config = SchedulerConfig(scheduling_policy="slack")
     known = Estimates(CostModel(cost, fit=False), OracleLengths())
     policy = SlackPolicy(config, SlackOptions(), known, replace(Tuning(), **{"reserve": 0.0, **tuning}))
-    policy.margin.value = policy.batch.margin = 0.0
+    policy.state.margin.value = policy.state.batch.margin = 0.0
     return State(policy, budget=budget, seats=seats, free_blocks=free_blocks)
 
 
@@ -60,7 +58,7 @@ def test_tokens_ahead_of_schedule_pay_for_a_longer_step() -> None:
 
 def test_the_margin_brings_deadlines_forward() -> None:
     made = state()
-    made.policy.margin.value = made.policy.batch.margin = 0.11
+    made.policy.state.margin.value = made.policy.state.batch.margin = 0.11
     made.run("a", tpot_s=0.050)
     made.wait("long", 500, ttft_s=9.0, tpot_s=0.050)
     assert made.admitted(made.begin()) == {"long": 33}, "44.5 ms, less 11"
@@ -95,7 +93,7 @@ def test_who_cannot_catch_up_is_demoted_and_served_from_what_is_left() -> None:
     made.run("lost", tpot_s=0.030, predicted=3, first_s=-1.0)
     made.run("fine", tpot_s=0.030)
     assert made.decode(made.begin()) == ["fine", "lost"], "there is room for both"
-    assert list(made.policy.leftover) == ["lost"]
+    assert list(made.policy.state.leftover) == ["lost"]
     busy = [made.run(f"busy{i}", tpot_s=0.030) for i in range(25)]
     assert "lost" not in made.decode(made.begin())
     assert len(busy) == 25
@@ -105,7 +103,7 @@ def test_who_is_late_but_can_catch_up_stays() -> None:
     made = state()
     made.run("late", tpot_s=0.030, predicted=100, first_s=-0.1)
     made.begin()
-    assert not made.policy.leftover
+    assert not made.policy.state.leftover
 
 
 def test_a_prompt_that_cannot_be_in_time_is_turned_away_with_a_prediction() -> None:
@@ -120,15 +118,15 @@ def test_a_prompt_that_cannot_be_in_time_is_turned_away_with_a_prediction() -> N
 
 def test_a_pace_that_no_step_can_keep_is_refused_and_never_sets_the_pace_of_others() -> None:
     made = state()
-    made.policy.cost.steps = 50
+    made.policy.state.cost.steps = 50
     made.run("a", tpot_s=0.050)
     made.wait("b", 500, ttft_s=9.0, tpot_s=0.005)
     found = made.rejected(made.begin())
     assert (found["b"].reason, found["b"].hopeless) == ("tpot", True)
     made.run("c", tpot_s=0.005)
     made.begin()
-    assert list(made.policy.leftover) == ["c"]
-    assert made.policy.batch.smallest_s == 0.050
+    assert list(made.policy.state.leftover) == ["c"]
+    assert made.policy.state.batch.smallest_s == 0.050
 
 
 def test_prompts_without_objectives_come_behind_those_with_some_until_they_have_waited_long() -> None:

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from roseinfer.core.slo import Rejection
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
-from roseinfer.sched.policies.slack.kv_peak import peak_tokens
+from roseinfer.sched.policies.slack.capacity import peak_tokens
+from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
-
-if TYPE_CHECKING:
-    from roseinfer.sched.policies.slack.policy import SlackPolicy
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 
@@ -19,15 +16,15 @@ LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can b
 class Admission:
     """One step's. `admitted`: with the prompt tokens of each; they start as far as the step has tokens for them."""
 
-    def __init__(self, policy: "SlackPolicy", view: View, now_s: float) -> None:
+    def __init__(self, state: SlackState, view: View, now_s: float) -> None:
         self.admitted: list[tuple[Track, int]] = []
         self.rejections: dict[str, Refusal] = {}
-        self._policy = policy
-        self._tuning = policy.tuning
-        self._params = policy.cost.params
+        self._state = state
+        self._tuning = state.tuning
+        self._params = state.cost.params
         self._view = view
         self._now_s = now_s
-        self._keep = 1 - policy.margin.value
+        self._keep = 1 - state.margin.value
         self._aged = False  # whether one without objectives may start for having waited long
 
     def run(self, slacks: Sequence[float], context: Sequence[int]) -> None:
@@ -35,28 +32,28 @@ class Admission:
 
         `slacks`, `context`: seconds and tokens of the requests in the batch.
         """
-        policy, view = self._policy, self._view
-        for track in policy.hopeless(view, self._now_s):
-            self._reject(track, "ttft", policy.prefill_s(len(track.tokens)))
-        if not policy.ledger.waiting:
+        state, view = self._state, self._view
+        for track in state.hopeless(view, self._now_s):
+            self._reject(track, "ttft", state.prefill_s(len(track.tokens)))
+        if not state.ledger.waiting:
             return
         self._context = context
-        self._seats = min(view.free_seats, policy.seats - len(view.running))
+        self._seats = min(view.free_seats, state.seats - len(view.running))
         self._blocks = view.free_blocks
-        self._smallest_s = min([track.tpot_s for track in policy.ledger.filling.values()], default=inf)
-        if len(policy.batch):
-            self._smallest_s = min(self._smallest_s, policy.batch.smallest_s)
-        if policy.price.update(self._now_s, self._keep - self._overhead(self._smallest_s)):
-            policy.backlog.sort_by_price(policy.price.limit_s)
-        policy.refresh_demand(self._now_s, slacks, context, self._smallest_s)
-        self._demand, self._growth = policy.demand, policy.growth
+        self._smallest_s = min([track.tpot_s for track in state.ledger.filling.values()], default=inf)
+        if len(state.batch):
+            self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
+        if state.price.update(self._now_s, self._keep - self._overhead(self._smallest_s)):
+            state.backlog.sort_by_price(state.price.limit_s)
+        state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
+        self._demand, self._growth = state.demand, state.growth
         self._rate = self._prefill_rate()
-        self._walk(policy.backlog.affordable, 1.0)
-        self._walk(policy.backlog.parked, self._tuning.roomy)
+        self._walk(state.backlog.affordable, 1.0)
+        self._walk(state.backlog.parked, self._tuning.roomy)
         self._walk_rest()
 
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
-        hopeless = reason == "tpot" or self._policy.prefill_s(len(track.tokens)) > track.ttft_s
+        hopeless = reason == "tpot" or self._state.prefill_s(len(track.tokens)) > track.ttft_s
         predicted_s = self._now_s - track.request.arrival_s + wait_s
         self.rejections[track.request.request_id] = Refusal(track.request, Rejection(reason, predicted_s, hopeless))
 
@@ -66,7 +63,7 @@ class Admission:
 
     def _prefill_rate(self) -> float:
         """Prompt tokens a second that the running requests leave room for."""
-        batch, p = self._policy.batch, self._params
+        batch, p = self._state.batch, self._params
         if not len(batch):
             return 1 / (p.token_s + p.step_s / self._view.token_budget)
         busy = sum([(p.row_s + p.context_s * n) / t.tpot_s for t, n in zip(batch.tracks, self._context, strict=True)])
@@ -77,7 +74,7 @@ class Admission:
         for track in self._first_of(entries):
             if track.request.request_id in self.rejections:
                 continue
-            if self._policy.unattainable(track) and rejectable(track.request):
+            if self._state.unattainable(track) and rejectable(track.request):
                 self._reject(track, "tpot", len(track.tokens) / self._rate)
                 continue
             if self._seats <= 0:
@@ -93,14 +90,14 @@ class Admission:
 
     def _first_of(self, entries: list[Entry]) -> Iterator[Track]:
         """The first that could start, each followed by the samples of the same request that could start with it."""
-        view, waiting = self._view, self._policy.ledger.waiting
+        view, waiting = self._view, self._state.ledger.waiting
         for lead in first_of(entries, lambda track: view.can_start(track.request), self._tuning.looked_at):
             for request in view.members(lead.request):
                 yield waiting[request.request_id]
 
     def _walk_rest(self) -> None:
         """Those without objectives, the oldest first, as far as `_may_start`."""
-        for track in self._first_of(self._policy.backlog.rest):
+        for track in self._first_of(self._state.backlog.rest):
             if self._seats <= 0 or not self._has_blocks(track) or not self._may_start(track):
                 return
             self._growth += track.length
@@ -108,13 +105,13 @@ class Admission:
 
     def _may_start(self, track: Track) -> bool:
         """While the others leave room and seats; of those that have waited long one a second all the same."""
-        policy, tuning = self._policy, self._tuning
+        state, tuning = self._state, self._tuning
         if self._smallest_s == inf:
             return True
         share = self._keep - self._overhead(self._smallest_s)
-        if self._demand.peak <= tuning.roomy * share and self._seats > tuning.spare_seats * policy.seats:
+        if self._demand.peak <= tuning.roomy * share and self._seats > tuning.spare_seats * state.seats:
             return True
-        if self._now_s < max(track.request.arrival_s + tuning.ageing_s, policy.rest_started_s + tuning.idle_limit_s):
+        if self._now_s < max(track.request.arrival_s + tuning.ageing_s, state.rest_started_s + tuning.idle_limit_s):
             return False
         first, self._aged = not self._aged, True
         return first
@@ -150,11 +147,11 @@ class Admission:
             reserve = self._reserve(track, smallest_s)
             if demand.peak + track.weight > (limit - reserve) * share:
                 return Verdict.SKIP
-            demand = self._policy.demand_with(demand, track, prompt, self._now_s)
+            demand = self._state.demand_with(demand, track, prompt, self._now_s)
             if demand.peak > (limit - reserve) * share:
                 return Verdict.SKIP if demand.peak <= limit * share else Verdict.STOP
         else:
-            demand = self._policy.demand_with(demand, track, prompt, self._now_s)
+            demand = self._state.demand_with(demand, track, prompt, self._now_s)
         self._demand, self._smallest_s = demand, smallest_s
         self._growth += track.length
         return Verdict.ADMIT
@@ -166,15 +163,15 @@ class Admission:
             return False
         if not self._view.running or self._growth + context + track.length <= self._blocks * size:
             return True
-        policy = self._policy
-        rows = list(zip(self._context, policy.left(self._context), strict=True))
-        starting = [*policy.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), track]
+        state = self._state
+        rows = list(zip(self._context, state.left(self._context), strict=True))
+        starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), track]
         rows += [(len(other.tokens), other.length) for other in starting]
-        rows += [(len(other.tokens), 0.0) for other in policy.leftover.values()]
+        rows += [(len(other.tokens), 0.0) for other in state.leftover.values()]
         held = sum([request.planned for request in self._view.running])
         return peak_tokens(rows) <= self._view.free_blocks * size + held
 
     def _reserve(self, track: Track, smallest_s: float) -> float:
-        tuning, mean_s = self._tuning, self._policy.price.mean_s
+        tuning, mean_s = self._tuning, self._state.price.mean_s
         left = min(1.0, max(0.0, track.due_s - self._now_s - smallest_s) / (tuning.patience * smallest_s))
         return tuning.reserve * left * min(2.0, track.work_s / mean_s)

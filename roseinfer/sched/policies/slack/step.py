@@ -2,41 +2,38 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from roseinfer.core.request import Request
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policies.slack.admission import Admission
+from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View
-
-if TYPE_CHECKING:
-    from roseinfer.sched.policies.slack.policy import SlackPolicy
 
 
 class SlackStep:
     """`seconds`: how long it is expected to take. `limit_s`: how long it may take, inf if nobody is owed a token."""
 
-    def __init__(self, policy: "SlackPolicy", view: View, now_s: float, in_flight: bool) -> None:
+    def __init__(self, state: SlackState, view: View, now_s: float, in_flight: bool) -> None:
         self.seconds = 0.0
         self.limit_s = inf
-        self._policy = policy
-        self._tuning = policy.tuning
-        self._params = policy.cost.params
+        self._state = state
+        self._tuning = state.tuning
+        self._params = state.cost.params
         self._view = view
         self._now_s = now_s
         self._in_flight = in_flight
-        self._keep = 1 - policy.margin.value
+        self._keep = 1 - state.margin.value
 
     def decide(self) -> Decision:
-        policy, p = self._policy, self._params
+        state, p = self._state, self._params
         self._measure()
-        admission = Admission(policy, self._view, self._now_s)
+        admission = Admission(state, self._view, self._now_s)
         admission.run(self._slacks, self._context)
-        filling = policy.ledger.filling.values()
+        filling = state.ledger.filling.values()
         prompts = [*((track, track.request.remaining) for track in filling), *admission.admitted]
         prompts.sort(key=self._can_wait)
-        self._rows = list(policy.batch.tracks)
+        self._rows = list(state.batch.tracks)
         self._decode_s = p.step_s + p.row_s * len(self._rows) + p.context_s * sum(self._context)
         room = self._room(prompts)
         self._take_turns()
@@ -45,20 +42,20 @@ class SlackStep:
         rows = [track.request for track in self._rows]
         rows += self._leftovers()
         if not rows and not chunks:  # somebody has to
-            rows = [track.request for track in policy.ledger.decoding.values()]
+            rows = [track.request for track in state.ledger.decoding.values()]
         rows += [track.request for track in filling]
         return PlannedDecision(rows, chunks, starts, list(admission.rejections.values()), self._yields)
 
     def _measure(self) -> None:
         """Slack of every decoding request; those that are lost are demoted."""
-        batch, now_s = self._policy.batch, self._now_s
+        batch, now_s = self._state.batch, self._now_s
         self._context = batch.context()
         due = batch.due_in_flight(self._context) if self._in_flight else batch.due(self._context)
         self._slacks = [at_s - now_s for at_s in due]
         if due and min(due) < now_s:
             lost = [track for track, slack in zip(batch.tracks, self._slacks, strict=True) if self._lost(track, slack)]
             for track in lost:
-                self._policy.demote(track, now_s)
+                self._state.demote(track, now_s)
             if lost:
                 self._measure()
 
@@ -67,8 +64,8 @@ class SlackStep:
         late_s = -slack - (track.tpot_s - track.pace_s) * track.outputs  # behind the objective itself
         if late_s <= 0:
             return False
-        fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._policy.batch)
-        left = self._policy.lengths.left(track.request, max(1, track.outputs))
+        fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._state.batch)
+        left = self._state.lengths.left(track.request, max(1, track.outputs))
         return late_s > max(0.0, left * (track.tpot_s - fast_s))
 
     def _can_wait(self, prompt: tuple[Track, int]) -> bool:
@@ -79,10 +76,10 @@ class SlackStep:
     # --- what the step holds ------------------------------------------------------------------------------------
     def _room(self, prompts: Sequence[tuple[Track, int]]) -> float:
         """Prompt tokens that fit before the first token is late; makes room by letting requests sit out."""
-        policy, token_s = self._policy, self._params.token_s
+        state, token_s = self._state, self._params.token_s
         if not self._rows:
             return float(self._view.token_budget)
-        smallest_s = policy.batch.smallest_s
+        smallest_s = state.batch.smallest_s
         tau = min(max(min(self._slacks), self._decode_s), self._tuning.longest_step * smallest_s)
         self.limit_s = tau
         room = (tau - self._decode_s) / token_s
@@ -97,10 +94,10 @@ class SlackStep:
 
         Returns the seconds that are left for prompts.
         """
-        policy, p, tau, full_s = self._policy, self._params, self.limit_s, self._decode_s
+        state, p, tau, full_s = self._state, self._params, self.limit_s, self._decode_s
         room_s = tau - full_s
         # One that is ahead by less would soon be the most urgent, and steps would become short and many.
-        ahead_s = max(full_s, policy.batch.smallest_s)
+        ahead_s = max(full_s, state.batch.smallest_s)
         order = sorted(range(len(self._rows)), key=self._slacks.__getitem__)
         tracks, skipped = self._rows, set()
         while order:
@@ -119,12 +116,12 @@ class SlackStep:
             short_s -= saved_s
             over_s -= saved_s
             room_s += saved_s
-        self._rows = [track for index, track in enumerate(policy.batch.tracks) if index not in skipped]
+        self._rows = [track for index, track in enumerate(state.batch.tracks) if index not in skipped]
         return room_s
 
     def _take_turns(self) -> None:
         """No more decoding rows than the options allow: the most urgent."""
-        most = self._policy.options.max_batch_size
+        most = self._state.options.max_batch_size
         if most is not None and len(self._rows) > most:
             due = {track.request.request_id: track.anchor_s + track.pace_s * len(track.tokens) for track in self._rows}
             self._rows.sort(key=lambda track: due[track.request.request_id])
@@ -142,7 +139,7 @@ class SlackStep:
 
     def _share(self, prompts: Sequence[tuple[Track, int]], room: float) -> tuple[dict[str, int], list[Request]]:
         """The step's prompt tokens, in order."""
-        options = self._policy.options
+        options = self._state.options
         most = options.prefill_max_tokens or self._view.token_budget
         left = int(max(0.0, min(room, most, self._view.token_budget - len(self._rows))))
         if self._rows and left < self._tuning.smallest_chunk:
@@ -180,14 +177,14 @@ class SlackStep:
             return tuning.smallest_chunk if self._now_s > track.request.arrival_s + 2 * tuning.ageing_s else 0
         left_s = track.due_s - self._now_s
         if left_s < tuning.guard_steps * self._decode_s + wanted * self._params.token_s:
-            most = self._policy.batch.smallest_s / self._params.token_s if len(self._policy.batch) else inf
+            most = self._state.batch.smallest_s / self._params.token_s if len(self._state.batch) else inf
             return int(min(tuning.guard_chunk, wanted, max(most, tuning.smallest_chunk)))
         return 0
 
     def _leftovers(self) -> list[Request]:
         """Requests that are owed nothing decode while the step stays within its limit, or if they waited long."""
         p, chosen = self._params, []
-        for track in self._policy.leftover.values():
+        for track in self._state.leftover.values():
             row_s = p.row_s + p.context_s * len(track.tokens)
             if self.seconds + row_s < self.limit_s or self._now_s - track.idle_s > self._tuning.idle_limit_s:
                 track.idle_s = self._now_s
@@ -197,7 +194,7 @@ class SlackStep:
 
     def _yields(self, request: Request) -> float:
         """Who gives up its blocks first: those that are owed nothing, then those furthest ahead."""
-        track = self._policy.ledger.decoding.get(request.request_id)
-        if track is None or track not in self._policy.batch:
+        track = self._state.ledger.decoding.get(request.request_id)
+        if track is None or track not in self._state.batch:
             return inf
         return track.anchor_s + track.pace_s * len(track.tokens)
