@@ -77,7 +77,8 @@ class Request:
     chunked, a decode and a restart after preemption differ in numbers only.
 
     `meta` is what it was sent with. Policies read its fields in every step, so they are attributes here as well; `slo`
-    is then None whenever nothing was promised.
+    is then None whenever nothing was promised. `guided`: its tokens are sampled under masks that the
+    host makes for each of them.
     """
 
     __slots__ = (
@@ -88,6 +89,7 @@ class Request:
         "deadline_s",
         "first_token_s",
         "fork_of",
+        "guided",
         "in_flight",
         "max_len",
         "meta",
@@ -121,6 +123,7 @@ class Request:
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         fork_of: str | None = None,
+        guided: bool = False,
     ) -> None:
         if not prompt_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
@@ -138,6 +141,7 @@ class Request:
         self.tenant = meta.tenant
         self.priority = meta.priority
         self.predicted_len = meta.predicted_len
+        self.guided = guided
         # A request that wants no token still needs the one that ends its prompt's computation; commit drops it.
         self.max_len = self.prompt_len + max(1, params.max_tokens)
         self.status = Status.WAITING

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
-from roseinfer.core.outputs import RequestOutput, SchedulerStats
-from roseinfer.core.plan import StepPlan
+from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
+from roseinfer.core.plan import StepPlan, TokenMasks
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
+from roseinfer.engine.guides import GuidedSequences, GuideEnd, Guides
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.sched.scheduler import Scheduler
 
@@ -28,7 +29,8 @@ class EngineCore:
     """`depth` 1: plan, run, commit. `depth` 2: plan and submit step k + 1 while step k runs, then commit k.
 
     `eos_ids` end every request that does not ignore them. `seed` seeds the requests that bring none: the n-th such
-    request always draws the same way.
+    request always draws the same way. `guides` constrain the outputs of requests that ask for it; without them such
+    requests are refused.
     """
 
     def __init__(
@@ -41,11 +43,14 @@ class EngineCore:
         eos_ids: tuple[int, ...] = (),
         vocab_size: int,
         seed: int = 0,
+        guides: Guides | None = None,
     ) -> None:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
         if scheduler.drafter is not None and not runner.capabilities.drafts:
             raise ValueError("a drafter is of no use: the runner verifies no drafts")
+        if guides is not None and not runner.capabilities.masks:
+            raise ValueError("guides are of no use: the runner samples under no masks")
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -55,6 +60,7 @@ class EngineCore:
         self._next_seed = seed * 1_000_003
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
+        self._guided = GuidedSequences(guides, vocab_size)
         self._held_back = False
 
     def add(self, new: Add) -> None:
@@ -71,13 +77,17 @@ class EngineCore:
         if meta.arrival_s is None:
             meta = replace(meta, arrival_s=self._clock.now())
         requests = [self._make_request(new, index, meta) for index in range(new.n)]
-        for queued, request in enumerate(requests):
-            try:
+        queued: list[Request] = []
+        try:
+            for request in requests:
                 self.scheduler.add(request)
-            except InvalidRequestError:
-                for earlier in requests[:queued]:
-                    self.scheduler.abort(earlier.request_id, self._clock.now())
-                raise
+                queued.append(request)
+            if new.guide is not None:
+                self._guided.open([request.request_id for request in requests], new.guide)
+        except InvalidRequestError:
+            for request in queued:
+                self.scheduler.abort(request.request_id, self._clock.now())
+            raise
 
     def _make_request(self, new: Add, index: int, meta: RequestMeta) -> Request:
         params = new.params
@@ -97,6 +107,7 @@ class EngineCore:
             seed=_wrap_int64(seed),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self._eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
+            guided=new.guide is not None,
         )
 
     def abort(self, sequence_ids: list[str]) -> None:
@@ -105,7 +116,7 @@ class EngineCore:
         for request_id in sequence_ids:
             ended = self.scheduler.abort(request_id, now)
             if ended is not None:
-                self._ended.append(ended)
+                self._ended += self._told([ended])
 
     @property
     def busy(self) -> bool:
@@ -125,16 +136,24 @@ class EngineCore:
 
         A step that verifies drafts is committed before the next one is planned. Its requests would sit that one out
         otherwise, and two groups that take turns cost the weights' way through the machine twice.
+
+        A step whose masks depend on tokens that are still on their way is launched all the same; the step that brings
+        them is committed, and the masks are made, while it runs.
         """
         outputs, self._ended = self._ended, []
         if self._in_flight and self._in_flight[-1].plan.num_drafts:
             outputs += self._commit_oldest()
         plan = self.scheduler.plan(self._clock.now())
-        outputs += self.scheduler.take_ended()
+        outputs += self._told(self.scheduler.take_ended())
         if plan is not None:
             assert not plan.num_drafts or self._runner.capabilities.drafts, "the runner verifies no drafts"
             handle = self._runner.submit(plan)
-            self._runner.sample(handle)
+            masks: TokenMasks | None = None
+            if plan.guided:
+                outputs += self._see_last_tokens(plan)
+                masks, failed = self._guided.masks(plan)
+                outputs += self._end(failed)
+            self._runner.sample(handle, masks)
             self._in_flight.append(_InFlight(plan, handle))
         self._held_back = plan is None and not self._in_flight and not outputs
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
@@ -145,13 +164,42 @@ class EngineCore:
         """Wait for the oldest step in flight and settle it."""
         oldest = self._in_flight.popleft()
         result = self._runner.collect(oldest.handle)
-        return self.scheduler.commit(oldest.plan, result, self._clock.now())
+        return self._told(self.scheduler.commit(oldest.plan, result, self._clock.now()))
+
+    # --- guides -------------------------------------------------------------------------------------------------
+    def _see_last_tokens(self, plan: StepPlan) -> list[RequestOutput]:
+        """Commit the steps in flight that sample for the guided rows of `plan`, which is launched but not sampled."""
+        asking = _guided_names(plan)
+        outputs: list[RequestOutput] = []
+        while any(asking & _guided_names(step.plan) for step in self._in_flight):
+            outputs += self._commit_oldest()
+        return outputs
+
+    def _told(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """These outputs, and the ends that guides see behind them."""
+        if not self._guided:
+            return outputs
+        return outputs + self._end(self._guided.advance(outputs))
+
+    def _end(self, ends: list[GuideEnd]) -> list[RequestOutput]:
+        """End the sequences whose guides say so."""
+        now = self._clock.now() if ends else 0.0
+        outputs = []
+        for end in ends:
+            reason = FinishReason.STOP if end.error is None else FinishReason.ERROR
+            outputs.append(self.scheduler.finish(end.sequence_id, reason, now, end.error))
+        self._guided.close(end.sequence_id for end in ends)
+        return [output for output in outputs if output is not None]
 
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
 
     def close(self) -> None:
         self._runner.close()
+
+
+def _guided_names(plan: StepPlan) -> set[str]:
+    return {plan.rows[row].request_id for row in plan.guided}
 
 
 def _wrap_int64(value: int) -> int:

@@ -11,13 +11,17 @@ from roseinfer.engine.api import EngineInfo, StepRecord
 
 
 class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
-    """Start `n` samples of a prompt; sample i is the sequence `sequence_id(request_id, i)`."""
+    """Start `n` samples of a prompt; sample i is the sequence `sequence_id(request_id, i)`.
+
+    `guide`: what constrains the outputs, in the words of the engine's `Guides`; None: nothing.
+    """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
     n: int = 1
     meta: RequestMeta = NO_META
+    guide: str | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):

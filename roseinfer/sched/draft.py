@@ -1,5 +1,7 @@
 """A step being planned. Tokens, seats and blocks of a row are taken together or not at all."""
 
+from collections.abc import Collection
+
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan, new_row
 from roseinfer.core.request import Request
 from roseinfer.kv.manager import Growth, KvManager
@@ -103,14 +105,18 @@ class StepDraft:
         request.pending -= row.sample
         request.in_flight -= 1
 
-    def freeze(self, released: list[int]) -> StepPlan:
+    def freeze(self, released: list[int], guided: Collection[str]) -> StepPlan:
+        """The plan. `guided`: the running requests that have a guide."""
+        rows = list(self._rows.values())
+        asking = [i for i, row in enumerate(rows) if row.sample and row.request_id in guided] if guided else ()
         copies: list[BlockCopy] = [g.copy for g in self._growths.values() if g.copy is not None]
         return StepPlan(
             step=self.step,
-            rows=list(self._rows.values()),
+            rows=rows,
             admitted=self.admitted,
             copies=copies,
             released=released,
             num_tokens=self._budget - self.tokens_left,
             num_drafts=self._num_drafts,
+            guided=tuple(asking),
         )

@@ -26,6 +26,7 @@ class Drafter(Protocol):
 def add_drafts(drafter: Drafter, step: StepDraft, running: Iterable[Request], kv: KvManager, reserve: int) -> None:
     """Fill with drafts what a planned step has left of its token budget: nobody waits, sits out or yields for them.
 
+    A request with a guide gets none: a guide knows what may follow what was said, not what may follow a draft.
     `reserve`: KV blocks that drafts leave free.
     """
     for request in running:
@@ -33,7 +34,7 @@ def add_drafts(drafter: Drafter, step: StepDraft, running: Iterable[Request], kv
             return
         # `pending` counts the token that the row samples in any case.
         most = min(step.tokens_left, request.max_len - len(request.tokens) - request.pending)
-        if most <= 0 or not step.decodes(request):
+        if most <= 0 or request.guided or not step.decodes(request):
             continue
         drafts = tuple(drafter.propose(request, most))
         assert len(drafts) <= most, "a drafter proposes no more than it is asked for"

@@ -60,6 +60,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.limits = limits
         self.drafter = drafter
+        self._guided: set[str] = set()  # live requests that have a guide
         self.waiting = WaitingQueue(self._awaits_parent)
         self.running: dict[str, Request] = {}
         self._requests: dict[str, Request] = {}
@@ -83,6 +84,8 @@ class Scheduler:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self.check_fits(request)
         self._requests[request.request_id] = request
+        if request.guided:
+            self._guided.add(request.request_id)
         self.kv.open(request.request_id, request.meta.cache_salt)
         self.waiting.add(request)
         if request.deadline_s is not None:
@@ -98,10 +101,16 @@ class Scheduler:
 
     def abort(self, request_id: str, now_s: float) -> RequestOutput | None:
         """End a request; what it holds is free at once, or when the last submitted step that names it completes."""
+        return self.finish(request_id, FinishReason.ABORT, now_s)
+
+    def finish(
+        self, request_id: str, reason: FinishReason, now_s: float, error: str | None = None
+    ) -> RequestOutput | None:
+        """End a request for a `reason` that the scheduler cannot see; as `abort`. None: it has ended already."""
         request = self._requests.get(request_id)
         if request is None or request.status is Status.FINISHED:
             return None
-        return RequestOutput(request_id, end=self._finish(request, FinishReason.ABORT, now_s))
+        return RequestOutput(request_id, end=self._finish(request, reason, now_s, error=error))
 
     @property
     def has_work(self) -> bool:
@@ -139,7 +148,7 @@ class Scheduler:
         self._clock.planned(self._step, now_s)
         self._step += 1
         released, self._released = self._released, []
-        plan = draft.freeze(released)
+        plan = draft.freeze(released, self._guided)
         self.limits.check(plan)
         return plan
 
@@ -551,6 +560,7 @@ class Scheduler:
         self.running.pop(request.request_id, None)
         self.waiting.discard(request)
         request.status = Status.FINISHED
+        self._guided.discard(request.request_id)
         if request.in_flight == 0:
             self._vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))

@@ -6,6 +6,7 @@ from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
+from roseinfer.engine.guides import Guides
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.drafter import Drafter
@@ -27,6 +28,7 @@ def make_core(
     vocab_size: int = 50,
     drafter: Drafter | None = None,
     engine: type[EngineCore] = EngineCore,
+    guides: Guides | None = None,
     **scheduler: object,
 ) -> EngineCore:
     config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
@@ -42,11 +44,22 @@ def make_core(
         depth=depth,
         eos_ids=(EOS,),
         vocab_size=vocab_size,
+        guides=guides,
     )
 
 
-def add(core: EngineCore, request_id: str, prompt: list[int], *, n: int = 1, salt: str = "", **params: object) -> None:
-    core.add(Add(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}), n, RequestMeta(cache_salt=salt)))
+def add(
+    core: EngineCore,
+    request_id: str,
+    prompt: list[int],
+    *,
+    n: int = 1,
+    salt: str = "",
+    guide: str | None = None,
+    **params: object,
+) -> None:
+    sampling = SamplingParams(**{"max_tokens": 8, **params})
+    core.add(Add(request_id, prompt, sampling, n, RequestMeta(cache_salt=salt), guide))
 
 
 class Collected:
@@ -95,4 +108,5 @@ def assert_empty(core: EngineCore) -> None:
     scheduler = core.scheduler
     scheduler.check_integrity()
     assert scheduler.num_live == 0
+    assert not len(core._guided), "a guide without a sequence"
     assert scheduler.kv.num_free == scheduler.kv.num_blocks

@@ -29,7 +29,7 @@ def fingerprint(previous: int, token: int) -> int:
 
 
 class FakeRunner:
-    capabilities = Capabilities(drafts=True)
+    capabilities = Capabilities(drafts=True, masks=True)
 
     def __init__(
         self, num_blocks: int, block_size: int, vocab_size: int = 50, fail_on_token: int | None = None
@@ -42,6 +42,7 @@ class FakeRunner:
         self.submitted: list[StepPlan] = []
         self.closed = False
         self.limits: StepLimits | None = None  # what plans may hold, if somebody says so
+        self.masked = 0
         self._computed: dict[int, list[list[int]]] = {}
         self._results: dict[int, StepResult] = {}
 
@@ -113,10 +114,24 @@ class FakeRunner:
         plan = self.submitted[-1]
         assert plan.step == handle
         prints = self._computed.pop(handle)
-        rows = [self._sample_row(row, value) for row, value in zip(plan.rows, prints, strict=True)]
+        allowed = self._allowed(plan, masks)
+        rows = [self._sample_row(row, prints[i], allowed.get(i)) for i, row in enumerate(plan.rows)]
         self._results[handle] = StepResult(handle, rows)
 
-    def _sample_row(self, row: Row, prints: list[int]) -> RowResult:
+    def _allowed(self, plan: StepPlan, masks: TokenMasks | None) -> dict[int, list[int]]:
+        """The tokens that each masked row may sample."""
+        assert (masks is None) == (not plan.guided), "masks come with the plans that ask for them"
+        if masks is None:
+            return {}
+        size = TokenMasks.words_per_line(self.vocab_size)
+        assert set(masks.rows) <= set(plan.guided) and list(masks.rows) == sorted(set(masks.rows))
+        assert len(masks.words) == size * len(masks.rows)
+        self.masked += len(masks.rows)
+        lines = [masks.words[at : at + size] for at in range(0, len(masks.words), size)]
+        bits = [[t for t in range(self.vocab_size) if line[t // 32] >> t % 32 & 1] for line in lines]
+        return dict(zip(masks.rows, bits, strict=True))
+
+    def _sample_row(self, row: Row, prints: list[int], allowed: list[int] | None) -> RowResult:
         seat = self.seats[row.seat]
         params, prompt_len = seat.admission.params, seat.admission.prompt_len
         scored = None
@@ -130,7 +145,7 @@ class FakeRunner:
         del seat.tokens[end:]  # drafts
         sampled: list[int] = []
         for value, draft in zip(prints[-1 - len(row.drafts) :], (*row.drafts, None), strict=True):
-            token = self._choose(seat, value)
+            token = self._choose(seat, value, allowed)
             seat.tokens.append(token)
             seat.counts[token] = seat.counts.get(token, 0) + 1
             seat.failed = seat.failed or token == self.fail_on_token
@@ -149,10 +164,12 @@ class FakeRunner:
             "planted failure" if seat.failed else None,
         )
 
-    def _choose(self, seat: Seat, value: int) -> int:
+    def _choose(self, seat: Seat, value: int, allowed: list[int] | None) -> int:
         index = len(seat.tokens) - seat.admission.prompt_len
         mixed = fingerprint(value, abs(seat.admission.seed) % 2**31)
         token = fingerprint(mixed, index) % self.vocab_size
+        if allowed is not None:
+            return allowed[fingerprint(mixed, index) % len(allowed)]
         if seat.admission.params.frequency_penalty and seat.counts.get(token, 0):
             token = (token + seat.counts[token]) % self.vocab_size
         while self._excluded(seat, token, index):

@@ -101,10 +101,11 @@ def assert_same(expected: dict[str, Collected], got: dict[str, Collected]) -> No
             assert have.prompt_logprobs == want.prompt_logprobs
 
 
-def run_at_ease(jobs: list[Job], fail_on_token: int | None = None) -> dict[str, Collected]:
+def run_at_ease(jobs: list[Job], fail_on_token: int | None = None, **options: object) -> dict[str, Collected]:
     return run(
         jobs,
         fail_on_token=fail_on_token,
+        **options,
         num_blocks=2000,
         block_size=16,
         max_num_seqs=64,

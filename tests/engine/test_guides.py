@@ -1,0 +1,181 @@
+"""Outputs under guides: masks come between the launch of a step and its sampling, whatever happens around them."""
+
+import pytest
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.runner import Capabilities
+from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
+from tests.helpers.fake_runner import DelayedRunner, FakeRunner
+from tests.helpers.guides import ArithmeticGuides, obeys
+from tests.sched.test_drafts import Script
+
+PROMPT = [5, 9, 2, 7, 11, 30, 8]
+
+
+def guided_core(**options):
+    return make_core(guides=ArithmeticGuides(), **options)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_guide_says_how_the_output_goes_on_and_where_it_ends(depth: int) -> None:
+    free, core = make_core(), guided_core(depth=depth)
+    for engine in (free, core):
+        add(engine, "free", PROMPT, seed=2, ignore_eos=True, max_tokens=12)
+    add(core, "a", PROMPT, guide="3,6", seed=1, ignore_eos=True, max_tokens=12)
+    done = run_dry(core)
+    tokens = done["a:0"].tokens
+    assert len(tokens) == 6 and obeys(tokens, "3,6") and len(set(tokens)) > 1
+    assert (done["a:0"].reason, done["a:0"].end.stop_token) == (FinishReason.STOP, None)
+    assert done["free:0"].tokens == run_dry(free)["free:0"].tokens
+    assert core._runner.masked == 6
+    (guide,) = core._guided._guides.made
+    assert guide.said == tokens
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_same_tokens_at_both_depths_in_any_company(depth: int) -> None:
+    wanted = {}
+    for i in range(3):
+        alone = guided_core()
+        add(alone, str(i), PROMPT, guide=f"{i + 2},9", seed=i)
+        wanted |= {name: done.tokens for name, done in run_dry(alone).items()}
+    core = guided_core(depth=depth, num_blocks=9, block_size=2, max_num_batched_tokens=5)
+    for i in range(3):
+        add(core, str(i), PROMPT, guide=f"{i + 2},9", seed=i)
+    assert {name: done.tokens for name, done in run_dry(core).items()} == wanted
+    assert core.stats().preemptions > 0
+
+
+def test_a_step_is_launched_before_the_token_that_its_mask_depends_on_is_there() -> None:
+    class Runner(DelayedRunner):
+        def sample(self, handle, masks=None):
+            self.log.append(f"sample {handle}")
+            super().sample(handle, masks)
+
+    runner = Runner(64, 4)
+    core = guided_core(depth=2, runner=runner)
+    add(core, "a", PROMPT, guide="3,3")
+    run_dry(core)
+    first = ["plan 0", "sample 0", "plan 1", "result 0", "sample 1", "plan 2", "result 1", "sample 2"]
+    assert runner.log[:8] == first
+    runner = Runner(64, 4)
+    core = guided_core(depth=2, runner=runner)
+    add(core, "b", PROMPT, max_tokens=3, ignore_eos=True)
+    run_dry(core)
+    assert runner.log[:5] == ["plan 0", "sample 0", "plan 1", "sample 1", "result 0"], "nobody is waited for"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_dormant_guide_masks_nothing_and_still_follows(depth: int) -> None:
+    core = guided_core(depth=depth)
+    add(core, "a", PROMPT, guide="4,7,3", seed=1, ignore_eos=True)
+    tokens = run_dry(core)["a:0"].tokens
+    assert core._runner.masked == 4 and obeys(tokens, "4,7,3")
+    plain = make_core()
+    add(plain, "a", PROMPT, seed=1, ignore_eos=True, max_tokens=3)
+    assert tokens[:3] == run_dry(plain)["a:0"].tokens
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("late", [0, 1], ids=["advance", "fill"])
+def test_what_a_guide_raises_ends_its_sequence_alone(depth: int, late: int) -> None:
+    core = guided_core(depth=depth)
+    add(core, "good", PROMPT, guide="3,6", seed=1)
+    add(core, "bad", PROMPT, guide=f"3,9,0,2,{late}", seed=1)
+    done = run_dry(core)
+    assert done["bad:0"].reason is FinishReason.ERROR
+    assert "constraint failed" in done["bad:0"].end.error
+    assert done["bad:0"].tokens == done["good:0"].tokens[:2] and len(done["good:0"].tokens) == 6
+    assert not len(core._guided)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_abort_between_two_steps_ends_the_guide(depth: int) -> None:
+    core = guided_core(depth=depth, max_num_seqs=1)
+    add(core, "a", PROMPT, guide="3,9", max_tokens=9)
+    add(core, "b", PROMPT, guide="3,9", max_tokens=9)
+    collected: dict[str, Collected] = {}
+    for _ in range(3):
+        gather(core.step(), collected)
+    core.abort(["a:0", "b:0"])
+    run_dry(core, collected)
+    assert {done.reason for done in collected.values()} == {FinishReason.ABORT}
+    assert not len(core._guided)
+    assert_empty(core)
+
+
+def test_an_end_of_the_sequence_is_not_fed_to_the_guide() -> None:
+    """A stop token that the guide allows ends the output as it does without one."""
+    core = guided_core()
+    add(core, "probe", PROMPT, guide="3,9", seed=1, max_tokens=9)
+    tokens = run_dry(core)["probe:0"].tokens
+    stop = tokens[4]
+    core = guided_core(depth=2)
+    add(core, "a", PROMPT, guide="3,9", seed=1, max_tokens=9, stop_token_ids=(stop,))
+    done = run_dry(core)["a:0"]
+    assert done.tokens == tokens[: tokens.index(stop) + 1]
+    assert (done.reason, done.end.stop_token) == (FinishReason.STOP, stop)
+    (guide,) = core._guided._guides.made
+    assert guide.said == done.tokens[:-1]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_samples_have_guides_of_their_own_and_a_hit_in_the_prefix_cache_changes_nothing(depth: int) -> None:
+    core = guided_core(depth=depth)
+    add(core, "a", PROMPT, n=3, guide="5,7", seed=3)
+    first = {name: done.tokens for name, done in run_dry(core).items()}
+    assert len({tuple(tokens) for tokens in first.values()}) == 3
+    assert all(len(tokens) == 7 and obeys(tokens, "5,7") for tokens in first.values())
+    add(core, "b", PROMPT, n=3, guide="5,7", seed=3)
+    again = run_dry(core)
+    assert [done.tokens for done in again.values()] == list(first.values())
+    assert again["b:0"].cached_tokens > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_with_a_guide_has_no_drafts(depth: int) -> None:
+    class Guesses:
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def propose(self, request, most):
+            self.names.append(request.request_id)
+            return [1, 2][:most]
+
+    drafter = Guesses()
+    core = guided_core(depth=depth, drafter=drafter)
+    add(core, "a", PROMPT, guide="3,6", seed=1)
+    add(core, "free", PROMPT, seed=2, ignore_eos=True)
+    done = run_dry(core)
+    assert set(drafter.names) == {"free:0"} and obeys(done["a:0"].tokens, "3,6")
+
+
+@pytest.mark.parametrize(
+    ("guide", "words"), [("gibberish", "is no rule"), ("broken", "cannot be used: 'no such thing'")]
+)
+def test_what_cannot_be_enforced_is_refused_and_leaves_nothing(guide: str, words: str) -> None:
+    core = guided_core()
+    with pytest.raises(InvalidRequestError, match=words) as raised:
+        add(core, "a", PROMPT, n=2, guide=guide)
+    assert raised.value.param == "guide"
+    run_dry(core)
+    assert not len(core._guided)
+    add(core, "a", PROMPT, guide="3,6")
+    assert len(run_dry(core)["a:0"].tokens) == 6
+
+
+def test_an_engine_without_guides_refuses_requests_that_need_one() -> None:
+    core = make_core()
+    with pytest.raises(InvalidRequestError, match="cannot constrain outputs"):
+        add(core, "a", PROMPT, guide="3,6")
+    run_dry(core)
+
+
+def test_guides_need_a_runner_that_samples_under_masks() -> None:
+    class Plain(FakeRunner):
+        capabilities = Capabilities(drafts=True)
+
+    with pytest.raises(ValueError, match="samples under no masks"):
+        guided_core(runner=Plain(64, 4))
+    assert make_core(runner=Plain(64, 4), drafter=Script())
