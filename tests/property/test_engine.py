@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.core import EngineCore
+from roseinfer.sched.registry import options_of
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 from tests.helpers.fake_runner import FakeRunner
 
@@ -78,7 +79,8 @@ def check_limits(core: EngineCore) -> None:
         assert tokens == plan.num_tokens
         if config.enable_chunked_prefill:
             assert tokens <= config.max_num_batched_tokens
-        assert len(plan.admitted) <= (config.prefill_max_batch_size or config.max_num_seqs)
+        starts = getattr(options_of(config), "prefill_max_batch_size", None)
+        assert len(plan.admitted) <= (starts or config.max_num_seqs)
 
 
 def fits(jobs: list[Job], block_size: int) -> int:
