@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from roseinfer.core.plan import BlockCopy
 from roseinfer.kv.pool import BlockPool
-from roseinfer.kv.prefix import Chain, Digest, PrefixHit, PrefixIndex, sha256
+from roseinfer.kv.prefix import Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
 
 NO_HIT = PrefixHit()
 
@@ -32,7 +32,7 @@ class SequenceKv:
     """One sequence's share of the cache.
 
     `tail_borrowed`: the last block is partly filled and not ours to write; `tail_tokens` of its slots are ours to
-    read. `registered` counts the full blocks already offered to the prefix index.
+    read. `registered` counts the full blocks already offered to the prefix index. `lookup`: what it last found there.
     """
 
     chain: Chain
@@ -41,6 +41,7 @@ class SequenceKv:
     tail_tokens: int = 0
     registered: int = 0
     partial_registered: bool = False
+    lookup: Lookup | None = None
 
 
 class KvManager:
@@ -93,10 +94,15 @@ class KvManager:
         self._sequences[sequence_id] = SequenceKv(self._index.chain(cache_salt))
 
     def match(self, sequence_id: str, tokens: Sequence[int]) -> PrefixHit:
-        """The longest cached prefix of `tokens`. Changes nothing."""
+        """The longest cached prefix of `tokens`, which are the sequence's, as far as they are known. Takes nothing.
+
+        The first call hashes and walks the prefix; later ones compare whether the index still holds what was found.
+        """
         if not self.prefix_caching:
             return NO_HIT
-        return self._index.match(self._sequences[sequence_id].chain, tokens)
+        seq = self._sequences[sequence_id]
+        seq.lookup = self._index.look_up(seq.chain, tokens, seq.lookup)
+        return seq.lookup.hit
 
     def attach(self, sequence_id: str, hit: PrefixHit) -> None:
         """Give an empty sequence the blocks of a hit, shared with whoever else holds them."""
@@ -117,6 +123,7 @@ class KvManager:
         assert shared <= len(parent.blocks), "the parent does not hold that many tokens"
         hit = PrefixHit(tokens, tuple(parent.blocks[:shared]), partial=tokens % self.block_size != 0)
         self.attach(child_id, hit)
+        self._sequences[child_id].chain.share(parent.chain, tokens // self.block_size)
         self._sequences[child_id].partial_registered = False
 
     def growth_cost(self, sequence_id: str, upto: int) -> int:

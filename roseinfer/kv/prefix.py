@@ -6,6 +6,7 @@ digest is only a hint: the parent key and the tokens themselves are compared bef
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,6 +35,20 @@ class PrefixHit:
     partial: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a walk of the index found for the first `known` tokens of a sequence, and what tells whether another walk
+    would find the same: `last`, the entry of the hit's last block; `next_key`, the key at which the walk ended (None if
+    it found all); `holes`, of the index.
+    """
+
+    known: int
+    hit: PrefixHit
+    last: Entry | None
+    next_key: bytes | None
+    holes: int
+
+
 class Chain:
     """The keys of one sequence's full blocks, computed once each as its tokens become known."""
 
@@ -44,6 +59,11 @@ class Chain:
         self.keys: list[bytes] = []
         self._block_size = block_size
         self._digest = digest
+
+    def share(self, other: "Chain", blocks: int) -> None:
+        """Take over the keys of the first `blocks` full blocks of a sequence that begins with the same tokens."""
+        if len(self.keys) < blocks:
+            self.keys = other.keys[:blocks]
 
     def entry(self, tokens: Sequence[int], index: int) -> Entry:
         """The entry of block `index`; `tokens` are the sequence's and reach to the block's end, or stop within it."""
@@ -80,6 +100,10 @@ class PrefixIndex:
         self._block_size = block_size
         self._digest = digest
         self._blocks: dict[bytes, int] = {}
+        self._following: dict[bytes, int] = {}  # how many entries have this key as their parent
+        # Entries that went although others follow them. As a rule a chain's tail goes first; but two sequences may have
+        # computed the same block at the same time, and then what follows may outlive the copy that is known.
+        self._holes = 0
         self._full: list[Entry | None] = [None] * num_blocks
         self._partial: list[Entry | None] = [None] * num_blocks
 
@@ -92,19 +116,37 @@ class PrefixIndex:
 
     def match(self, chain: Chain, tokens: Sequence[int]) -> PrefixHit:
         """The longest cached prefix of `tokens`: full blocks, and a partly filled last one if it fits exactly."""
-        size = self._block_size
+        return self.look_up(chain, tokens).hit
+
+    def look_up(self, chain: Chain, tokens: Sequence[int], before: Lookup | None = None) -> Lookup:
+        """As `match`, with what makes the next look-up of the same sequence a comparison. `before`: the one before."""
+        if before is not None and before.known == len(tokens) and self._holds_still(before):
+            return before
+        size, known = self._block_size, len(tokens)
         blocks: list[int] = []
-        full_blocks = len(tokens) // size
-        for index in range(full_blocks):
-            block = self._find(chain.entry(tokens, index), self._full)
+        last: Entry | None = None
+        for index in range(-(-known // size)):
+            entry = chain.entry(tokens, index)
+            partial = len(entry.tokens) < size
+            block = self._find(entry, self._partial if partial else self._full)
             if block is None:
-                return PrefixHit(index * size, tuple(blocks))
+                hit = PrefixHit(index * size, tuple(blocks))
+                return Lookup(known, hit, last, entry.key, self._holes)
             blocks.append(block)
-        if len(tokens) % size:
-            block = self._find(chain.entry(tokens, full_blocks), self._partial)
-            if block is not None:
-                return PrefixHit(len(tokens), (*blocks, block), partial=True)
-        return PrefixHit(full_blocks * size, tuple(blocks))
+            # The index's own: identity tells later whether it is still there.
+            last = (self._partial if partial else self._full)[block]
+        return Lookup(known, PrefixHit(known, tuple(blocks), partial=known % size != 0), last, None, self._holes)
+
+    def _holds_still(self, lookup: Lookup) -> bool:
+        """Whether a walk would find the same. Without new holes the last block says it of all those before it: they
+        cannot have gone while it stayed.
+        """
+        if lookup.holes != self._holes or lookup.next_key in self._blocks:
+            return False
+        if lookup.last is None:
+            return True
+        held = self._partial if lookup.hit.partial else self._full
+        return held[lookup.hit.blocks[-1]] is lookup.last
 
     def _find(self, entry: Entry, held: list[Entry | None]) -> int | None:
         block = self._blocks.get(entry.key)
@@ -118,6 +160,7 @@ class PrefixIndex:
         if held[block] is None and entry.key not in self._blocks:
             held[block] = entry
             self._blocks[entry.key] = block
+            self._following[entry.parent] = self._following.get(entry.parent, 0) + 1
 
     def forget(self, block: int) -> None:
         """The block is about to hold something else."""
@@ -130,10 +173,18 @@ class PrefixIndex:
             if entry is not None and len(entry.tokens) > tokens:
                 del self._blocks[entry.key]
                 held[block] = None
+                self._holes += entry.key in self._following
+                following = self._following[entry.parent] - 1
+                if following:
+                    self._following[entry.parent] = following
+                else:
+                    del self._following[entry.parent]
 
     def check_integrity(self) -> None:
         """Every key points to the block that holds it, and to no other."""
         held = {e.key: b for side in (self._full, self._partial) for b, e in enumerate(side) if e is not None}
         assert held == self._blocks, "the index and the blocks' entries disagree"
+        entries = [e for side in (self._full, self._partial) for e in side if e is not None]
+        assert self._following == Counter(e.parent for e in entries), "entries that follow others are miscounted"
         assert all(len(e.tokens) == self._block_size for e in self._full if e)
         assert all(0 < len(e.tokens) < self._block_size for e in self._partial if e)

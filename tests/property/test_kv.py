@@ -19,11 +19,27 @@ class Driver:
         self.done: dict[str, int] = {}
         self.pending: list = []
         self.names = 0
+        # Sequences that wait: they are looked up again and again, and hold nothing.
+        self.waiting = {f"w{i}": [rng.randrange(2) for _ in range(rng.randrange(1, 20))] for i in range(6)}
+        for name in self.waiting:
+            self.kv.open(name)
 
     def act(self) -> None:
         actions = [self.start, self.advance, self.advance, self.fork, self.end, self.preempt, self.finish_copies]
         self.rng.choice(actions)()
         self.kv.check_integrity()
+        for name, tokens in self.waiting.items():
+            if self.rng.random() < 0.8:
+                self.look_up(name, tokens)
+
+    def look_up(self, name: str, tokens: list[int]) -> None:
+        """What is remembered of earlier look-ups gives what a walk of the index would."""
+        walked = self.kv._index.match(self.kv._index.chain(""), tokens)
+        assert self.kv.match(name, tokens) == walked
+        if self.rng.random() < 0.05:
+            tokens.append(self.rng.randrange(2))
+        if self.rng.random() < 0.05 and self.tokens:
+            self.kv.distrust(self.rng.choice(list(self.tokens)))
 
     def start(self) -> None:
         tokens = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 14))]
@@ -102,7 +118,7 @@ def test_random_operations_keep_the_books(seed: int, num_blocks: int, block_size
     for _ in range(80):
         driver.act()
     driver.finish_copies()
-    for name in list(driver.tokens):
+    for name in [*driver.tokens, *driver.waiting]:
         driver.kv.close(name)
     driver.kv.check_integrity()
     assert driver.kv.num_free == num_blocks
