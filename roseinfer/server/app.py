@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roseinfer import __version__
@@ -91,6 +91,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return ErrorResponse(_wrong_method(_methods(app, request.scope)))
         response = ErrorResponse(_from_http(error))
         response.headers.update(error.headers or {})
         return response
@@ -103,8 +105,19 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, gone)
 
 
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """All methods of a path: the router itself knows those of the first route that it finds."""
+    routes = (route for route in app.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in routes for method in route.methods or ()})
+
+
+def _wrong_method(allowed: list[str]) -> ApiError:
+    named = ", ".join(allowed)
+    return ApiError(405, f"This path has no such method, only {named}", more_headers={"Allow": named})
+
+
 def _from_http(error: HTTPException) -> ApiError:
-    """What the router raises: unknown routes and wrong methods."""
+    """What the router raises of itself, such as for unknown routes."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     return ApiError(error.status_code, error.detail, type=kind)
 

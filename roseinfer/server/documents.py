@@ -171,6 +171,15 @@ class Detokenized(Answer):
     warnings: list[str] | None = None
 
 
+class TokenizerInfo(BaseModel):
+    """tokenizer_config.json of the model, with the chat template that is in use and special tokens as texts."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    chat_template: str | None
+
+
 class Health(Answer):
     status: str
 
@@ -183,7 +192,7 @@ class Load(Answer):
     server_load: int
 
 
-def docs(answer: type[Answer], *errors: int, body: type[RequestModel] | None = None) -> dict[str, Any]:
+def docs(answer: type[BaseModel], *errors: int, body: type[RequestModel] | None = None) -> dict[str, Any]:
     """Arguments of `add_api_route`: the shape of a 200, the statuses of errors, the shape of the request."""
     responses: dict[int, dict[str, Any]] = {200: {"model": answer}}
     for status in errors:

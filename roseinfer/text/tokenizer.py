@@ -25,6 +25,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
+        self.config = config  # tokenizer_config.json as it is
         self.special_tokens = _special_tokens(config)
         _mark_special(backend, self.special_tokens)
         self.kind = decoder_kind(backend)

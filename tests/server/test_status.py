@@ -85,6 +85,20 @@ def test_wrong_routes(server: LiveServer) -> None:
     assert wrong.headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/ping", "GET, POST"), ("POST", "/metrics", "GET, HEAD"), ("DELETE", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models/some/model", "GET"), ("GET", "/tokenize", "POST"), ("HEAD", "/health", "GET"),
+    ],
+)  # fmt: skip
+def test_a_wrong_method_is_told_all_of_the_right_ones(server: LiveServer, method: str, path: str, allowed: str) -> None:
+    with server.client() as client:
+        answer = client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert method == "HEAD" or allowed in answer.json()["error"]["message"]
+
+
 def test_request_ids(client: OpenAI, server: LiveServer) -> None:
     answer = client.completions.with_raw_response.create(
         model="fake", prompt="x", extra_headers={"X-Request-Id": "head-1"}, extra_body={"request_id": "body-1"}
@@ -132,7 +146,7 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
     document = server.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/tokenize", "/detokenize",
-        "/health", "/ping", "/ready", "/version", "/load", "/metrics",
+        "/tokenizer_info", "/health", "/ping", "/ready", "/version", "/load", "/metrics",
     }  # fmt: skip
     for path in ("/v1/completions", "/v1/chat/completions"):
         route = document["paths"][path]["post"]
@@ -162,5 +176,6 @@ def test_answers_have_the_documented_shapes(server: LiveServer) -> None:
         ("/health", documents.Health),
         ("/version", documents.Version),
         ("/load", documents.Load),
+        ("/tokenizer_info", documents.TokenizerInfo),
     ):
         shape.model_validate(server.get(path).json())

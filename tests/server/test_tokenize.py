@@ -1,10 +1,14 @@
 """/tokenize and /detokenize."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roseinfer.text.tokenizer import Tokenizer
 from tests.server.live import LiveServer
+from tests.text import tokenizers as build
 
 
 def test_a_prompt(server: LiveServer) -> None:
@@ -40,6 +44,7 @@ def test_back_to_text(server: LiveServer) -> None:
     [
         ("/tokenize", {}), ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}),
         ("/tokenize", {"prompt": ["x"]}), ("/tokenize", {"messages": []}), ("/tokenize", {"prompt": "x", "tools": []}),
+        ("/tokenize", {"prompt": "x", "truncate_prompt_tokens": 3}),
         ("/detokenize", {}), ("/detokenize", {"tokens": [400]}), ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": "x"}),
     ],
@@ -47,3 +52,35 @@ def test_back_to_text(server: LiveServer) -> None:
 def test_refusals(server: LiveServer, path: str, body: dict[str, Any]) -> None:
     answer = server.post(path, body)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_what_the_tokenizer_is(server: LiveServer) -> None:
+    answer = server.get("/tokenizer_info").json()
+    tokenizer = server.tokenizer
+    assert answer["chat_template"] == tokenizer.chat_template
+    assert answer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    for name, text in tokenizer.special_tokens.items():
+        assert answer[name] == text
+
+
+def test_the_tokenizer_is_told_as_its_config_has_it(tmp_path: Path) -> None:
+    """But for where it lay when it was made, and with special tokens as texts."""
+    build.byte_level().backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    config = {
+        "tokenizer_class": "LlamaTokenizerFast",
+        "eos_token": {"content": "<|end|>", "lstrip": False},
+        "bos_token": None,
+        "model_max_length": 1000,
+        "chat_template": "not this",
+        "name_or_path": "/home/somebody/model",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with LiveServer(Tokenizer.from_folder(tmp_path)) as server:
+        assert server.get("/tokenizer_info").json() == {
+            "tokenizer_class": "LlamaTokenizerFast",
+            "eos_token": "<|end|>",
+            "bos_token": None,
+            "model_max_length": 1000,
+            "chat_template": "{{ messages }}",
+        }

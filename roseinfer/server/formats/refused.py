@@ -61,6 +61,7 @@ REFUSALS: dict[str, Refusal] = {
     "length_penalty": Refusal(_BEAM, _unless(1, 1.0)),
     "early_stopping": Refusal(_BEAM, _unless(False)),
     "suffix": Refusal("text cannot be filled in before a suffix", _if_set),
+    "truncate_prompt_tokens": Refusal("this route does not cut prompts", _always),  # those that do have it as a field
     "truncation_side": Refusal("truncate_prompt_tokens cuts prompts at their start", _unless("left")),
     "echo": Refusal("the messages of a chat are not repeated", _unless(False)),
     "documents": Refusal("documents cannot be given beside the messages", _if_set),

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from roseinfer.server.documents import Detokenized, Tokenized, docs
+from roseinfer.server.documents import Detokenized, Tokenized, TokenizerInfo, docs
 from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.prompts import PromptEncoder, plain_messages
 from roseinfer.server.formats.refused import check_extras
@@ -42,6 +42,10 @@ def add(app: FastAPI, service: Service) -> None:
             text = await service.offload.run(backend.tokenizer.decode, wanted.tokens, skip_special_tokens=False)
             return _with_warnings({"prompt": text}, warnings)
 
+    async def tokenizer_info() -> Response:
+        return JsonResponse(_description(service.backend.tokenizer))
+
+    app.add_api_route("/tokenizer_info", tokenizer_info, tags=["tokens"], **docs(TokenizerInfo, 401, 503))
     errors = (400, 401, 404, 408, 413, 503)
     for path, handler, request, answer in (
         ("/tokenize", tokenize, TokenizeRequest, Tokenized),
@@ -65,6 +69,13 @@ async def _encode(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[list
         kwargs=wanted.chat_template_kwargs or {},
     )
     return ids, ignored
+
+
+def _description(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What clients that tokenise themselves or score with chat templates want to know; not where the model lay."""
+    config = {name: value for name, value in tokenizer.config.items() if name != "name_or_path"}
+    named = {"tokenizer_class": config.get("tokenizer_class") or "PreTrainedTokenizerFast"}
+    return {**config, **tokenizer.special_tokens, **named, "chat_template": tokenizer.chat_template}
 
 
 def _token_strs(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
