@@ -4,10 +4,31 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from roseinfer.core.errors import InvalidRequestError
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class Range(NamedTuple):
+    """Bounds of a number, both allowed unless `above`: then it must be above `low`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+
+RANGES = {
+    "temperature": Range(0.0, 2.0),
+    "top_p": Range(0.0, 1.0, above=True),
+    "min_p": Range(0.0, 1.0),
+    # Beyond these, penalised float32 logits are no longer finite.
+    "repetition_penalty": Range(0.01, 100.0),
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+    "logit_bias": Range(-100.0, 100.0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +76,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_int("max_tokens", self.max_tokens, 0, None)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _check_float("temperature", self.temperature, 0.0, 2.0)
-        _check_int("top_k", self.top_k, 0, None)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise InvalidRequestError("top_p must be above 0", "top_p")
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        # Beyond these, penalised float32 logits are no longer finite.
-        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name, allowed in RANGES.items():
+            if name != "logit_bias":
+                _check_float(name, getattr(self, name), allowed)
+        _check_int("top_k", self.top_k, 0, INT64_MAX)
         if self.seed is not None:
             _check_int("seed", self.seed, INT64_MIN, INT64_MAX)
         for name in ("logprobs", "prompt_logprobs"):
@@ -73,7 +88,7 @@ class SamplingParams:
                 _check_int(name, value, -1, None)
         for token, bias in self.logit_bias:
             _check_int("logit_bias", token, 0, None)
-            _check_float("logit_bias", bias, -100.0, 100.0)
+            _check_float("logit_bias", bias, RANGES["logit_bias"])
         if any(not s for s in self.stop):
             raise InvalidRequestError("stop must not hold an empty string", "stop")
         for token in self.stop_token_ids:
@@ -120,10 +135,12 @@ def _check_int(name: str, value: int, low: int | None, high: int | None) -> None
     _check_range(name, value, low, high)
 
 
-def _check_float(name: str, value: float, low: float | None, high: float | None) -> None:
+def _check_float(name: str, value: float, allowed: Range) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InvalidRequestError(f"{name} must be a finite number", name)
-    _check_range(name, value, low, high)
+    if allowed.above and value == allowed.low:
+        raise InvalidRequestError(f"{name} must be above {allowed.low:g}", name)
+    _check_range(name, value, allowed.low, allowed.high)
 
 
 def _is_finite(value: float) -> bool:

@@ -64,7 +64,7 @@ def build_app(service: Service) -> Application:
         inference.add(app)
     for family in (models, tokenize, status):
         family.add(app, service)
-    documents.install(app, keyed=bool(config.api_key))
+    documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     app.front = _in_front(super(Application, app).__call__, paths, service)

@@ -1,11 +1,13 @@
 """The OpenAPI document: shapes of the answers, and what each route may answer. The tests hold answers against them."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 
+from roseinfer.server.formats.bounds import constrain
 from roseinfer.server.formats.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -13,6 +15,7 @@ from roseinfer.server.formats.schemas import (
     RequestModel,
     TokenizeRequest,
 )
+from roseinfer.server.http.limits import Limits
 
 INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 _WHAT = {
@@ -219,13 +222,15 @@ def inference_docs(body: type[RequestModel], answer: type[Answer]) -> dict[str, 
     return described
 
 
-def install(app: FastAPI, keyed: bool) -> None:
-    """Makes `/openapi.json` say what the routes themselves cannot: request bodies, and the key if there is one."""
+def install(app: FastAPI, keyed: bool, limits: Callable[[], Limits]) -> None:
+    """Makes `/openapi.json` say what the routes themselves cannot: request bodies with their bounds, and the key if
+    there is one.
+    """
     written: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not written:
-            written.update(_document(app, keyed))
+            written.update(_document(app, keyed, limits()))
         return written
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -240,12 +245,13 @@ def _drop_422(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
         schemas.pop(name, None)
 
 
-def _document(app: FastAPI, keyed: bool) -> dict[str, Any]:
+def _document(app: FastAPI, keyed: bool, limits: Limits) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     _drop_422(document["paths"], schemas)
     for model in _REQUESTS:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        constrain(schema, limits)
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     if keyed:
