@@ -9,7 +9,7 @@ from functools import partial
 from roseinfer import __version__
 from roseinfer.commands import COMMANDS, Command
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
-from roseinfer.openmp import calm_openmp
+from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.options import OptionParser
 
 DESCRIPTION = "An LLM inference engine and OpenAI-compatible server."
@@ -19,7 +19,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, 1 if it failed, 2 if it was asked the wrong way; what the user can mend is told in
     one line, only our own bugs show a traceback."""
-    calm_openmp()
+    prepare_cpu_libraries()
     parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"roseinfer {__version__}")
     _add_commands(parser, COMMANDS)
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_alone(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
     """Run a command that is a program of its own, as those of `benchmarks/` are. Returns what `main` returns."""
-    calm_openmp()
+    prepare_cpu_libraries()
     parser = _described(OptionParser, command, prog)
     return _run(command, parser.parse_args(argv), parser)
 

@@ -18,6 +18,7 @@ from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.runner import Runner
+from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.garbage import GarbageDuty
@@ -28,7 +29,6 @@ from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.kv.manager import KvManager
-from roseinfer.openmp import calm_openmp
 from roseinfer.sched.registry import entry_of, make_policy
 from roseinfer.sched.scheduler import Scheduler
 
@@ -45,7 +45,7 @@ def build_engine(
 
     Raises typed errors for what the user can mend.
     """
-    calm_openmp()
+    prepare_cpu_libraries()
     from roseinfer.runner.build import build_runner
     from roseinfer.runner.observed import ObservedRunner
     from roseinfer.runner.threaded import ThreadedRunner
