@@ -12,6 +12,7 @@ from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import ForwardPass, SampleAt
 from roseinfer.runner.inputs import Columns
 from roseinfer.runner.logprobs import Scores
+from roseinfer.runner.masks import RowMasks
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
 from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from roseinfer.runner.seats import SeatTable
@@ -62,7 +63,7 @@ class ModelRunner:
     be pinned to one request becomes that row's error instead.
     """
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(masks=True)
 
     def __init__(
         self, model: CausalLM, forward: ForwardPass, store: KVStore, seats: SeatTable, limits: StepLimits
@@ -96,12 +97,14 @@ class ModelRunner:
     def sample(self, handle: StepHandle, masks: TokenMasks | None = None) -> None:
         """Launch the sampling of a submitted step."""
         assert handle is self._unsampled, "steps are sampled in the order submitted, once"
+        assert masks is not None or not handle.plan.guided, "rows with a guide are sampled under its mask"
         self._unsampled = None
         handle.timer.start()
         if handle.logits is not None:
             rows = [handle.plan.rows[i] for i in handle.sampling]
             seats, ends = [row.seat for row in rows], [row.start + row.count for row in rows]
-            handle.sampled = self._sampler.sample(handle.logits, seats, ends, handle.sample_at)
+            of_rows = RowMasks.of(masks, handle.sampling, self._seats.device) if masks is not None else None
+            handle.sampled = self._sampler.sample(handle.logits, seats, ends, handle.sample_at, of_rows)
             handle.logits = None
         handle.timer.stop()
         with handle.timer.downloads():

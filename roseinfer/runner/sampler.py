@@ -1,7 +1,7 @@
 """Choosing the next token of every row at once; only the rows that use a feature pay for it.
 
-Order: log probabilities are taken of the raw logits; then come the edits (see `edits.make_edits`); then the likeliest
-token, or a draw at the request's temperature through its filters (see `draw`).
+Order: log probabilities are taken of the raw logits; then come the edits (see `edits.make_edits`) and the masks of
+guides; then the likeliest token, or a draw at the request's temperature through its filters (see `draw`).
 """
 
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from roseinfer.runner.draw import (
 from roseinfer.runner.edits.base import CountsTokens
 from roseinfer.runner.forward import SampleAt
 from roseinfer.runner.logprobs import Scores, score
+from roseinfer.runner.masks import MaskTable, RowMasks
 from roseinfer.runner.rng import uniforms
 from roseinfer.runner.rows import SampledRows, Subset, in_parts
 from roseinfer.runner.seats import Feature, SeatTable
@@ -43,6 +44,7 @@ class Sampler:
 
     def __init__(self, seats: SeatTable) -> None:
         self._seats = seats
+        self._masks = MaskTable(seats.device)
         self._kernels = None
         # What needs neither float32 logits nor int64 indices.
         self._on_any_logits = 0
@@ -58,21 +60,25 @@ class Sampler:
         seats: list[int],
         ends: list[int],
         on_device: SampleAt | None = None,
+        masks: RowMasks | None = None,
     ) -> Sampled:
         """Choose one token per row and write it to the token pool.
 
-        logits: [n, V]; if they are float32 they may be overwritten. Row i belongs to seat seats[i], whose next token
-        has position ends[i]. `on_device`: the two on the device, if they are there already.
+        logits: [n, V]; they may be overwritten. Row i belongs to seat seats[i], whose next token
+        has position ends[i]. `on_device`: the two on the device, if they are there already. `masks`: of
+        the rows that may not sample every token.
         """
         rows = self._rows(seats, ends, on_device)
         if rows.any_feature & ~self._on_any_logits:
             rows = replace(rows, seat_index=rows.seat_index.long(), end_index=rows.end_index.long())
             # Edits go through a flat view, and a GPU's logits may be columns of a wider buffer.
             logits = logits.float().contiguous()
-        raw = self._raw(logits, rows)
+        raw = self._raw(logits, rows, changes=masks is not None)
         edits = [(edit, rows.that_use(bit)) for bit, edit in self._seats.edits.items() if rows.any_feature & bit]
         for edit, using in edits:
             edit.apply(logits, rows, using)
+        if masks is not None:
+            self._masks.apply(logits, masks)
         tokens = self._choose(logits, rows)
         for edit, using in edits:
             if isinstance(edit, CountsTokens):
@@ -140,12 +146,13 @@ class Sampler:
         return settings, uniforms(seed, subset.of(rows.end_index) - prompt_len)
 
     # --- log probabilities --------------------------------------------------------------------------------------
-    def _raw(self, logits: torch.Tensor, rows: SampledRows) -> torch.Tensor | None:
-        """The logits [m, V] of the rows that want log probabilities, safe from editing."""
+    def _raw(self, logits: torch.Tensor, rows: SampledRows, changes: bool) -> torch.Tensor | None:
+        """The logits [m, V] of the rows that want log probabilities, safe from edits and other `changes`."""
         if not rows.any_feature & Feature.LOGPROBS:
             return None
         wanted = rows.subset(rows.that_use(Feature.LOGPROBS)).of(logits)
-        return wanted.clone() if rows.any_feature & Feature.EDITED and wanted is logits else wanted
+        changes = changes or bool(rows.any_feature & Feature.EDITED)
+        return wanted.clone() if changes and wanted is logits else wanted
 
     def _score(self, tokens: torch.Tensor, rows: SampledRows, raw: torch.Tensor | None) -> Sampled:
         if raw is None:

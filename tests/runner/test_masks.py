@@ -1,0 +1,131 @@
+"""Masks in the sampler and in the runner: what a guide forbids is never sampled, and nothing else changes."""
+
+from array import array
+
+import pytest
+import torch
+
+from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.plan import TokenMasks
+from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.llm import LLM
+from roseinfer.engine.messages import Add
+from roseinfer.runner.masks import MaskTable, RowMasks
+from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
+from tests.helpers.engines import run_dry
+from tests.helpers.guides import ArithmeticGuides, obeys
+from tests.runner.test_sampler import admission, make_table, random_logits
+
+VOCAB = 77  # neither whole bytes nor whole words
+CPU = torch.device("cpu")
+
+
+def token_masks(allowed: dict[int, set[int]], vocab_size: int = VOCAB) -> TokenMasks:
+    size = TokenMasks.words_per_line(vocab_size)
+    words = array("I", bytes(4 * size * len(allowed)))
+    for line, tokens in enumerate(allowed.values()):
+        for token in tokens:
+            words[line * size + token // 32] |= 1 << token % 32
+    return TokenMasks(tuple(allowed), words)
+
+
+def test_rows_of_the_plan_become_rows_of_the_sampler():
+    masks = RowMasks.of(token_masks({4: {0}, 7: {9, 76}}), [2, 7, 3, 4], CPU)
+    assert masks.at == [3, 1]
+    assert masks.bits[1].tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]
+    assert RowMasks.of(token_masks({}), [2, 7], CPU) is None, "every guide is dormant"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [2], [3, 0]])
+def test_what_is_not_allowed_becomes_minus_infinity_in_any_dtype_and_layout(dtype, rows):
+    """As a GPU's logits are: columns of a wider buffer."""
+    buffer = torch.randn(4, VOCAB + 5, generator=torch.Generator().manual_seed(1)).to(dtype)
+    before, logits = buffer.clone(), buffer[:, :VOCAB]
+    allowed = {row: {row, 31, 32, 64 + row} for row in rows}
+    MaskTable(CPU).apply(logits, RowMasks.of(token_masks(allowed), [0, 1, 2, 3], CPU))
+    for row in range(4):
+        kept = allowed.get(row, set(range(VOCAB)))
+        for token in range(VOCAB):
+            expected = before[row, token] if token in kept else -torch.inf
+            assert logits[row, token] == expected
+    assert torch.equal(buffer[:, VOCAB:], before[:, VOCAB:])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.9, "top_k": 5, "top_p": 0.8},
+        {"temperature": 1.0, "frequency_penalty": 1.5, "logit_bias": ((5, 30.0),)},
+    ],
+    ids=["greedy", "drawn", "filtered", "edited"],
+)
+def test_a_mask_is_what_minus_infinity_in_the_logits_would_be(params):
+    def tokens(logits: torch.Tensor, masks: RowMasks | None) -> list[int]:
+        table = make_table(vocab_size=VOCAB)
+        table.admit([admission(seat, [1, 2, 5], 2, seed=seat, **params) for seat in range(6)])
+        return Sampler(table).sample(logits, list(range(6)), [3] * 6, masks=masks).tokens.tolist()
+
+    logits = random_logits(6, vocab_size=VOCAB)
+    allowed = {row: {t for t in range(VOCAB) if t % (row + 2) == 1} for row in (0, 2, 3, 5)}
+    banned = logits.clone()
+    for row, kept in allowed.items():
+        banned[row, [t for t in range(VOCAB) if t not in kept]] = -torch.inf
+    got = tokens(logits.clone(), RowMasks.of(token_masks(allowed), list(range(6)), CPU))
+    assert got == tokens(banned, None)
+    assert all(got[row] in kept for row, kept in allowed.items())
+
+
+def test_log_probabilities_are_those_of_the_raw_logits():
+    table = make_table(vocab_size=VOCAB)
+    table.admit([admission(seat, [1], temperature=0.0, logprobs=2) for seat in range(2)])
+    logits = random_logits(2, vocab_size=VOCAB)
+    raw = logits.log_softmax(-1)
+    masks = RowMasks.of(token_masks({0: {7}, 1: {8}}), [0, 1], CPU)
+    sampled = Sampler(table).sample(logits, [0, 1], [1, 1], masks=masks)
+    entries = [entry for part in sampled.scores for entry in part.to_python()]
+    assert [entry.token_id for entry in entries] == [7, 8] == sampled.tokens.tolist()
+    for row, entry in enumerate(entries):
+        assert entry.logprob == pytest.approx(raw[row, 7 + row].item())
+        assert entry.rank == 1 + int((raw[row] > raw[row, 7 + row]).sum())
+        assert entry.top[0][1] == pytest.approx(raw[row].max().item())
+
+
+def test_a_mask_that_allows_nothing_and_a_row_that_is_not_finite_fail_alone():
+    table = make_table(vocab_size=VOCAB)
+    table.admit([admission(seat, [1], temperature=float(seat > 0)) for seat in range(4)])
+    logits = random_logits(4, vocab_size=VOCAB)
+    logits[2] = torch.nan
+    masks = RowMasks.of(token_masks({0: set(), 1: set(), 2: {4}, 3: {6}}), [0, 1, 2, 3], CPU)
+    tokens = Sampler(table).sample(logits, [0, 1, 2, 3], [1] * 4, masks=masks).tokens.tolist()
+    assert tokens == [NOTHING_LEFT, NOTHING_LEFT, NOT_FINITE, 6]
+
+
+def said_under_guides(overlap: bool) -> dict[str, list[int]]:
+    with LLM("tiny", threads=1, num_kv_blocks=64, max_num_seqs=4, device="cpu", overlap=overlap) as llm:
+        core = EngineCore(
+            llm.core.scheduler,
+            llm.core._runner,
+            MonotonicClock(),
+            depth=1 + overlap,
+            eos_ids=llm.info.eos_token_ids,
+            vocab_size=llm.info.vocab_size,
+            guides=ArithmeticGuides(llm.info.vocab_size),
+        )
+        for i in range(3):
+            params = SamplingParams(max_tokens=9, temperature=0.5 * i, seed=i, ignore_eos=True)
+            core.add(Add(f"guided-{i}", [5, 6, 7 + i], params, 1, RequestMeta(), f"{i + 3},6,{i}"))
+        core.add(Add("free", [5, 6, 7], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)))
+        return {name: done.tokens for name, done in run_dry(core).items()}
+
+
+def test_the_embedded_model_obeys_guides_in_a_mixed_batch():
+    """The engine's own runner, at depth 1 and, in a thread, at depth 2."""
+    said = said_under_guides(overlap=False)
+    assert all(obeys(said[f"guided-{i}:0"], f"{i + 3},6,{i}") for i in range(3))
+    assert [len(said[f"guided-{i}:0"]) for i in range(3)] == [6] * 3 and len(said["free:0"]) == 9
+    assert said_under_guides(overlap=True) == said
