@@ -22,8 +22,8 @@ from typing import Any
 import roseinfer
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import Server, listen, new_event_loop, uvicorn_config
-from roseinfer.server.request.service import Service
 
 PACKAGE = str(Path(roseinfer.__file__).parent) + "/"
 PATIENCE_S = 120.0
@@ -57,8 +57,9 @@ class Hosted:
     """The server and its engine in a thread, on a free port of the loopback."""
 
     def __init__(self) -> None:
-        self._service = Service(ServerConfig(port=0), "tiny")
-        self._listener = listen(self._service.config)
+        config = ServerConfig(port=0)
+        self._parts = server_parts(config, "tiny")
+        self._listener = listen(config)
         self.port: int = self._listener.getsockname()[1]
         self._up = threading.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -79,9 +80,9 @@ class Hosted:
         config = EngineConfig(model=model, cache=CacheConfig(num_kv_blocks=256), scheduler=SchedulerConfig())
         tokenizer = load_tokenizer(model)
         engine = await start_engine(config, tokenizer, in_process=True)
-        self._server = Server(uvicorn_config(self._service))
+        self._server = Server(uvicorn_config(self._parts))
         serving = asyncio.create_task(self._server.serve([self._listener]))
-        self._service.attach(engine, tokenizer)
+        self._parts.service.attach(engine, tokenizer)
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
         self._up.set()

@@ -1,8 +1,10 @@
 """The application: routes, middleware and error handlers around one `Service`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,12 +19,15 @@ from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import Engine
 from roseinfer.server import documents
-from roseinfer.server.formats import chat, completions
+from roseinfer.server.documents import inference_docs
+from roseinfer.server.formats.chat import ChatFormat
+from roseinfer.server.formats.completions import CompletionFormat
 from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, ApiError, as_api_error
-from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, LaneMiddleware
+from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
 from roseinfer.server.observe.metrics import HttpMetrics
+from roseinfer.server.observe.report import Gather, Observation
 from roseinfer.server.observe.watchdog import watch_engine
 from roseinfer.server.request.inference import Inference
 from roseinfer.server.request.service import Service
@@ -41,13 +46,28 @@ class Application(FastAPI):
 
 def create_app(engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> Application:
     """An application around an engine that is up. Raises `ConfigError` if the chat template does not compile."""
-    service = Service(config, model_name)
-    service.attach(engine, tokenizer)
-    return build_app(service)
+    parts = server_parts(config, model_name)
+    parts.service.attach(engine, tokenizer)
+    return build_app(parts)
 
 
-def build_app(service: Service) -> Application:
-    """An application that says 503 `loading` until `service.attach` is called."""
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """What an application is built around: what serves requests, and what is counted of them."""
+
+    service: Service
+    observation: Observation
+
+
+def server_parts(config: ServerConfig, model_name: str, gather: Gather | None = None, **shared: Any) -> ServerParts:
+    """`shared`: what a process that serves beside others shares with them, see `Service`; `gather`: `Observation`."""
+    observation = Observation((config.served_model_name or (model_name,))[0], gather)
+    return ServerParts(Service(config, model_name, observation, **shared), observation)
+
+
+def build_app(parts: ServerParts) -> Application:
+    """An application that says 503 `loading` until `parts.service.attach` is called."""
+    service = parts.service
     config = service.config
     app = Application(
         title="roseinfer",
@@ -60,16 +80,40 @@ def build_app(service: Service) -> Application:
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    for inference in (completions, chat):
-        inference.add(app)
-    for family in (models, tokenize, status):
-        family.add(app, service)
+    inferences = [Inference(service, answer_format) for answer_format in (CompletionFormat(), ChatFormat())]
+    for inference in inferences:
+        app.add_api_route(inference.path, _endpoint(inference), methods=["POST"], **inference_docs(inference.path))
+    models.add(app, service)
+    tokenize.add(app, service)
+    status.add(app, service, parts.observation)
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
-    app.front = _in_front(super(Application, app).__call__, paths, service)
+    http_metrics = HttpMetrics(parts.observation.tallies, paths)
+    app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics)
     app.state.service = service
     return app
+
+
+class _Passed(Response):
+    """A response that another application gives."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def _endpoint(inference: Inference) -> Callable[[], Awaitable[Response]]:
+    """The route as the framework knows it. `DirectRoutes` answers before it, to spare each request the framework."""
+
+    async def answer() -> Response:
+        return _Passed(inference)
+
+    answer.__name__ = "create_" + inference.path.removeprefix("/v1/").replace("/", "_").rstrip("s")
+    return answer
 
 
 def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -122,13 +166,14 @@ def _from_http(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, error.detail, type=kind)
 
 
-def _in_front(app: ASGIApp, routes: Iterable[str], service: Service) -> ASGIApp:
+def _in_front(
+    app: ASGIApp, inferences: Iterable[Inference], config: ServerConfig, http_metrics: HttpMetrics
+) -> ASGIApp:
     """`app` behind everything that a request passes before its route, from the inside out.
 
-    Around the framework and not inside it: its own layers are for its own routes, and the lanes pass by them.
+    Around the framework and not inside it: its own layers are for its own routes, and inference passes by them.
     """
-    config = service.config
-    app = CrashMiddleware(LaneMiddleware(app, lanes=_lanes(service)))
+    app = CrashMiddleware(DirectRoutes(app, routes={inference.path: inference for inference in inferences}))
     if config.api_key:
         app = AuthMiddleware(app, keys=config.api_key)
     if config.allowed_origins:
@@ -139,8 +184,4 @@ def _in_front(app: ASGIApp, routes: Iterable[str], service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", DROPPED_REASON],
         )
-    return EdgeMiddleware(app, observe=HttpMetrics(service.tallies, routes).observe)
-
-
-def _lanes(service: Service) -> dict[str, ASGIApp]:
-    return {family.PATH: Inference(service, family.plan) for family in (completions, chat)}
+    return EdgeMiddleware(app, observe=http_metrics.observe)

@@ -195,6 +195,13 @@ class Load(Answer):
     server_load: int
 
 
+# Path -> (request, answer).
+_INFERENCE: dict[str, tuple[type[RequestModel], type[Answer]]] = {
+    "/v1/completions": (CompletionRequest, Completion),
+    "/v1/chat/completions": (ChatRequest, ChatCompletion),
+}
+
+
 def docs(answer: type[BaseModel], *errors: int, body: type[RequestModel] | None = None) -> dict[str, Any]:
     """Arguments of `add_api_route`: the shape of a 200, the statuses of errors, the shape of the request."""
     responses: dict[int, dict[str, Any]] = {200: {"model": answer}}
@@ -207,9 +214,11 @@ def docs(answer: type[BaseModel], *errors: int, body: type[RequestModel] | None 
     return {"responses": responses, "openapi_extra": extra}
 
 
-def inference_docs(body: type[RequestModel], answer: type[Answer]) -> dict[str, Any]:
+def inference_docs(path: str) -> dict[str, Any]:
     """Like `docs`, for a route that answers as JSON or, with `stream`, as server-sent events."""
-    described = docs(answer, *INFERENCE_ERRORS, body=body)
+    body, answer = _INFERENCE[path]
+    described: dict[str, Any] = {"tags": ["inference"]}
+    described |= docs(answer, *INFERENCE_ERRORS, body=body)
     events = {
         "schema": {"type": "string"},
         "example": 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n',

@@ -14,9 +14,8 @@ import uvicorn
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.server.app import build_app
+from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
-from roseinfer.server.request.service import Service
 
 log = logging.getLogger("roseinfer.server")
 
@@ -116,15 +115,15 @@ def listen(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def uvicorn_config(service: Service, on_closed: Callable[[], None] | None = None) -> uvicorn.Config:
+def uvicorn_config(parts: ServerParts, on_closed: Callable[[], None] | None = None) -> uvicorn.Config:
     """`on_closed` is called when a connection has ended."""
     return uvicorn.Config(
-        build_app(service),
-        http=limited_protocol(service.limits, on_closed),
+        build_app(parts),
+        http=limited_protocol(parts.service.limits, on_closed),
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="debug" if service.config.log_level == "debug" else "warning",
+        log_level="debug" if parts.service.config.log_level == "debug" else "warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,

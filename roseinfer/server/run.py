@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.api import Engine
+from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
     Server,
@@ -41,11 +42,12 @@ async def serve(
     Raises `ConfigError` if the address cannot be used, and whatever keeps the engine from starting.
     """
     configure_logging(config)
-    service = Service(config, model_name)
+    parts = server_parts(config, model_name)
+    service = parts.service
     listener = listen(config)
     signals = Signals()
     signals.install()
-    server = Server(uvicorn_config(service))
+    server = Server(uvicorn_config(parts))
     serving = asyncio.create_task(server.serve([listener]))
     engine: Engine | None = None
     try:

@@ -8,8 +8,7 @@ from openai import OpenAI
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.server import documents
-from roseinfer.server.app import build_app
-from roseinfer.server.request.service import Service
+from roseinfer.server.app import build_app, server_parts
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post, read_all, read_error
 
@@ -21,7 +20,7 @@ def test_a_healthy_server(server: LiveServer) -> None:
         assert server.get(path).status_code == 200
     with server.client() as client:
         assert client.post("/ping").status_code == 200
-    assert server.get("/version").json() == {"version": build_app(Service(ServerConfig(), "x")).version}
+    assert server.get("/version").json() == {"version": build_app(server_parts(ServerConfig(), "x")).version}
     assert server.get("/load").json() == {"server_load": 0}
 
 

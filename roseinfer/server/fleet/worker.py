@@ -19,6 +19,7 @@ import uvicorn
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.start import shared_engine
+from roseinfer.server.app import server_parts
 from roseinfer.server.fleet.control import (
     Broken,
     Collect,
@@ -50,7 +51,6 @@ from roseinfer.server.hosting import (
 from roseinfer.server.http.errors import unavailable
 from roseinfer.server.observe.metrics import Snapshot
 from roseinfer.server.request.lifecycle import DRAINING_RETRY_S
-from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server.worker")
@@ -96,15 +96,16 @@ class Worker:
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._service = Service(
+        parts = server_parts(
             boot.config,
             boot.model_name,
+            self._gather,
             room=SharedRoom(self._counters, boot.index),
             share=1 / boot.workers,
-            gather=self._gather,
             slo_classes=boot.slo_classes,
         )
-        self._server = GivenServer(uvicorn_config(self._service, self._on_closed))
+        self._service, self._observation = parts.service, parts.observation
+        self._server = GivenServer(uvicorn_config(parts, self._on_closed))
 
     async def run(self) -> None:
         pulse = Pulse(self._counters, self._boot.index)
@@ -172,7 +173,7 @@ class Worker:
         elif isinstance(message, Stop):
             self._stopped.set()
         elif isinstance(message, Collect):
-            self._channel.send(Collected(message.number, self._service.snapshot()))
+            self._channel.send(Collected(message.number, self._observation.snapshot()))
         elif isinstance(message, Scraped):
             waiting = self._scrapes.pop(message.number, None)
             if waiting is not None and not waiting.done():

@@ -1,45 +1,145 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: messages in, a message out."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.responses import Response
+from orjson import dumps
 
-from roseinfer.server.documents import ChatCompletion, inference_docs
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.server.formats.answers import EventEncoder, WholeBody
+from roseinfer.server.formats.choices import Choice, Choices, Piece, TokenNames, about_prompt, finite, first
 from roseinfer.server.formats.planning import Draft, given
-from roseinfer.server.formats.prompts import Encoded, plain_messages
-from roseinfer.server.formats.sampling import chat_logprobs, chat_max_tokens
-from roseinfer.server.formats.schemas import ChatRequest, parse
+from roseinfer.server.formats.sampling import chat_logprobs as asked_logprobs
+from roseinfer.server.formats.sampling import chat_max_tokens
+from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, parse
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.account import Usage
 from roseinfer.server.request.inference import Call
-from roseinfer.server.request.job import Job, Kind
+from roseinfer.server.request.job import Job
+from roseinfer.server.request.prompts import Encoded
+from roseinfer.text.tokenizer import Tokenizer
 
-PATH = "/v1/chat/completions"
-
-
-def add(app: FastAPI) -> None:
-    """For the OpenAPI document and for other methods than POST: requests have a lane of their own, see `app.py`."""
-
-    async def create_chat_completion() -> Response:
-        raise AssertionError("answered in its lane")
-
-    docs = inference_docs(ChatRequest, ChatCompletion)
-    app.add_api_route(PATH, create_chat_completion, methods=["POST"], tags=["inference"], **docs)
+# Message fields that mean something and that the server cannot honour.
+_REFUSED_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "audio")
 
 
-async def plan(call: Call, body: dict[str, Any]) -> Job:
-    """Raises `ApiError` 400 or 404, `InvalidRequestError`."""
-    request = parse(ChatRequest, body)
-    call.offer_request_id(request.request_id)
-    draft = Draft(call, request, chat_max_tokens(request), chat_logprobs(request, call.limits))
-    messages, ignored = plain_messages(request.messages)
-    draft.warnings += ignored
-    ids = await call.backend.prompts.chat(
-        messages,
-        add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
-        continue_final_message=bool(request.continue_final_message),
-        add_special_tokens=bool(request.add_special_tokens),
-        kwargs=request.chat_template_kwargs or {},
-        keep_last=draft.keep_last,
-    )
-    await draft.spell_out()
-    return draft.job(Kind.CHAT, [Encoded(ids)])
+class ChatFormat:
+    """OpenAI's chat completions. See `request.inference.AnswerFormat`."""
+
+    path = "/v1/chat/completions"
+
+    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
+        """Raises `ApiError` 400 or 404, `InvalidRequestError`."""
+        request = parse(ChatRequest, body)
+        call.offer_request_id(request.request_id)
+        draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
+        messages, ignored = plain_messages(request.messages)
+        draft.warnings += ignored
+        ids = await call.backend.prompts.chat(
+            messages,
+            add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
+            continue_final_message=bool(request.continue_final_message),
+            add_special_tokens=bool(request.add_special_tokens),
+            kwargs=request.chat_template_kwargs or {},
+            keep_last=draft.keep_last,
+        )
+        await draft.spell_out()
+        return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
+
+    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
+        return EventEncoder(job, ChatWriter(job, tokenizer), usage)
+
+    def whole(self, job: Job, tokenizer: Tokenizer) -> WholeBody:
+        return WholeBody(job, ChatWriter(job, tokenizer))
+
+
+class ChatWriter:
+    """Choices as messages. See `answers.Writer`."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    plain = (b'{"index":%d,"delta":{"content":', b'},"finish_reason":null}]}\n\n')
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._names = TokenNames(tokenizer, job.tokens_as_ids)
+
+    def opening(self, choice: Choice) -> tuple[bytes, bytes]:
+        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"finish_reason":null}' % choice.index
+        return role, b',"prompt_token_ids":' + dumps(choice.prompt.ids) if self._job.return_token_ids else b""
+
+    def delta(self, choice: Choice, piece: Piece) -> bytes:
+        more = b""
+        if self._job.logprobs is not None:
+            more = b',"logprobs":' + dumps(self._logprobs(piece))
+        if self._job.return_token_ids:
+            more += b',"token_ids":' + dumps(piece.token_ids)
+        text = dumps(piece.text)
+        return b'{"index":%d,"delta":{"content":%b},"finish_reason":null%b}' % (choice.index, text, more)
+
+    def finish(self, choice: Choice, piece: Piece) -> bytes:
+        assert piece.finish is not None
+        reason, stop = piece.finish.value.encode(), dumps(piece.stop_reason)
+        return b'{"index":%d,"delta":{},"finish_reason":"%b","stop_reason":%b}' % (choice.index, reason, stop)
+
+    def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        said: dict[str, Any] = {"index": choice.index, "message": {"role": "assistant", "content": piece.text}}
+        said |= {"logprobs": self._logprobs(piece), "finish_reason": piece.finish, "stop_reason": piece.stop_reason}
+        return said | {"token_ids": piece.token_ids} if self._job.return_token_ids else said
+
+    def about(self, choices: Choices) -> dict[str, Any]:
+        """A chat has one prompt: what is said of it stands once."""
+        return about_prompt(self._job, self._names, choices.all[0])
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        return None if self._job.logprobs is None else chat_logprobs(self._names, self._job.logprobs, piece.entries)
+
+
+def chat_logprobs(names: TokenNames, top: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    return {"content": [_chat_entry(names, top, entry) for entry in entries]}
+
+
+def _chat_entry(names: TokenNames, top: int, entry: TokenLogprobs) -> dict[str, Any]:
+    alternatives = [_chat_token(names, token, logprob) for token, logprob in first(entry.top, top)]
+    return _chat_token(names, entry.token_id, entry.logprob) | {"top_logprobs": alternatives}
+
+
+def _chat_token(names: TokenNames, token: int, logprob: float) -> dict[str, Any]:
+    return {"token": names(token), "logprob": finite(logprob), "bytes": names.bytes(token)}
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Messages as the template takes them, and the names of ignored fields. Raises `ApiError` 400."""
+    if not messages:
+        raise bad_request("messages must not be empty", "messages")
+    plain, ignored = [], dict[str, None]()
+    for position, message in enumerate(messages):
+        place = f"messages.{position}"
+        for name, value in (message.model_extra or {}).items():
+            if name in _REFUSED_IN_MESSAGES and value:
+                raise bad_request(f"{place}.{name} is not supported", "messages", "unsupported_field")
+            if value is not None and name not in _REFUSED_IN_MESSAGES:
+                ignored[f"messages.{name}"[:100]] = None
+        plain.append(_plain_message(message, place))
+    return plain, list(ignored)
+
+
+def _plain_message(message: ChatMessage, place: str) -> dict[str, Any]:
+    if message.content is None:
+        raise bad_request(f"{place}.content must be text", "messages")
+    if isinstance(message.content, list):
+        for part in message.content:
+            _check_part(part, place)
+    fields = {"role": message.role, "content": message.content}
+    return fields if message.name is None else fields | {"name": message.name}
+
+
+def _check_part(part: dict[str, Any], place: str) -> None:
+    kind = part.get("type")
+    if kind != "text":
+        shown = str(kind)[:40]
+        message = f"{place}.content: parts of type {shown!r} are not supported, only 'text'"
+        raise bad_request(message, "messages", "unsupported_content")
+    if not isinstance(part.get("text"), str):
+        raise bad_request(f"{place}.content: a text part needs its 'text'", "messages")

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from roseinfer.core.request import kept_prompt_tokens
-from roseinfer.server.formats.prompts import Encoded
 from roseinfer.server.formats.refused import check_extras
 from roseinfer.server.formats.sampling import LogprobsAsked, fit, sampling_params, spelled_out
 from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions, unknown_fields
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.inference import Call
-from roseinfer.server.request.job import Job, Kind, Prompt, StreamChoices
+from roseinfer.server.request.job import Job, Prompt, StreamChoices
 from roseinfer.server.request.objectives import Objectives, objectives
+from roseinfer.server.request.prompts import Encoded
 
 MAX_SALT_CHARS = 128
 _NOT_IN_SALTS = frozenset("@/\\\0")
@@ -53,11 +53,13 @@ class Draft:
         # The rest of the context is what is left, but it cannot be nothing.
         return kept_prompt_tokens(truncate, 1 if max_tokens is None else max_tokens, context)
 
-    def job(self, kind: Kind, encoded: list[Encoded], echo: bool = False) -> Job:
-        """Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too much."""
+    def job(self, api: str, id_prefix: str, encoded: list[Encoded], param: str, echo: bool = False) -> Job:
+        """`api`: what logs call the kind of answer; `param`: the field that the prompt came from.
+
+        Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too much.
+        """
         call, request, promised = self.call, self.request, self.objectives
         context = call.backend.info.max_model_len
-        param = "messages" if kind is Kind.CHAT else "prompt"
         meta = promised.meta(call.arrival_s, self.salt)
         prompts = tuple(
             Prompt(
@@ -70,7 +72,8 @@ class Draft:
         )
         self._check_total(sum(len(prompt.ids) + prompt.params.max_tokens for prompt in prompts))
         return Job(
-            kind=kind,
+            api=api,
+            id=f"{id_prefix}-{call.request_id}",
             request_id=call.request_id,
             model=self.model,
             created=int(time.time()),

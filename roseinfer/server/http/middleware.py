@@ -105,24 +105,24 @@ class CrashMiddleware:
                 await ErrorResponse(internal_error())(scope, receive, send)
 
 
-class LaneMiddleware:
-    """POSTs to the paths of `lanes` do not pass through the framework's router.
+class DirectRoutes:
+    """POSTs to the paths of `routes` do not pass through the framework's router, which knows the same applications.
 
     What it does for a request (dependencies, exit stacks, validation) these routes do not use, and it costs as much as
     their own work.
     """
 
-    def __init__(self, app: ASGIApp, lanes: Mapping[str, ASGIApp]) -> None:
+    def __init__(self, app: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:
         self.app = app
-        self._lanes = lanes
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        lane = self._lanes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if lane is None:
+        direct = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if direct is None:
             await self.app(scope, receive, send)
             return
         try:
-            await lane(scope, receive, send)
+            await direct(scope, receive, send)
         except RoseinferError as error:
             await ErrorResponse(as_api_error(error))(scope, receive, send)
         except ClientDisconnect:

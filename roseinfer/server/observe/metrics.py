@@ -31,6 +31,8 @@ STEP_S = (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5)
 STEP_RATIO = (.25, .5, .67, .8, .9, .95, .98, 1, 1.02, 1.05, 1.1, 1.25, 1.5, 2, 4)
 HTTP_S = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LENGTH_RATIO = (.1, .2, .33, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
+PREDICTION_S = (.0001, .0002, .0003, .0005, .00075, .001, .002, .005, .01, .025, .1)
 CHOICES = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 # fmt: on
@@ -91,6 +93,19 @@ class StepMetrics:
         self._time.observe(record.duration_s)
         if record.predicted_s > 0:
             self._ratio.observe(record.duration_s / record.predicted_s)
+
+
+class LengthMetrics:
+    """How well outputs' lengths are predicted, and how long that takes. There only with a predictor."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        values = (model_name, ENGINE_INDEX)
+        help = "Predicted output length over the true one, of samples that ended by themselves"
+        ratios = tallies.histograms("roseinfer:length_prediction_ratio", help, LENGTH_RATIO, LABELS)
+        times = tallies.histograms(
+            "roseinfer:length_prediction_seconds", "Time a prediction took", PREDICTION_S, LABELS
+        )
+        self.was_off, self.took = ratios.labels(*values).observe, times.labels(*values).observe
 
 
 class EngineMetrics:

@@ -1,16 +1,27 @@
-"""The end of a request, in the metrics (of objectives too) and in one line of the log."""
+"""What is kept of requests when they end: metrics, those of objectives too, and one line of the log."""
 
 import asyncio
 import logging
 import math
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect
 
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Rejection
+from roseinfer.engine.api import Engine
 from roseinfer.server.http.errors import ApiError, SloUnattainable
-from roseinfer.server.observe.metrics import ENGINE_INDEX, LABELS, EngineMetrics
+from roseinfer.server.observe.metrics import (
+    ENGINE_INDEX,
+    LABELS,
+    EngineMetrics,
+    Exposition,
+    LengthMetrics,
+    Snapshot,
+    StepMetrics,
+    snapshot,
+)
 from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.account import (
     Account,
@@ -74,38 +85,81 @@ class SloMetrics:
 
 log = logging.getLogger(__name__)
 
-
-def log_start(job: Job) -> None:
-    tokens = sum(len(prompt.ids) for prompt in job.prompts)
-    kind = "stream" if job.stream else "whole"
-    log.info("request=%s started %s choices=%d prompt_tokens=%d", job.request_id, kind, job.num_choices, tokens)
+# From what this process has counted to what all of the server has.
+Gather = Callable[[Snapshot], Awaitable[Snapshot]]
 
 
-def report(
-    job: Job,
-    account: Account,
-    metrics: EngineMetrics,
-    slo_metrics: SloMetrics,
-    now_s: float,
-    cause: BaseException | None,
-) -> None:
-    """`cause`: what ended the request before its time, None if all of it finished."""
-    reason, why = _classify(cause)
-    for run in account.runs:
-        metrics.prompt_ended(run, reason, now_s)
-    if reason == FinishReason.ABORT:
-        metrics.aborted(why)
-    if isinstance(cause, SloUnattainable):
-        metrics.refused("slo_unattainable")
-    came = slo_metrics.ended(job, account.runs, cause)
-    line = _line(job, account, now_s, reason if cause else "")
-    line += f" slo_class={class_of(job)} slo={came or 'invalid'}"
-    if why:
-        line += f" why={why!r}"
-    if reason == FinishReason.ERROR:
-        log.error("%s", line, exc_info=None if isinstance(cause, RoseinferError) else cause)
-    else:
-        log.info("%s", line)
+class RequestReports:
+    """Tells the metrics and the log of requests. See `request.generation.Observer`."""
+
+    def __init__(self, metrics: EngineMetrics, slo_metrics: SloMetrics) -> None:
+        self._metrics = metrics
+        self._slo_metrics = slo_metrics
+        # Once or more per token: without a call in between.
+        self.prompt_done = metrics.prompt_done
+        self.first_token = metrics.first_token
+        self.inter_token = metrics.inter_token
+        self.refused = metrics.refused
+
+    def started(self, job: Job) -> None:
+        tokens = sum(len(prompt.ids) for prompt in job.prompts)
+        kind = "stream" if job.stream else "whole"
+        log.info("request=%s started %s choices=%d prompt_tokens=%d", job.request_id, kind, job.num_choices, tokens)
+
+    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
+        """`cause`: what ended the request before its time, None if all of it finished."""
+        reason, why = _classify(cause)
+        for run in account.runs:
+            self._metrics.prompt_ended(run, reason, now_s)
+        if reason == FinishReason.ABORT:
+            self._metrics.aborted(why)
+        if isinstance(cause, SloUnattainable):
+            self._metrics.refused("slo_unattainable")
+        came = self._slo_metrics.ended(job, account.runs, cause)
+        line = _line(job, account, now_s, reason if cause else "")
+        line += f" slo_class={class_of(job)} slo={came or 'invalid'}"
+        if why:
+            line += f" why={why!r}"
+        if reason == FinishReason.ERROR:
+            log.error("%s", line, exc_info=None if isinstance(cause, RoseinferError) else cause)
+        else:
+            log.info("%s", line)
+
+
+class Observation:
+    """All that a process which answers requests counts, and the text of its `/metrics`.
+
+    `gather` adds what other processes have counted to what this one has.
+    """
+
+    def __init__(self, model_name: str, gather: Gather | None = None) -> None:
+        self.tallies = Tallies()
+        self._model_name = model_name
+        self._exposition = Exposition(self.tallies, model_name)
+        self._gather = gather
+        self._engine: Engine | None = None
+
+    def attach(self, engine: Engine) -> RequestReports:
+        """The engine is up: from now on there are its metrics."""
+        self._engine = engine
+        metrics = EngineMetrics(self.tallies, engine.info, self._model_name)
+        engine.on_step(StepMetrics(self.tallies, self._model_name).step)
+        return RequestReports(metrics, SloMetrics(self.tallies, self._model_name))
+
+    def lengths(self) -> LengthMetrics:
+        """For a process that predicts lengths."""
+        return LengthMetrics(self.tallies, self._model_name)
+
+    def snapshot(self) -> Snapshot:
+        """What this process has counted."""
+        return snapshot(self.tallies, self._engine)
+
+    async def text(self) -> bytes:
+        """What `/metrics` says. Raises what `gather` raises."""
+        shown = self.snapshot()
+        if self._gather is not None:
+            shown = await self._gather(shown)
+        return self._exposition.text(shown, None if self._engine is None else self._engine.info)
 
 
 def _classify(cause: BaseException | None) -> tuple[str, str]:
@@ -137,7 +191,7 @@ def _line(job: Job, account: Account, now_s: float, reason: str) -> str:
             if sample.times is not None and sample.times.scheduled_s:  # the longest wait, on the engine's clock
                 queued_s = max(queued_s, sample.times.scheduled_s - sample.times.arrival_s)
     line = (
-        f"request={job.request_id} api={job.kind.whole_object} choices={job.num_choices} "
+        f"request={job.request_id} api={job.api} choices={job.num_choices} "
         f"finish={','.join(sorted(ends)) or reason} prompt_tokens={usage.prompt_tokens} "
         f"cached_tokens={usage.cached_tokens} output_tokens={usage.completion_tokens} "
         f"e2e_ms={(now_s - job.arrival_s) * 1000:.1f}"

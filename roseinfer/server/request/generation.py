@@ -15,11 +15,29 @@ _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 
 
 class Observer(Protocol):
-    def prompt_done(self, tokens: int, cached_tokens: int) -> None: ...
+    """Is told of requests: what is counted and logged of them is its business."""
 
-    def first_token(self, seconds: float) -> None: ...
+    def started(self, job: Job) -> None: ...
 
-    def inter_token(self, seconds: float, tokens: int) -> None: ...
+    def prompt_done(self, tokens: int, cached_tokens: int) -> None:
+        """A prompt has been processed: `tokens` of it, `cached_tokens` of them found in the cache."""
+        ...
+
+    def first_token(self, seconds: float) -> None:
+        """From arrival to the first token of a prompt."""
+        ...
+
+    def inter_token(self, seconds: float, tokens: int) -> None:
+        """`seconds` per token; several `tokens` that came together share their time."""
+        ...
+
+    def refused(self, reason: str) -> None:
+        """A request was turned away; `reason` names the limit."""
+        ...
+
+    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
+        """`cause`: what ended the request before its time, None if all of it finished."""
+        ...
 
 
 class Receiver(Protocol):

@@ -4,28 +4,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.server.formats.events import EventEncoder
-from roseinfer.server.formats.whole import WholeAnswer
 from roseinfer.server.http.auth import key_digest
 from roseinfer.server.http.body import JsonResponse, read_json
 from roseinfer.server.http.connection import EXTENSION, Wire
 from roseinfer.server.http.errors import as_api_error, deadline_exceeded, too_many_inflight
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
-from roseinfer.server.observe.report import log_start, report
 from roseinfer.server.request.account import Usage, usage_of
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job
 from roseinfer.server.request.lifecycle import Guard
 from roseinfer.server.request.objectives import Headers
+from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
-from roseinfer.server.request.stream import AllBegun, EventStream, StreamAnswer
+from roseinfer.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
@@ -61,7 +59,22 @@ class Call:
                 self.state["request_id"] = value
 
 
-Plan = Callable[[Call, dict[str, Any]], Awaitable[Job]]
+class AnswerFormat(Protocol):
+    """One API as a translation: how a body becomes a job, and how what the engine makes of it becomes an answer."""
+
+    path: str
+
+    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
+        """Raises `ApiError` 4xx or `InvalidRequestError` for a body that asks for what cannot be done."""
+        ...
+
+    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
+        """For a stream. `usage`: so far."""
+        ...
+
+    def whole(self, job: Job, tokenizer: Tokenizer) -> Body:
+        """For an answer in one piece."""
+        ...
 
 
 class Inference:
@@ -70,39 +83,41 @@ class Inference:
     Raises `RoseinferError` and `ClientDisconnect` if the answer has not begun.
     """
 
-    def __init__(self, service: Service, plan: Plan) -> None:
+    def __init__(self, service: Service, answer_format: AnswerFormat) -> None:
         self._service = service
-        self._plan = plan
+        self._format = answer_format
+        self.path = answer_format.path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         call = Call(service, service.admit(), scope["state"], service.clock.now(), scope["headers"])
         with service.lifecycle.ticket() as ticket:
-            job = await self._plan(call, await read_json(scope, receive, service.limits))
+            job = await self._format.plan(call, await read_json(scope, receive, service.limits))
             ticket.grow(len(job.prompts))
             if call.backend.lengths is not None:
                 job = await call.backend.lengths.fill(job)
             wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
-            await Run(service, call.backend, job, wire).answer(scope, receive, send)
+            await Run(service, call.backend, self._format, job, wire).answer(scope, receive, send)
 
 
 class Run:
     """One job on the engine."""
 
-    def __init__(self, service: Service, backend: Backend, job: Job, wire: Wire) -> None:
+    def __init__(self, service: Service, backend: Backend, answer_format: AnswerFormat, job: Job, wire: Wire) -> None:
         self._service = service
         self._backend = backend
+        self._format = answer_format
         self._job = job
         self._wire = wire
         self._guard = Guard()
         self._refusable = job.promised and backend.info.policy.sheds
         self._limited = job.meta.deadline_s is not None or job.first_token_by_s is not None
-        self._generation = Generation(job, backend.engine, backend.engine_ids, backend.metrics, service.clock)
+        self._generation = Generation(job, backend.engine, backend.engine_ids, backend.observer, service.clock)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises the error of a failure before the answer began, and `ClientDisconnect`."""
         if self._service.config.enable_log_requests:
-            log_start(self._job)
+            self._backend.observer.started(self._job)
         if self._job.stream is None:
             await self._answer_whole(scope, receive, send)
         else:
@@ -112,15 +127,16 @@ class Run:
         try:
             self._generation.start(receiver)
         except TooManyInflightError as error:
-            self._backend.metrics.refused("max_inflight_requests")
+            self._backend.observer.refused("max_inflight_requests")
             raise too_many_inflight(str(error), self._service.lifecycle.retry_after_s(1)) from error
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = WholeAnswer(self._job, self._backend.tokenizer)
+        body = self._format.whole(self._job, self._backend.tokenizer)
+        answer = WholeAnswer(body)
         await self._run(answer, answer.complete)
-        await JsonResponse(await self._render(answer))(scope, receive, send)
+        await JsonResponse(await self._render(body))(scope, receive, send)
 
-    async def _render(self, answer: WholeAnswer) -> dict[str, Any]:
+    async def _render(self, answer: Body) -> dict[str, Any]:
         usage = self._usage()
         if self._job.logprobs is None and self._job.prompt_logprobs is None:
             return answer.body(usage)
@@ -129,7 +145,7 @@ class Run:
 
     async def _answer_stream(self, send: Send) -> None:
         events = EventStream(send, self._wire)
-        encoder = EventEncoder(self._job, self._backend.tokenizer, self._generation.account.usage)
+        encoder = self._format.events(self._job, self._backend.tokenizer, self._generation.account.usage)
         # The log probabilities of a long prompt are much to write down, here too.
         heavy = self._job.echo and self._job.logprobs is not None
         interval_s = self._service.config.sse_keep_alive_interval
@@ -143,7 +159,7 @@ class Run:
         except Exception as error:
             if not events.started:
                 raise
-            await events.fail(as_api_error(error))
+            await events.fail(encoder.failure(as_api_error(error)))
             return
         await events.close(last + encoder.tail(self._usage()))
 
@@ -170,7 +186,7 @@ class Run:
             self._wire.watch(None)
             self._generation.cancel()
             backend, now_s = self._backend, self._service.clock.now()
-            report(self._job, self._generation.account, backend.metrics, backend.slo_metrics, now_s, cause)
+            backend.observer.ended(self._job, self._generation.account, now_s, cause)
             if self._backend.lengths is not None:
                 self._backend.lengths.ended(self._job, self._generation.account)
 

@@ -1,30 +1,10 @@
 """One HTTP request after validation: everything the answer needs, nothing left to decide."""
 
 from dataclasses import dataclass
-from enum import Enum
 
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
-
-
-class Kind(Enum):
-    """Value: (prefix of the response id, object of a whole answer, object of a chunk)."""
-
-    COMPLETION = ("cmpl", "text_completion", "text_completion")
-    CHAT = ("chatcmpl", "chat.completion", "chat.completion.chunk")
-
-    @property
-    def id_prefix(self) -> str:
-        return self.value[0]
-
-    @property
-    def whole_object(self) -> str:
-        return self.value[1]
-
-    @property
-    def chunk_object(self) -> str:
-        return self.value[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +16,7 @@ class Prompt:
 
     ids: list[int]
     params: SamplingParams
-    meta: RequestMeta
+    meta: RequestMeta = NO_META
     text: str = ""
 
 
@@ -51,7 +31,8 @@ class StreamChoices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """`prompts` x `n` choices; choice i is sample i % n of prompt i // n.
+    """`prompts` x `n` choices; choice i is sample i % n of prompt i // n. `api`: what logs call the kind of
+    answer; `id`: the answer's own.
 
     `logprobs` and `prompt_logprobs` are the numbers of alternatives asked for (None = none); `stream` is None for a
     whole answer. `created` is in Unix seconds.
@@ -61,13 +42,14 @@ class Job:
     prompts are our own predictor's.
     """
 
-    kind: Kind
+    api: str
+    id: str
     request_id: str
     model: str
     created: int
     arrival_s: float
-    meta: RequestMeta
     prompts: tuple[Prompt, ...]
+    meta: RequestMeta = NO_META
     n: int = 1
     stream: StreamChoices | None = None
     echo: bool = False
@@ -79,10 +61,6 @@ class Job:
     first_token_by_s: float | None = None
     report_slo: bool = False
     lengths_predicted: bool = False
-
-    @property
-    def id(self) -> str:
-        return f"{self.kind.id_prefix}-{self.request_id}"
 
     @property
     def promised(self) -> bool:

@@ -1,18 +1,16 @@
 """How long outputs will be: a trained predictor says it before the engine is asked, and is judged when they end."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.server.observe.metrics import ENGINE_INDEX, LABELS
-from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.account import Account
 from roseinfer.server.request.job import Job, Prompt
-from roseinfer.server.request.offload import Offload
+from roseinfer.server.request.prompts import Offload
 from roseinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -20,15 +18,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
-SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1)
-
 
 class Predicts(Protocol):
     """Used by several threads at once."""
 
     def predict(self, token_ids: Sequence[int], /) -> int:
         """Output tokens expected of a prompt, at least 1."""
+        ...
+
+
+class LengthObserver(Protocol):
+    def took(self, seconds: float) -> None:
+        """A prediction has been made."""
+        ...
+
+    def was_off(self, ratio: float) -> None:
+        """Predicted over true output length, of a sample that ended by itself."""
         ...
 
 
@@ -52,7 +57,7 @@ def check_vocabulary(path: str, learnt: "Settings", tokenizer: Tokenizer) -> Non
 
 
 def length_prediction(
-    path: str | None, tokenizer: Tokenizer, offload: Offload, tallies: Tallies, model_name: str
+    path: str | None, tokenizer: Tokenizer, offload: Offload, observer: Callable[[], LengthObserver]
 ) -> "LengthPrediction | None":
     """With the predictor that the option `length_predictor` names, if it does. Raises `ConfigError`."""
     if path is None:
@@ -62,20 +67,17 @@ def length_prediction(
     check_vocabulary(path, learnt, tokenizer)
     if not learnt.vocabulary:
         log.warning("%s does not say whose token ids it knows; it was trained for %r", path, learnt.tokenizer)
-    return LengthPrediction(predictor, offload, tallies, model_name)
+    return LengthPrediction(predictor, offload, observer())
 
 
 class LengthPrediction:
-    """Fills the `predicted_len` of prompts, and keeps the metrics of it."""
+    """Fills the `predicted_len` of prompts, and tells how good that was."""
 
-    def __init__(self, predictor: Predicts, offload: Offload, tallies: Tallies, model_name: str) -> None:
+    def __init__(self, predictor: Predicts, offload: Offload, observer: LengthObserver) -> None:
         self._predictor = predictor
         self._offload = offload
         self._complained = False
-        help = "Predicted output length over the true one, of samples that ended by themselves"
-        ratios = tallies.histograms("roseinfer:length_prediction_ratio", help, RATIOS, LABELS)
-        times = tallies.histograms("roseinfer:length_prediction_seconds", "Time a prediction took", SECONDS, LABELS)
-        self._ratio, self._time = ratios.labels(model_name, ENGINE_INDEX), times.labels(model_name, ENGINE_INDEX)
+        self._observer = observer
 
     async def fill(self, job: Job) -> Job:
         """With predictions for the prompts, one each, if objectives depend on them and the client gave none."""
@@ -83,7 +85,7 @@ class LengthPrediction:
             return job
         timed = await self._offload.run(self._predict, [prompt.ids for prompt in job.prompts])
         for _, seconds in timed:
-            self._time.observe(seconds)
+            self._observer.took(seconds)
         prompts = [_with_length(prompt, length) for prompt, (length, _) in zip(job.prompts, timed, strict=True)]
         return replace(job, prompts=tuple(prompts), lengths_predicted=True)
 
@@ -95,7 +97,7 @@ class LengthPrediction:
             for sample in run.samples:
                 predicted = prompt.meta.predicted_len
                 if predicted and sample.tokens and sample.finish_reason is FinishReason.STOP:
-                    self._ratio.observe(predicted / sample.tokens)
+                    self._observer.was_off(predicted / sample.tokens)
 
     def _predict(self, prompts: Iterable[list[int]]) -> list[tuple[int | None, float]]:
         """(output tokens or None, seconds it took) of each; in a thread."""

@@ -2,28 +2,30 @@
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo
-from roseinfer.server.formats.prompts import PromptEncoder
 from roseinfer.server.http.errors import ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
-from roseinfer.server.observe.metrics import EngineMetrics, Exposition, Snapshot, StepMetrics, snapshot
-from roseinfer.server.observe.report import SloMetrics
-from roseinfer.server.observe.tallies import Tallies
-from roseinfer.server.request.length_prediction import LengthPrediction, length_prediction
+from roseinfer.server.request.generation import Observer
+from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
 from roseinfer.server.request.lifecycle import Lifecycle, Room
-from roseinfer.server.request.offload import Offload
+from roseinfer.server.request.prompts import Offload, PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.text.tokenizer import Tokenizer
 
 STALLED_RETRY_S = 10.0
 
-# From what this process has counted to what all of the server has.
-Gather = Callable[[Snapshot], Awaitable[Snapshot]]
+
+class Observing(Protocol):
+    """Makes who is told of requests, once there is an engine."""
+
+    def attach(self, engine: Engine) -> Observer: ...
+
+    def lengths(self) -> LengthObserver: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,7 @@ class Backend:
     engine: Engine
     info: EngineInfo
     prompts: PromptEncoder
-    metrics: EngineMetrics
-    slo_metrics: SloMetrics
+    observer: Observer
     lengths: LengthPrediction | None = None
     engine_ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -46,19 +47,19 @@ class Backend:
 class Service:
     """One per process that answers requests. Use from the event loop's thread only.
 
-    Who serves beside others gives a `room` that they share, the `share` of the requests that it gets, a `gather` that
-    adds what the others have counted, and the `slo_classes` that all have. Raises `ConfigError` for a wrong file.
+    Who serves beside others gives a `room` that they share, the `share` of the requests that it gets, and the
+    `slo_classes` that all have. Raises `ConfigError` for a wrong file.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         model_name: str,
+        observing: Observing,
         clock: Clock | None = None,
         *,
         room: Room | None = None,
         share: float = 1.0,
-        gather: Gather | None = None,
         slo_classes: SloClasses | None = None,
     ) -> None:
         self.config = config
@@ -69,9 +70,7 @@ class Service:
         self.limits = Limits.of(config)
         self.slo_classes = configured_classes(config, model_name) if slo_classes is None else slo_classes
         self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock, room, share)
-        self.tallies = Tallies()
-        self._exposition = Exposition(self.tallies, self.served_names[0])
-        self._gather = gather
+        self._observing = observing
         self.offload = Offload()
         self._backend: Backend | None = None
 
@@ -81,11 +80,10 @@ class Service:
         """
         info = engine.info
         prompts = PromptEncoder(tokenizer, self.offload, info.max_model_len, info.vocab_size)
-        metrics = EngineMetrics(self.tallies, info, self.served_names[0])
-        engine.on_step(StepMetrics(self.tallies, self.served_names[0]).step)
-        name = self.served_names[0]
-        lengths = length_prediction(self.config.length_predictor, tokenizer, self.offload, self.tallies, name)
-        self._backend = Backend(engine, info, prompts, metrics, SloMetrics(self.tallies, name), lengths)
+        observer = self._observing.attach(engine)
+        path = self.config.length_predictor
+        lengths = length_prediction(path, tokenizer, self.offload, self._observing.lengths)
+        self._backend = Backend(engine, info, prompts, observer, lengths)
         self.lifecycle.ready()
 
     @property
@@ -116,7 +114,7 @@ class Service:
         error = self.refusal()
         if error is not None:
             if error.code == "queue_full":
-                self.backend.metrics.refused("max_num_queued_reqs")
+                self.backend.observer.refused("max_num_queued_reqs")
             raise error
         return self.backend
 
@@ -127,17 +125,6 @@ class Service:
         if name not in self.served_names:
             raise model_not_found(name)
         return name
-
-    async def metrics_text(self) -> bytes:
-        """What `/metrics` says. Raises what `gather` raises."""
-        shown = self.snapshot()
-        if self._gather is not None:
-            shown = await self._gather(shown)
-        return self._exposition.text(shown, None if self._backend is None else self._backend.info)
-
-    def snapshot(self) -> Snapshot:
-        """What this process has counted."""
-        return snapshot(self.tallies, None if self._backend is None else self._backend.engine)
 
     def close(self) -> None:
         self.offload.close()

@@ -8,10 +8,11 @@ from starlette.responses import Response
 from roseinfer.server.documents import Health, Load, Version, docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.observe.metrics import CONTENT_TYPE
+from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.service import Service
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI, service: Service, observation: Observation) -> None:
     async def health() -> Response:
         error = service.ill_health()
         if error is not None:
@@ -31,7 +32,7 @@ def add(app: FastAPI, service: Service) -> None:
         return JsonResponse({"server_load": service.lifecycle.room.all_requests()})
 
     async def metrics() -> Response:
-        return Response(await service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await observation.text(), headers={"Content-Type": CONTENT_TYPE})
 
     health_docs = docs(Health, 503)
     app.add_api_route("/health", health, tags=["status"], **health_docs)

@@ -7,12 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roseinfer.server.documents import Detokenized, Tokenized, TokenizerInfo, docs
+from roseinfer.server.formats.chat import plain_messages
 from roseinfer.server.formats.planning import given
-from roseinfer.server.formats.prompts import PromptEncoder, plain_messages
 from roseinfer.server.formats.refused import check_extras
 from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
 from roseinfer.server.http.body import JsonResponse, read_json
 from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 

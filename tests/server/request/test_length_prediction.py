@@ -23,9 +23,9 @@ from roseinfer.predictor.data import Rows
 from roseinfer.predictor.model import Predictor
 from roseinfer.predictor.train import train
 from roseinfer.predictor.vocabulary import fingerprint
-from roseinfer.server.observe.tallies import Tallies
+from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.length_prediction import LengthPrediction, length_prediction
-from roseinfer.server.request.offload import Offload
+from roseinfer.server.request.prompts import Offload
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer
@@ -150,7 +150,7 @@ def test_it_predicts_off_the_event_loop(server: LiveServer, monkeypatch) -> None
 # --- the file -----------------------------------------------------------------------------------------------------
 def loaded(path: str, tokenizer: Tokenizer) -> LengthPrediction | None:
     with closing(Offload()) as offload:
-        return length_prediction(path, tokenizer, offload, Tallies(), "fake")
+        return length_prediction(path, tokenizer, offload, lambda: Observation("fake").lengths())
 
 
 def test_files_that_cannot_be_used(predictor: Predictor, tokenizer: Tokenizer, tmp_path) -> None:

@@ -15,10 +15,11 @@ from roseinfer.core.errors import EngineDeadError, OutputTextError, RequestFaile
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.server.formats.events import EventEncoder
+from roseinfer.server.formats.answers import EventEncoder
+from roseinfer.server.formats.completions import CompletionFormat
 from roseinfer.server.request.account import Usage
-from roseinfer.server.request.job import Job, Kind, Prompt, StreamChoices
-from roseinfer.server.request.stream import EventStream, StreamAnswer
+from roseinfer.server.request.job import Job, Prompt, StreamChoices
+from roseinfer.server.request.receivers import EventStream, StreamAnswer
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import Wait, fake_logprobs
 from tests.server.live import LiveServer, events, http_post, read_all
@@ -347,9 +348,17 @@ class Connection:
 
 def streamed(connection: Connection, tokenizer: Tokenizer, **options: Any) -> StreamAnswer:
     prompt = Prompt(ids=[1], params=SamplingParams())
-    fields: dict[str, Any] = {"request_id": "r", "model": "m", "created": 1, "arrival_s": 0.0, "prompts": (prompt,)}
-    job = Job(kind=Kind.COMPLETION, stream=StreamChoices(), **fields, **options)
-    encoder = EventEncoder(job, tokenizer, lambda: Usage(1, 1, 0))
+    fields: dict[str, Any] = {
+        "api": "text_completion",
+        "id": "cmpl-r",
+        "request_id": "r",
+        "model": "m",
+        "created": 1,
+        "arrival_s": 0.0,
+        "prompts": (prompt,),
+    }
+    job = Job(stream=StreamChoices(), **fields, **options)
+    encoder = CompletionFormat().events(job, tokenizer, lambda: Usage(1, 1, 0))
     wire: Any = connection
     return StreamAnswer(encoder, EventStream(connection.send, wire), 1000.0, None)
 

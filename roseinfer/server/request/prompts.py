@@ -1,23 +1,46 @@
-"""From text, messages or token ids to the token ids that the engine gets."""
+"""From text, messages or token ids to the token ids that the engine gets, in threads beside the event loop."""
 
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from roseinfer.core.request import context_error
-from roseinfer.server.formats.schemas import ChatMessage
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.request.offload import Offload
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
 
 # Text with fewer characters per token of context than this is not looked at before it is tokenised.
 PLAUSIBLE_CHARS_PER_TOKEN = 16
-# Message fields that mean something and that the server cannot honour.
-_REFUSED_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "audio")
 # Tool calling is not available; the other one is a field of its own.
 _NO_TEMPLATE_KWARGS = frozenset({"tools", "add_special_tokens", "keep_last"})
 # Arguments of `ChatTemplate.encode` that `render` does not have.
 _OF_ENCODING = ("add_special_tokens", "keep_last")
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+MAX_THREADS = 4
+
+
+class Offload:
+    """Runs what would hold up the event loop (tokenising, templates, long answers) in a few threads.
+
+    The queue in front of the threads is bounded by the number of requests that the server admits.
+    """
+
+    def __init__(self) -> None:
+        threads = min(MAX_THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="roseinfer-text")
+
+    async def run(self, work: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,49 +161,3 @@ def _end(ids: list[int], keep_last: int | None) -> list[int]:
 def _chars(message: dict[str, Any]) -> int:
     content = message["content"]
     return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
-
-
-def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Messages as the template takes them, and the names of ignored fields. Raises `ApiError` 400."""
-    if not messages:
-        raise bad_request("messages must not be empty", "messages")
-    plain, ignored = [], dict[str, None]()
-    for position, message in enumerate(messages):
-        place = f"messages.{position}"
-        for name, value in (message.model_extra or {}).items():
-            if name in _REFUSED_IN_MESSAGES and value:
-                raise bad_request(f"{place}.{name} is not supported", "messages", "unsupported_field")
-            if value is not None and name not in _REFUSED_IN_MESSAGES:
-                ignored[f"messages.{name}"[:100]] = None
-        plain.append(_plain_message(message, place))
-    return plain, list(ignored)
-
-
-def _plain_message(message: ChatMessage, place: str) -> dict[str, Any]:
-    if message.content is None:
-        raise bad_request(f"{place}.content must be text", "messages")
-    if isinstance(message.content, list):
-        for part in message.content:
-            _check_part(part, place)
-    fields = {"role": message.role, "content": message.content}
-    return fields if message.name is None else fields | {"name": message.name}
-
-
-def _check_part(part: dict[str, Any], place: str) -> None:
-    kind = part.get("type")
-    if kind != "text":
-        shown = str(kind)[:40]
-        message = f"{place}.content: parts of type {shown!r} are not supported, only 'text'"
-        raise bad_request(message, "messages", "unsupported_content")
-    if not isinstance(part.get("text"), str):
-        raise bad_request(f"{place}.content: a text part needs its 'text'", "messages")
-
-
-def split_prompts(prompt: str | list[Any], limit: int) -> list[Any]:
-    """Prompts of a completion: a text or a list of ids is one, a list of these several. Raises `ApiError` 400."""
-    prompts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
-    if not prompts:
-        raise bad_request("prompt must not be empty", "prompt")
-    if len(prompts) > limit:
-        raise bad_request(f"{len(prompts)} prompts, at most {limit} are allowed", "prompt")
-    return prompts

@@ -1,16 +1,19 @@
-"""A streamed answer: chunks come in as the engine has them, events go out as the connection takes them."""
+"""What takes the chunks of a job: a streamed answer, which writes them as the connection takes them, or a whole one.
+
+What they look like on the wire is the business of the answer's format: an `Encoder` or a `Body`.
+"""
 
 import asyncio
+from typing import Any, Protocol
 
 from starlette.types import Send
 
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.server.formats.choice import Choice, Piece
-from roseinfer.server.formats.events import EventEncoder
 from roseinfer.server.http.connection import Wire
 from roseinfer.server.http.errors import ApiError
+from roseinfer.server.request.account import Usage
 from roseinfer.server.request.generation import Receiver
-from roseinfer.server.request.offload import Offload
+from roseinfer.server.request.prompts import Offload
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = [
@@ -19,6 +22,71 @@ _HEADERS = [
     # Proxies that buffer would hold tokens back.
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class Encoder(Protocol):
+    """Chunks of a job as the bytes of a stream. `add` each; what is then `due` is `taken` and `encode`d, in order."""
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to say."""
+        ...
+
+    def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
+        """What a chunk that brings nothing but text is at once, while nothing is due; None: `add` it."""
+        ...
+
+    def add(self, prompt: int, chunk: SequenceChunk) -> bool:
+        """Whether the chunk made something due."""
+        ...
+
+    def take(self) -> Any:
+        """What is due, which then is not any more. In the event loop's thread."""
+        ...
+
+    def encode(self, taken: Any) -> bytes:
+        """In any thread."""
+        ...
+
+    def tail(self, usage: Usage) -> bytes:
+        """The end of a stream in which every choice has finished."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last words of a stream that failed."""
+        ...
+
+
+class Body(Protocol):
+    """Chunks of a job as an answer in one piece."""
+
+    def add(self, prompt: int, chunk: SequenceChunk) -> None: ...
+
+    def body(self, usage: Usage) -> dict[str, Any]:
+        """When every choice has finished. In any thread."""
+        ...
+
+
+class WholeAnswer:
+    """A `Receiver` that gathers chunks in a `Body` until all are there."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._ended = asyncio.Event()
+        self._error: Exception | None = None
+
+    def put(self, prompt: int, chunk: SequenceChunk) -> None:
+        self._body.add(prompt, chunk)
+
+    def end(self, error: Exception | None) -> None:
+        self._error = error
+        self._ended.set()
+
+    async def complete(self) -> None:
+        """Raises the error that the generation ends with."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
 
 
 class EventStream:
@@ -48,9 +116,9 @@ class EventStream:
         """The proper end."""
         await self.write(data, last=True)
 
-    async def fail(self, error: ApiError) -> None:
-        """An error event, and no end: the server cuts a response that its application left unfinished."""
-        await self.write(b"data: " + error.body() + b"\n\n")
+    async def fail(self, data: bytes) -> None:
+        """Last words, and no end: the server cuts a response that its application left unfinished."""
+        await self.write(data)
 
 
 class StreamAnswer:
@@ -65,7 +133,7 @@ class StreamAnswer:
 
     def __init__(
         self,
-        encoder: EventEncoder,
+        encoder: Encoder,
         events: EventStream,
         keep_alive_s: float,
         offload: Offload | None,
@@ -76,7 +144,6 @@ class StreamAnswer:
         self._keep_alive_s = keep_alive_s
         self._offload = offload
         self._refusable = refusable
-        self._due: dict[Choice, None] = {}
         self._news = asyncio.Event()
         self._waiting = False
         self._idle = True
@@ -86,17 +153,16 @@ class StreamAnswer:
         self._error: Exception | None = None
 
     def put(self, prompt: int, chunk: SequenceChunk) -> None:
-        at_once = self._waiting and not self._due and self._events.open
-        event = self._encoder.plain(prompt, chunk) if at_once else None
+        encoder = self._encoder
+        at_once = self._waiting and not encoder.due and self._events.open
+        event = encoder.plain(prompt, chunk) if at_once else None
         if event is None:
-            choice = self._encoder.add(prompt, chunk)
-            if choice is None:
+            if not encoder.add(prompt, chunk):
                 return
             if not at_once or chunk.finish_reason is not None:
-                self._due[choice] = None
                 self._news.set()
                 return
-            event = self._encoder.encode(choice, choice.take())
+            event = encoder.encode(encoder.take())
         self._events.write_now(event)
         self._idle = False
 
@@ -114,7 +180,7 @@ class StreamAnswer:
                 if self._error is not None:
                     raise self._error
                 data = await self._take_due()
-                if self._ended and self._error is None and not self._due:
+                if self._ended and self._error is None and not self._encoder.due:
                     return data
                 if self._comment_due and not data:
                     data = KEEP_ALIVE
@@ -133,14 +199,12 @@ class StreamAnswer:
         self._news.clear()
 
     async def _take_due(self) -> bytes:
-        due, self._due = self._due, {}
-        pieces = [(choice, choice.take()) for choice in due]
-        if self._offload is not None and pieces:
-            return await self._offload.run(self._encode, pieces)
-        return self._encode(pieces)
-
-    def _encode(self, pieces: list[tuple[Choice, Piece]]) -> bytes:
-        return b"".join([self._encoder.encode(choice, piece) for choice, piece in pieces])
+        if not self._encoder.due:
+            return b""
+        taken = self._encoder.take()
+        if self._offload is not None:
+            return await self._offload.run(self._encoder.encode, taken)
+        return self._encoder.encode(taken)
 
     # --- comments on an idle stream -----------------------------------------------------------------------------
     def _set_timer(self) -> None:
