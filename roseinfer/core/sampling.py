@@ -11,6 +11,9 @@ from roseinfer.core.errors import InvalidRequestError
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
+_TUPLES = ("logit_bias", "stop", "stop_token_ids", "bad_words", "bad_token_ids", "allowed_token_ids")
+
+
 class Range(NamedTuple):
     """Bounds of a number, both allowed unless `above`: then it must be above `low`."""
 
@@ -74,6 +77,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        self._make_tuples()
         _check_int("max_tokens", self.max_tokens, 0, None)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         for name, allowed in RANGES.items():
@@ -96,6 +100,17 @@ class SamplingParams:
         self._check_vocabulary()
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
+
+    def _make_tuples(self) -> None:
+        """Takes lists as well, so that what compares or hashes parameters need not care; a lone text is no list."""
+        for name in _TUPLES:
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            elif isinstance(value, str):
+                raise InvalidRequestError(f"{name} must be a list", name)
+        if any(isinstance(sequence, list) for sequence in self.bad_token_ids):
+            object.__setattr__(self, "bad_token_ids", tuple(map(tuple, self.bad_token_ids)))
 
     def _check_vocabulary(self) -> None:
         """What restricts the choice of tokens."""
@@ -123,10 +138,6 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
-
-    @property
-    def penalised(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 def _check_int(name: str, value: int, low: int | None, high: int | None) -> None:

@@ -1,17 +1,19 @@
 """What the runner keeps of every seated request, on the host and on the device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from roseinfer.core.plan import Admission, Row
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.edits import make_edits
+from roseinfer.runner.edits.base import LogitEdit
 from roseinfer.runner.transfer import upload, write_ranges
 
 # Smallest normal float32: a temperature above 0 must not vanish when it divides float32 logits.
 MIN_TEMPERATURE = 1.2e-38
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 class Feature:
@@ -80,10 +82,11 @@ class SeatTable:
 
     def release(self, seats: list[int]) -> None:
         for seat in seats:
+            if self.at(seat).features & Feature.EDITED:
+                for edit in self._edits_of(seat):
+                    edit.release(seat)
             self.seats[seat] = None
             self.broken.pop(seat, None)
-            for edit in self.edits.values():
-                edit.release(seat)
 
     def admit(self, admissions: list[Admission]) -> None:
         """Seat requests, also after a preemption: everything is rebuilt from the tokens known so far."""
@@ -96,10 +99,13 @@ class SeatTable:
         write_ranges(self.block_tables, seats, zeros, [a.blocks for a in admissions])
         self._write_settings(admissions, seats)
         for a in admissions:
-            features = self.at(a.seat).features
-            for bit, edit in self.edits.items():
-                if features & bit:
+            if self.at(a.seat).features & Feature.EDITED:
+                for edit in self._edits_of(a.seat):
                     edit.admit(a, self.tokens[a.seat, : len(a.token_ids)])
+
+    def _edits_of(self, seat: int) -> list[LogitEdit]:
+        features = self.at(seat).features
+        return [edit for bit, edit in self.edits.items() if features & bit]
 
     def grow_tables(self, rows: Sequence[Row]) -> None:
         """Write the block-table entries that rows bring, in one scatter."""
@@ -127,7 +133,7 @@ class SeatTable:
             features |= Feature.FILTERED if params.top_k > 0 or params.top_p < 1 else 0
         features |= Feature.LOGPROBS if params.logprobs is not None else 0
         for bit, edit in self.edits.items():
-            features |= bit if edit.uses(a) else 0
+            features |= bit if any(getattr(params, name) != _DEFAULTS[name] for name in edit.fields) else 0
         return features
 
     def _unusable(self, a: Admission) -> str | None:

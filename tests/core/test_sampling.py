@@ -33,6 +33,18 @@ def test_wrong_entries_are_refused(name: str, value: object) -> None:
     assert caught.value.param == name
 
 
+def test_lists_are_taken_for_tuples() -> None:
+    lists = SamplingParams(
+        stop=["a"], stop_token_ids=[1], logit_bias=[], bad_words=["b"], bad_token_ids=[[1, 2]], allowed_token_ids=[3]
+    )  # type: ignore[arg-type]
+    tuples = SamplingParams(
+        stop=("a",), stop_token_ids=(1,), bad_words=("b",), bad_token_ids=((1, 2),), allowed_token_ids=(3,)
+    )
+    assert lists == tuples and hash(lists) == hash(tuples)
+    with pytest.raises(InvalidRequestError, match="stop must be a list"):
+        SamplingParams(stop="abc")  # type: ignore[arg-type]
+
+
 def test_every_list_of_token_ids_is_told_with_its_name() -> None:
     params = SamplingParams(
         stop_token_ids=(1,), logit_bias=((2, 1.0),), allowed_token_ids=(3,), bad_token_ids=((4, 5), (6,))

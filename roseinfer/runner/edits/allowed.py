@@ -9,12 +9,11 @@ from roseinfer.runner.transfer import upload
 
 
 class AllowedTokens:
+    fields = ("allowed_token_ids",)
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._of: dict[int, torch.Tensor] = {}  # seat -> ids [a] int64 on the device, each once
-
-    def uses(self, admission: Admission) -> bool:
-        return admission.params.allowed_token_ids is not None
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
         ids = sorted(set(admission.params.allowed_token_ids or ()))

@@ -30,13 +30,12 @@ class BannedSequences:
     Only outputs count: a sequence that begins in the prompt may be completed.
     """
 
+    fields = ("bad_token_ids",)
+
     def __init__(self, pool: torch.Tensor) -> None:
         self._pool = pool
         self._of: dict[int, _Banned] = {}  # by seat
         self._prompt_len: dict[int, int] = {}
-
-    def uses(self, admission: Admission) -> bool:
-        return bool(admission.params.bad_token_ids)
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
         sequences = sorted(set(admission.params.bad_token_ids))

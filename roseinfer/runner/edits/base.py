@@ -15,8 +15,12 @@ class LogitEdit(Protocol):
     An edit keeps what it needs of the seats that use it. None of its methods makes the host wait for a GPU.
     """
 
-    def uses(self, admission: Admission) -> bool:
-        """Whether the request asks for this edit; if not, the other methods are not called for its seat."""
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of `SamplingParams`: a request whose value of one is not the default uses the edit.
+
+        For the seats of other requests nothing is called.
+        """
         ...
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
@@ -24,7 +28,7 @@ class LogitEdit(Protocol):
         ...
 
     def release(self, seat: int) -> None:
-        """Forget a seat, whether it used the edit or not."""
+        """Forget a seat that used the edit."""
         ...
 
     def apply(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:

@@ -19,12 +19,11 @@ class _Bias:
 
 
 class LogitBias:
+    fields = ("logit_bias",)
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._of: dict[int, _Bias] = {}  # by seat
-
-    def uses(self, admission: Admission) -> bool:
-        return bool(admission.params.logit_bias)
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
         ids, values = zip(*admission.params.logit_bias, strict=True)

@@ -19,13 +19,12 @@ class _Minimum:
 
 
 class MinTokens:
+    fields = ("min_tokens",)
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._of: dict[int, _Minimum] = {}  # by seat
-
-    def uses(self, admission: Admission) -> bool:
-        return admission.params.min_tokens > 0 and bool(admission.stop_ids)
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
         # A model's EOS ids may name tokens that its vocabulary does not have.

@@ -14,6 +14,8 @@ class Penalties:
     grows by doubling. Not batched over admissions: penalised requests are few.
     """
 
+    fields = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
     def __init__(self, pool: torch.Tensor, vocab_size: int) -> None:
         device = pool.device
         self._pool = pool
@@ -23,9 +25,6 @@ class Penalties:
         self._counts = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
         # repetition, presence, frequency
         self._strengths = torch.zeros((0, 3), dtype=torch.float32, device=device)
-
-    def uses(self, admission: Admission) -> bool:
-        return admission.params.penalised
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
         """Start counting for a seat that was released, with the outputs that it has."""
