@@ -68,6 +68,14 @@ def test_what_flashinfer_lacks(spec: object, dtype: torch.dtype, told: str, gpu:
     assert told in (why_not("flashinfer", [PLAIN, spec], dtype, CUDA) or "")
 
 
+def test_windows_are_for_torch_and_triton(gpu: None) -> None:
+    windows = [spec_of(4, 2, 64, window=4096), PLAIN]
+    assert resolve_backend("auto", windows, torch.bfloat16, CUDA) == "triton"
+    assert resolve_backend("torch", windows, torch.bfloat16, CUDA) == "torch"
+    with pytest.raises(ConfigError, match=r"flashinfer cannot be used: .*sliding windows.* 4096"):
+        resolve_backend("flashinfer", windows[:1], torch.bfloat16, CUDA)
+
+
 @pytest.mark.parametrize("name", ["triton", "flashinfer"])
 def test_layers_of_different_heads_share_no_plan(name: str, gpu: None) -> None:
     assert "layers" in (why_not(name, [PLAIN, spec_of(2, 2, 64)], torch.bfloat16, CUDA) or "")

@@ -42,10 +42,13 @@ class Heads:
     kv: int
     dim: int
     rotary: bool
+    window: int | None = None
 
     @property
     def spec(self) -> AttentionSpec:
-        return AttentionSpec(heads=self.query, kv_heads=self.kv, head_dim=self.dim, scale=self.dim**-0.5)
+        return AttentionSpec(
+            heads=self.query, kv_heads=self.kv, head_dim=self.dim, scale=self.dim**-0.5, window=self.window
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,12 @@ class Sizes:
     dtype: torch.dtype
 
 
-# Attention of Qwen3-8B and GPT-2; products of Qwen3-8B, as many rows as they are used for.
+# Attention of Qwen3-8B, also with a window, and of GPT-2; products of Qwen3-8B, as many rows as they are used for.
 REAL = Sizes(
     rows=256,
     longest=640,
     mixed=(512, 2048),
-    heads=(Heads(32, 8, 128, True), Heads(12, 12, 64, False)),
+    heads=(Heads(32, 8, 128, True), Heads(32, 8, 128, True, 200), Heads(12, 12, 64, False)),
     vocab=151_936,
     linears=(
         (6144, 4096, False, (1, 3)),

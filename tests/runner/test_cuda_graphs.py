@@ -43,6 +43,9 @@ GPT2 = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 2,
 }
+# Shorter than most contexts here, and no multiple of a block or a tile.
+MISTRAL = {**QWEN3, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 41}
+MIXED_WINDOWS = {**QWEN3, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 SEATS, BLOCK, BLOCKS = 12, 16, 160
 
 
@@ -113,7 +116,7 @@ GREEDY = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True)
 
 
-@pytest.mark.parametrize("shape", [QWEN3, GPT2], ids=["qwen3", "gpt2"])
+@pytest.mark.parametrize("shape", [QWEN3, GPT2, MISTRAL, MIXED_WINDOWS], ids=["qwen3", "gpt2", "mistral", "windows"])
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_graphs_equal_eager_equal_torch(tmp_path, shape, params):
     """In float32, where different kernels still agree on every token."""
@@ -123,18 +126,20 @@ def test_graphs_equal_eager_equal_torch(tmp_path, shape, params):
     assert graphs == eager == torch_backend
 
 
-def test_chunks_of_any_size_give_the_same_text(tmp_path):
-    built = build(tmp_path, QWEN3)
+@pytest.mark.parametrize("shape", [QWEN3, MISTRAL], ids=["qwen3", "mistral"])
+def test_chunks_of_any_size_give_the_same_text(tmp_path, shape):
+    built = build(tmp_path, shape)
     texts = [Script(built, 2, GREEDY).run(chunk) for chunk in (100, 5)]
     shortest = {seat: min(len(text[seat]) for text in texts) for seat in range(SEATS)}
     first, second = ({seat: text[seat][: shortest[seat]] for seat in shortest} for text in texts)
     assert first == second and sum(shortest.values()) > 100
 
 
-def test_steady_state_neither_waits_nor_compiles(tmp_path):
+@pytest.mark.parametrize("shape", [QWEN3, MIXED_WINDOWS], ids=["qwen3", "windows"])
+def test_steady_state_neither_waits_nor_compiles(tmp_path, shape):
     from triton import knobs
 
-    built = build(tmp_path, QWEN3, dtype="bfloat16")
+    built = build(tmp_path, shape, dtype="bfloat16")
     compiled = []
     knobs.runtime.jit_post_compile_hook = lambda **what: compiled.append(what["fn"].name)
     torch.cuda.set_sync_debug_mode("error")

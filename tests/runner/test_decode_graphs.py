@@ -1,0 +1,48 @@
+"""Which steps `DecodeGraphs` replays a graph for, and what the backend is told before. The graphs are stand-ins."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from roseinfer.core.plan import Row
+from roseinfer.runner.cuda_graphs import DecodeGraphs
+from roseinfer.runner.forward import Forwarded
+from roseinfer.runner.inputs import Columns
+
+OTHERS = Forwarded(hidden=torch.zeros(0))
+
+
+class Bench:
+    """Graphs of 1, 2 and 4 rows; `calls` in the order in which they are made."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        model = SimpleNamespace(
+            padded_vocab=8, dtype=torch.float32, device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=7)
+        )
+        attention = SimpleNamespace(prepare_replay=lambda rows, starts: self.calls.append(("prepare", rows, starts)))
+        inputs = SimpleNamespace(stage_decodes=lambda columns, bucket: self.calls.append(("stage", bucket)))
+        others = SimpleNamespace(run=lambda columns: OTHERS)
+        self.graphs = DecodeGraphs(others, model, attention, None, inputs, [1, 2, 4])
+        self.graphs._graphs = {
+            rows: SimpleNamespace(replay=lambda rows=rows: self.calls.append(("replay", rows))) for rows in (1, 2, 4)
+        }
+
+    def run(self, *rows: tuple[int, int]) -> Forwarded:
+        """rows: start and count of each."""
+        made = [Row(f"r{i}", i, start, count, 1, True, start, 0, ()) for i, (start, count) in enumerate(rows)]
+        return self.graphs.run(Columns.of(made))
+
+
+def test_a_backend_prepares_each_replay_with_the_positions_of_the_step() -> None:
+    bench = Bench()
+    done = bench.run((8, 1), (30, 1), (5, 1))
+    assert bench.calls == [("stage", 4), ("prepare", 4, (8, 30, 5)), ("replay", 4)]
+    assert done.logits is not None and done.logits.shape == (3, 7)
+
+
+@pytest.mark.parametrize("rows", [[(8, 1), (0, 3)], [(1, 1)] * 5])
+def test_other_steps_go_on_to_the_next(rows: list[tuple[int, int]]) -> None:
+    bench = Bench()
+    assert bench.run(*rows) is OTHERS and not bench.calls
