@@ -1,0 +1,116 @@
+"""Random loads of many samples on tiny caches, with hints that are absent, true or false: everybody ends.
+
+Bystanders come late, with and without objectives, and must be served to their end whatever came before them. The
+policies manage by themselves: the scheduler's rescue (`policy_stalls`) is never needed, and no answer is a fault. Every
+plan is within the step's limits: the runner checks them.
+"""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from roseinfer.core.outputs import COMPLETE, FinishReason
+from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
+from tests.helpers.engines import Collected, assert_empty, gather, make_core
+from tests.property.test_slo import TimedRunner
+
+POLICIES = ["fifo", "pack", "sarathi", "qoserve", "scorpio", "scorpio mixed", "slack"]
+LATE_AT_STEP = 25
+MOST_STEPS = 6000
+LOOSE = Slo(tpot_s=2.0)
+
+
+@dataclass(frozen=True)
+class Load:
+    jobs: list[Add]
+    bystanders: list[Add]
+    blocks: int
+    block_size: int
+
+
+def objective(rng: random.Random) -> Slo | None:
+    tight = Slo(ttft_s=rng.choice([0.05, 0.5]), tpot_s=rng.choice([0.02, 0.1]))
+    return rng.choice([None, LOOSE, LOOSE, Slo(ttft_s=30.0, tpot_s=1.0), tight])
+
+
+def hint(rng: random.Random, output: int) -> int | None:
+    return rng.choice([None, None, output, max(1, output // 8), 1, 1, 10 * output])
+
+
+def request(name: str, rng: random.Random, slo: Slo | None, *, n: int = 1, output: int) -> Add:
+    params = SamplingParams(max_tokens=output, min_tokens=output - 1, ignore_eos=True, seed=rng.randrange(4))
+    prompt = [rng.randrange(12) for _ in range(rng.randrange(1, 14))]
+    return Add(name, prompt, params, n, RequestMeta(slo=slo, predicted_len=hint(rng, output)))
+
+
+def make_load(rng: random.Random) -> Load:
+    """The cache holds the longest request and little more."""
+    jobs = []
+    for i in range(rng.randrange(1, 5)):
+        n, output = rng.choice([1, 2, 8, 24, 32]), rng.randrange(2, 100)
+        jobs.append(request(f"job-{i}", rng, objective(rng), n=n, output=output))
+    bystanders = [request(f"late-{i}", rng, slo, output=rng.randrange(1, 6)) for i, slo in enumerate((LOOSE, None))]
+    block_size = rng.choice([1, 4, 16])
+    longest = max(len(add.prompt_ids) + add.params.max_tokens for add in (*jobs, *bystanders))
+    return Load(jobs, bystanders, -(-longest // block_size) + rng.randrange(12), block_size)
+
+
+def run(load: Load, **options: object) -> tuple[EngineCore, dict[str, Collected]]:
+    """The engine, with nothing left to do, and what it said."""
+    runner = TimedRunner(load.blocks, load.block_size)
+    core = make_core(vocab_size=12, runner=runner, num_blocks=load.blocks, block_size=load.block_size, **options)
+    assert runner.limits is not None, "the runner checks every plan"
+    runner.clock = core._clock
+    done: dict[str, Collected] = {}
+    for add in load.jobs:
+        core.add(add)
+    for step in range(MOST_STEPS):
+        if step == LATE_AT_STEP:
+            for add in load.bystanders:
+                core.add(add)
+        before = core._clock.now()
+        gather(core.step(), done)
+        if step % 8 == 0:
+            core.scheduler.check_integrity()
+        if core._clock.now() == before:
+            core._clock.advance(0.002)  # as the engine's loop waits
+        if step > LATE_AT_STEP and not core.busy:
+            break
+    assert not core.busy, "the engine makes no progress"
+    assert_empty(core)
+    return core, done
+
+
+CASES = [(policy, seed) for policy in POLICIES for seed in range(20 if policy == "slack" else 6)]
+
+
+@pytest.mark.parametrize(("policy", "seed"), CASES)
+def test_everybody_ends(policy: str, seed: int) -> None:
+    rng = random.Random(seed)
+    load = make_load(rng)
+    name, _, mixed = policy.partition(" ")
+    options = {"scorpio_mixed": bool(mixed)} if name == "scorpio" else {}
+    core, done = run(
+        load,
+        scheduling_policy=name,
+        depth=1 + seed % 2,
+        max_num_seqs=rng.randrange(1, 13),
+        max_num_batched_tokens=rng.choice([1, 8, 20, 40]),
+        enable_chunked_prefill=rng.random() < 0.7,
+        prefix_caching=rng.random() < 0.5,
+        **options,
+    )
+    for add in (*load.jobs, *load.bystanders):
+        for index in range(add.n):
+            have = done[f"{add.request_id}:{index}"]
+            if have.reason is FinishReason.REJECTED:
+                assert add.meta.slo not in (None, LOOSE), "who has no objective for its first token is never too late"
+                continue
+            assert have.reason in COMPLETE and len(have.tokens) == add.params.max_tokens
+    stats = core.scheduler.stats()
+    assert (stats.policy_stalls, stats.policy_faults) == (0, 0)
