@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -27,37 +26,6 @@ COUNTERS = (
     "vllm:prompt_tokens_cached_total",
     "vllm:request_success_total",
 )
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[RealServer]:
-    with RealServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def shared_client(shared: RealServer) -> Iterator[openai.OpenAI]:
-    with shared.client() as client:
-        yield client
-
-
-@pytest.fixture
-def real(shared: RealServer) -> Iterator[RealServer]:
-    """The server shared by the tests that leave it as they found it: alive, and holding nothing."""
-    yield shared
-    shared.until_idle()
-    assert shared.status("/health") == shared.status("/ready") == (200, None)
-
-
-@pytest.fixture
-def client(shared_client: openai.OpenAI, real: RealServer) -> openai.OpenAI:
-    return shared_client
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM("tiny", num_kv_blocks=80, max_num_seqs=16, threads=1) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
