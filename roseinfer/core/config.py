@@ -172,6 +172,9 @@ class ServerConfig:
     max_choices: int = option(128, "largest n")
     max_logprobs: int = option(20, "largest logprobs and top_logprobs; -1 = no limit")
     max_stop_strings: int = option(64, "stop strings of one request")
+    max_body_readers: int = option(256, "request bodies that a process reads at a time; more get a 503")
+    body_timeout: float = option(60.0, "seconds in which a request's body must arrive")
+    write_timeout: float = option(30.0, "seconds after which a client that takes nothing of its answer is cut off")
     sse_keep_alive_interval: float = option(15.0, "seconds between comments on an idle stream; 0 = none")
     shutdown_timeout: float = option(30.0, "seconds in which running requests may finish after SIGTERM")
     stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")
@@ -183,7 +186,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
-        check_positive(self, "api_workers", "worker_timeout")
+        check_positive(self, "api_workers", "worker_timeout", "max_body_readers", "body_timeout", "write_timeout")
         for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -20,8 +20,6 @@ from roseinfer.server.hosting import (
     settle_garbage_collector,
     uvicorn_config,
 )
-from roseinfer.server.http.errors import unavailable
-from roseinfer.server.request.lifecycle import DRAINING_RETRY_S
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -98,9 +96,6 @@ async def _drain(service: Service, signals: Signals) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await first_of(lifecycle.idle(), signals.second.wait())
-    ended = lifecycle.stop(unavailable("draining", "The server is shutting down", DRAINING_RETRY_S))
+    ended = await service.wind_down(LAST_WORDS_S)
     if ended:
         log.warning("shutting down: %d requests were cut short", ended)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
-                await lifecycle.idle()

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import httpx
@@ -13,7 +13,7 @@ import uvicorn
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.server.app import create_app
-from roseinfer.server.hosting import listen
+from roseinfer.server.hosting import listen, new_event_loop
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.service import Service
@@ -40,7 +40,11 @@ class LiveServer:
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self._main())
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -90,6 +94,14 @@ class LiveServer:
             return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of a coroutine on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    def connections(self) -> list[Any]:
+        """uvicorn's objects of those that are open."""
+        return list(self._server.server_state.connections)
 
     def client(self, **options: Any) -> httpx.Client:
         # Loading the certificates is most of the cost of a client.

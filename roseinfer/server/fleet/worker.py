@@ -50,7 +50,6 @@ from roseinfer.server.hosting import (
 )
 from roseinfer.server.http.errors import unavailable
 from roseinfer.server.observe.metrics import Snapshot
-from roseinfer.server.request.lifecycle import DRAINING_RETRY_S
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server.worker")
@@ -159,11 +158,9 @@ class Worker:
         return engine
 
     async def _end_requests(self) -> None:
-        lifecycle = self._service.lifecycle
-        ended = lifecycle.stop(unavailable("draining", "The server is shutting down", DRAINING_RETRY_S))
+        ended = await self._service.wind_down(LAST_WORDS_S)
         if ended:
             log.warning("shutting down: %d requests were cut short", ended)
-            await asyncio.wait({self._spawn(lifecycle.idle())}, timeout=LAST_WORDS_S)
 
     # --- from the manager ---------------------------------------------------------------------------------------
     def _on_message(self, message: FromManager) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from roseinfer.server.http.connection import EXTENSION, Wire
-from roseinfer.server.http.errors import ApiError, bad_request, body_too_large, body_too_slow
+from roseinfer.server.http.errors import ApiError, bad_request, body_too_large, body_too_slow, too_many_bodies
 from roseinfer.server.http.limits import Limits
 
 # How long an answer that came before the end of the body waits for the rest of it, and how much of it it takes.
@@ -20,25 +21,109 @@ LINGER_S = 2.0
 LINGER_BYTES = 64 * 2**20
 
 
-async def read_json(scope: Scope, receive: Receive, limits: Limits) -> dict[str, Any]:
-    """The body as a JSON object.
+class _Reader:
+    """A body on its way. `refusal`: why it was ended by others."""
 
-    Raises `ApiError` 400 (not JSON, not an object, wrong content type), 408 (too slow) or 413 (too large, noticed
-    from Content-Length or while reading), and `ClientDisconnect`.
+    __slots__ = ("began_s", "bytes", "refusal", "timeout")
+
+    def __init__(self, timeout: asyncio.Timeout, began_s: float) -> None:
+        self.timeout = timeout
+        self.began_s = began_s
+        self.bytes = 0
+        self.refusal: ApiError | None = None
+
+    def end(self, refusal: ApiError, now_s: float) -> None:
+        if not self.timeout.expired():
+            self.refusal = refusal
+            self.timeout.reschedule(now_s)
+
+
+class BodyReaders:
+    """Reads the bodies of requests. Those that have not all arrived with their heads are bounded, in number and bytes,
+    apart from the requests that have a place: who sends slowly keeps out nobody but others whose bodies take time.
+    `on_refused` is called for each that is one too many.
     """
-    headers = dict(scope["headers"])
-    _check_content_type(headers.get(b"content-type", b""))
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > limits.max_body_bytes:
-        raise body_too_large(limits.max_body_bytes)
-    wire: Wire = scope["extensions"][EXTENSION]
-    if wire.arrived:  # as most bodies are by now: nothing to wait for
-        return _parse_object(await _read_body(receive, limits.max_body_bytes))
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            return _parse_object(await _read_body(receive, limits.max_body_bytes))
-    except TimeoutError:
-        raise body_too_slow(limits.body_timeout_s) from None
+
+    def __init__(self, on_refused: Callable[[], None]) -> None:
+        self.bytes = 0
+        self._on_refused = on_refused
+        self._readers: dict[_Reader, None] = {}
+        self._stopped: ApiError | None = None
+
+    @property
+    def arriving(self) -> int:
+        """Bodies of which something has not arrived."""
+        return len(self._readers)
+
+    async def read_json(self, scope: Scope, receive: Receive, limits: Limits) -> dict[str, Any]:
+        """The body as a JSON object.
+
+        Raises `ApiError` 400 (not JSON, not an object, wrong content type), 408 (too slow), 413 (too large, noticed
+        from Content-Length or while reading) or 503 (too many others), and `ClientDisconnect`.
+        """
+        headers = dict(scope["headers"])
+        _check_content_type(headers.get(b"content-type", b""))
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > limits.max_body_bytes:
+            raise body_too_large(limits.max_body_bytes)
+        wire: Wire = scope["extensions"][EXTENSION]
+        if wire.arrived:  # as most bodies are by now: nothing to wait for
+            return _parse_object(await _read_body(receive, limits.max_body_bytes, _unbounded))
+        return _parse_object(await self._read_slowly(receive, limits))
+
+    def stop(self, cause: ApiError) -> None:
+        """End all that are on their way, and whatever comes."""
+        self._stopped = cause
+        now_s = asyncio.get_running_loop().time()
+        for reader in self._readers:
+            reader.end(cause, now_s)
+
+    async def _read_slowly(self, receive: Receive, limits: Limits) -> bytes:
+        if self._stopped is not None:
+            raise self._stopped
+        now_s = asyncio.get_running_loop().time()
+        crowded = len(self._readers) >= limits.max_body_readers and not self._made_room(limits, now_s)
+        timeout = asyncio.timeout(limits.brief_body_s if crowded else limits.body_timeout_s)
+        reader = _Reader(timeout, now_s)
+        self._readers[reader] = None
+        try:
+            async with timeout:
+                return await _read_body(receive, limits.max_body_bytes, partial(self._count, reader, limits))
+        except TimeoutError:
+            if crowded and reader.refusal is None:
+                raise self._one_too_many() from None
+            raise reader.refusal or body_too_slow(limits.body_timeout_s) from None
+        finally:
+            self._forget(reader)
+
+    def _count(self, reader: _Reader, limits: Limits, size: int) -> None:
+        reader.bytes += size
+        self.bytes += size
+        while self.bytes > limits.max_arriving_bytes and reader in self._readers:
+            if not self._made_room(limits, asyncio.get_running_loop().time()):
+                raise self._one_too_many()
+
+    def _made_room(self, limits: Limits, now_s: float) -> bool:
+        """End the oldest, if it has had its time."""
+        oldest = next(iter(self._readers), None)
+        if oldest is None or now_s - oldest.began_s < limits.body_grace_s:
+            return False
+        self._forget(oldest)
+        oldest.end(body_too_slow(now_s - oldest.began_s), now_s)
+        return True
+
+    def _one_too_many(self) -> ApiError:
+        self._on_refused()
+        return too_many_bodies()
+
+    def _forget(self, reader: _Reader) -> None:
+        if reader in self._readers:
+            del self._readers[reader]
+            self.bytes -= reader.bytes
+
+
+def _unbounded(size: int) -> None:
+    """For a body that is in memory already."""
 
 
 def _check_content_type(value: bytes) -> None:
@@ -47,7 +132,8 @@ def _check_content_type(value: bytes) -> None:
         raise bad_request("The content type must be application/json", "Content-Type")
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
+async def _read_body(receive: Receive, limit: int, count: Callable[[int], None]) -> bytes:
+    """`count` is told of the size of each part, and may raise."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -57,6 +143,7 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise body_too_large(limit)
+        count(len(part))
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)

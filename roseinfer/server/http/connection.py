@@ -1,6 +1,7 @@
 """Connections: uvicorn's class with limits, writes that belong together as one, and each request's own view of it."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -9,21 +10,34 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.limits import Limits
 
+log = logging.getLogger(__name__)
+
 # Where a request's scope has its `Wire`.
 EXTENSION = "roseinfer.wire"
+# Of what a client has not taken, so much must go within the write timeout: less than any line carries.
+MIN_PROGRESS_BYTES = 2**16
+# After a client has closed its side: when to see whether it still reads. The last interval repeats.
+PROBES_S = (0.1, 0.5, 15.0)
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Cork(asyncio.Transport):
+class WriteBuffer(asyncio.Transport):
     """Collects what is written in one turn of the event loop, so that a head and its body are one packet and one call.
 
     uvloop writes at once whatever it is given, and a write costs more than everything else that a token costs here.
+
+    From `expect_progress` or `close` on, a client that takes next to nothing of what is left for `timeout_s` seconds
+    loses its connection: the rest of its answer would stay in memory for ever.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
+        self._timeout_s = timeout_s
         self._held: list[bytes] = []
+        self._given = 0  # bytes, ever, to the transport
+        self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._held:
@@ -35,19 +49,54 @@ class Cork(asyncio.Transport):
         if self._held:
             self._held.append(data)
             self.flush()
-        elif not self._transport.is_closing():
-            self._transport.write(data)
+        else:
+            self._give(data)
 
     def flush(self) -> None:
         if self._held:
             data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
             self._held.clear()
-            if not self._transport.is_closing():
-                self._transport.write(data)
+            self._give(data)
+
+    def _give(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._given += len(data)
+            self._transport.write(data)
 
     def close(self) -> None:
         self.flush()
         self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self.expect_progress()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # --- the write timeout --------------------------------------------------------------------------------------
+    def expect_progress(self) -> None:
+        """To be called when the client does not take what it is sent."""
+        if self._timer is None:
+            unsent = self._transport.get_write_buffer_size()
+            due = self._given - unsent + min(unsent, MIN_PROGRESS_BYTES)
+            self._timer = self._loop.call_later(self._timeout_s, self._check_progress, due)
+
+    def stop_expecting(self) -> None:
+        """To be called when it has taken most of it, or the connection has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_progress(self, due: int) -> None:
+        """`due`: how many bytes, of all there ever were, should have gone by now."""
+        self._timer = None
+        unsent = self._transport.get_write_buffer_size()
+        if self._given - unsent < due:
+            log.info("a client has taken next to nothing for %g s: its connection is cut", self._timeout_s)
+            self.abort()
+        elif unsent:
+            self.expect_progress()
+
+    # --- what is passed on --------------------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
@@ -63,15 +112,18 @@ class Cork(asyncio.Transport):
 
 
 class Wire:
-    """One request's connection."""
+    """One request's connection. `filler`: what may be written between two writes of its answer and means nothing, once
+    the answer has begun; empty if there is no such thing.
+    """
 
-    __slots__ = ("_cork", "_cycle", "_gone", "_on_gone")
+    __slots__ = ("_buffer", "_cycle", "_gone", "_on_gone", "filler")
 
-    def __init__(self, cork: Cork, cycle: RequestResponseCycle) -> None:
-        self._cork = cork
+    def __init__(self, buffer: WriteBuffer, cycle: RequestResponseCycle) -> None:
+        self._buffer = buffer
         self._cycle = cycle
         self._gone = False
         self._on_gone: Callable[[], None] | None = None
+        self.filler = b""
 
     @property
     def done(self) -> bool:
@@ -91,7 +143,16 @@ class Wire:
     def write(self, data: bytes) -> None:
         """A piece of a body whose head was sent without a length, at once."""
         if not self._gone:
-            self._cork.write_through(b"%x\r\n%b\r\n" % (len(data), data))
+            self._buffer.write_through(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def probe(self) -> None:
+        """Say something that means nothing. A client that has left, and not only closed its side, makes the connection
+        end by it: an answer to what it says nobody there takes.
+        """
+        if not self._cycle.response_started:
+            self._buffer.write(INTERIM)
+        elif self.filler and not self.paused:
+            self.write(self.filler)
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
         """Have `on_gone` called when the client leaves (at once if it has); None: not any more."""
@@ -112,21 +173,30 @@ class TooManyHeaders(Exception):
 
 
 def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None) -> type[HttpToolsProtocol]:
-    """A connection class for uvicorn that refuses requests whose head breaks `limits`: number and size of headers,
-    and how long they may take. `on_closed` is called when a connection has ended.
+    """A connection class for uvicorn that holds `limits`: number and size of headers, how long they may take, and how
+    long a client may take nothing of its answer. `on_closed` is called when a connection has ended.
+
+    A client may close its side behind a request and still gets the answer.
     """
 
     class LimitedProtocol(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
         _head_bytes = 0
         _wires: tuple[Wire, ...] = ()  # several if the client sends requests before it has its answers
+        _buffer: WriteBuffer
+        _half_closed = False
+        _probe_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(Cork(cast(asyncio.Transport, transport), self.loop))
+            self._buffer = WriteBuffer(cast(asyncio.Transport, transport), self.loop, limits.write_timeout_s)
+            super().connection_made(self._buffer)
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._head_arrived()
+            self._buffer.stop_expecting()
+            if self._probe_timer is not None:
+                self._probe_timer.cancel()
             super().connection_lost(exc)
             for wire in self._wires:
                 wire.lost()
@@ -152,9 +222,44 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
             if len(self.headers) > limits.max_header_count:
                 raise TooManyHeaders
             super().on_headers_complete()
-            wire = Wire(cast(Cork, self.transport), self.cycle)
+            wire = Wire(self._buffer, self.cycle)
             self._wires = (*(other for other in self._wires if not other.done), wire)
             self.scope["extensions"] = {EXTENSION: wire}  # type: ignore[dict-item]
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._buffer.expect_progress()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if not self._buffer.is_closing():
+                self._buffer.stop_expecting()
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """Whether to go on. A client that closes its side may wait for its answer or have left: both look the same
+            until something is sent. To an HTTP/1.0 client nothing can be sent but the answer.
+            """
+            if self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self._head_timer:
+                return False
+            if self.scope["http_version"] == "1.0":
+                return False
+            if not self._half_closed:
+                self._half_closed = True
+                self._probe(0)
+            return True
+
+        def _probe(self, count: int) -> None:
+            for wire in self._wires:
+                if not wire.done:
+                    wire.probe()
+                    break
+            wait_s = PROBES_S[min(count, len(PROBES_S) - 1)]
+            self._probe_timer = self.loop.call_later(wait_s, self._probe, count + 1)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._half_closed and self.cycle.response_complete:
+                self.transport.close()
 
         def send_400_response(self, msg: str) -> None:
             body = bad_request(msg).body()

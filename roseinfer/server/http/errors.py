@@ -20,6 +20,8 @@ MAX_MESSAGE_CHARS = 1000
 # openai clients do not come back by themselves after a longer wait.
 MAX_RETRY_S = 60.0
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
+# After how long a client may find that others' bodies have arrived.
+TOO_MANY_BODIES_S = 1.0
 
 
 class ApiError(RoseinferError):
@@ -97,8 +99,16 @@ def body_too_large(limit: int) -> ApiError:
 
 
 def body_too_slow(seconds: float) -> ApiError:
-    message = f"The request body did not arrive within {seconds:g} s"
+    message = f"The request body did not arrive within {seconds:.3g} s"
     return ApiError(408, message, code="request_timeout", closes=True)
+
+
+def too_many_bodies() -> ApiError:
+    """503, with the connection closed: its body, which is still coming, is not read."""
+    message = "Too many request bodies are being read"
+    return ApiError(
+        503, message, type="overloaded_error", code="too_many_bodies", retry_after_s=TOO_MANY_BODIES_S, closes=True
+    )
 
 
 def unavailable(code: str, message: str, retry_after_s: float, should_retry: bool | None = None) -> ApiError:

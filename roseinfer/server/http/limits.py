@@ -9,8 +9,10 @@ from roseinfer.core.config import ServerConfig
 class Limits:
     """Sizes in bytes, characters or entries; times in seconds. `max_logprobs` -1 = no limit.
 
-    `max_total_tokens` bounds n x (prompt + max_tokens), summed over the prompts of a request. `max_bad_words_chars` and
-    `max_bad_words_tokens` bound all words together; each counts as often as it is spelled.
+    `max_total_tokens` bounds n x (prompt + max_tokens), summed over the prompts of a request. `max_bad_words_chars`
+    and `max_bad_words_tokens` bound all words together; each counts as often as it is spelled. `max_body_readers`
+    and `max_arriving_bytes` bound the bodies that have not all arrived; if there are more, the oldest of them ends,
+    once it has had `body_grace_s` seconds; until then a further one has to be there within `brief_body_s` seconds.
     """
 
     max_body_bytes: int
@@ -31,6 +33,11 @@ class Limits:
     max_header_bytes: int = 2**20
     header_timeout_s: float = 15.0
     body_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0
+    max_body_readers: int = 256
+    max_arriving_bytes: int = 2**28
+    body_grace_s: float = 5.0
+    brief_body_s: float = 0.5
 
     @property
     def max_sequences(self) -> int:
@@ -45,4 +52,8 @@ class Limits:
             max_choices=config.max_choices,
             max_logprobs=config.max_logprobs,
             max_stop_strings=config.max_stop_strings,
+            body_timeout_s=config.body_timeout,
+            write_timeout_s=config.write_timeout,
+            max_body_readers=config.max_body_readers,
+            max_arriving_bytes=max(2**28, config.max_body_bytes),
         )

@@ -1,7 +1,8 @@
 """The life of one inference request: admitted, read, planned, run, answered, accounted for."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -11,19 +12,21 @@ from starlette.types import Receive, Scope, Send
 
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.server.http.auth import key_digest
-from roseinfer.server.http.body import JsonResponse, read_json
+from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import EXTENSION, Wire
-from roseinfer.server.http.errors import as_api_error, deadline_exceeded, too_many_inflight
+from roseinfer.server.http.errors import ApiError, as_api_error, deadline_exceeded, too_many_inflight
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
 from roseinfer.server.request.account import Usage, usage_of
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job
-from roseinfer.server.request.lifecycle import Guard
+from roseinfer.server.request.lifecycle import Guard, Ticket
 from roseinfer.server.request.objectives import Headers
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -78,7 +81,8 @@ class AnswerFormat(Protocol):
 
 
 class Inference:
-    """An inference route as an ASGI application. The room that a request takes in the server is given back here.
+    """An inference route as an ASGI application. A request has a place from when it has been read until the engine is
+    done with it.
 
     Raises `RoseinferError` and `ClientDisconnect` if the answer has not begun.
     """
@@ -90,25 +94,30 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        call = Call(service, service.admit(), scope["state"], service.clock.now(), scope["headers"])
+        arrival_s = service.clock.now()
+        backend, body = await service.read(scope, receive)
+        call = Call(service, backend, scope["state"], arrival_s, scope["headers"])
         with service.lifecycle.ticket() as ticket:
-            job = await self._format.plan(call, await read_json(scope, receive, service.limits))
+            job = await self._format.plan(call, body)
             ticket.grow(len(job.prompts))
             if call.backend.lengths is not None:
                 job = await call.backend.lengths.fill(job)
             wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
-            await Run(service, call.backend, self._format, job, wire).answer(scope, receive, send)
+            await Run(service, backend, self._format, job, wire, ticket).answer(scope, receive, send)
 
 
 class Run:
     """One job on the engine."""
 
-    def __init__(self, service: Service, backend: Backend, answer_format: AnswerFormat, job: Job, wire: Wire) -> None:
+    def __init__(
+        self, service: Service, backend: Backend, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket
+    ) -> None:
         self._service = service
         self._backend = backend
         self._format = answer_format
         self._job = job
         self._wire = wire
+        self._place = place
         self._guard = Guard()
         self._refusable = job.promised and backend.info.policy.sheds
         self._limited = job.meta.deadline_s is not None or job.first_token_by_s is not None
@@ -134,7 +143,9 @@ class Run:
         body = self._format.whole(self._job, self._backend.tokenizer)
         answer = WholeAnswer(body)
         await self._run(answer, answer.complete)
-        await JsonResponse(await self._render(body))(scope, receive, send)
+        rendered = await self._render(body)
+        self._place.release()
+        await self._deliver(JsonResponse(rendered)(scope, receive, send))
 
     async def _render(self, answer: Body) -> dict[str, Any]:
         usage = self._usage()
@@ -152,16 +163,25 @@ class Run:
         offload = self._service.offload if heavy else None
         answer = StreamAnswer(encoder, events, interval_s, offload, self._refusable or self._limited)
         together = self._refusable and len(self._job.prompts) > 1
+        receiver = AllBegun(answer, len(self._job.prompts)) if together else answer
         try:
-            last = await self._run(AllBegun(answer, len(self._job.prompts)) if together else answer, answer.run)
+            last = await self._run(_Ends(receiver, self._place.release), answer.run)
+            await self._deliver(events.close(last + encoder.tail(self._usage())))
         except ClientDisconnect:
             return
         except Exception as error:
             if not events.started:
                 raise
-            await events.fail(encoder.failure(as_api_error(error)))
-            return
-        await events.close(last + encoder.tail(self._usage()))
+            await self._deliver(events.fail(encoder.failure(as_api_error(error))))
+
+    async def _deliver(self, writing: Coroutine[Any, Any, None]) -> None:
+        """Write what the engine has nothing to do with any more. Without an end if the server cannot wait for it."""
+        guard = Guard()
+        try:
+            with self._service.lifecycle.delivery(guard), guard:
+                await writing
+        except ApiError as error:
+            log.info("request=%s was not delivered: %s", self._job.request_id, error.message)
 
     def _usage(self) -> Usage:
         """When all is said."""
@@ -208,3 +228,16 @@ class Run:
 
     def _on_gone(self) -> None:
         self._guard.interrupt(ClientDisconnect())
+
+
+class _Ends:
+    """Passes everything on, and says when the engine is done."""
+
+    def __init__(self, receiver: Receiver, on_end: Callable[[], None]) -> None:
+        self.put = receiver.put
+        self._end = receiver.end
+        self._on_end = on_end
+
+    def end(self, error: Exception | None) -> None:
+        self._on_end()
+        self._end(error)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Protocol
@@ -105,7 +106,9 @@ class Room:
 
 
 class Ticket:
-    """`with` it a request has a place in the server: one prompt's room, until `grow` says how many it brings."""
+    """`with` it a request has a place in the server: one prompt's room, until `grow` says how many it brings. It may be
+    given back before, when the engine is done and only the answer is to be delivered.
+    """
 
     def __init__(self, lifecycle: "Lifecycle") -> None:
         self._lifecycle = lifecycle
@@ -117,7 +120,12 @@ class Ticket:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._lifecycle.take_room(-1, -self._prompts)
+        self.release()
+
+    def release(self) -> None:
+        if self._prompts:
+            self._lifecycle.take_room(-1, -self._prompts)
+            self._prompts = 0
 
     def grow(self, prompts: int) -> None:
         self._lifecycle.take_room(0, prompts - self._prompts)
@@ -125,17 +133,24 @@ class Ticket:
 
 
 class Live:
-    """`with` it a running request can be ended by `Lifecycle.interrupt_all`."""
+    """`with` it a request is among those that can be ended together. `on_left` is called when it is not any more."""
 
-    def __init__(self, registered: dict[Interruptible, None], request: Interruptible) -> None:
+    def __init__(
+        self,
+        registered: dict[Interruptible, None],
+        request: Interruptible,
+        on_left: Callable[[], None] = lambda: None,
+    ) -> None:
         self._registered = registered
         self._request = request
+        self._on_left = on_left
 
     def __enter__(self) -> None:
         self._registered[self._request] = None
 
     def __exit__(self, *exc: object) -> None:
         del self._registered[self._request]
+        self._on_left()
 
 
 class Lifecycle:
@@ -151,6 +166,7 @@ class Lifecycle:
         self._share = share
         self._rate = DrainRate(clock)
         self._live: dict[Interruptible, None] = {}
+        self._deliveries: dict[Interruptible, None] = {}
         self._stopped: ApiError | None = None
         self._changed = asyncio.Event()
 
@@ -201,7 +217,16 @@ class Lifecycle:
         """Makes `request` known to `interrupt_all`. Raises the cause if everything was stopped already."""
         if self._stopped is not None:
             raise self._stopped
-        return Live(self._live, request)
+        return Live(self._live, request, self._changed.set)
+
+    def delivery(self, answer: Interruptible) -> Live:
+        """Makes the last part of an answer, of which the engine knows nothing any more, known to `cut`."""
+        return Live(self._deliveries, answer, self._changed.set)
+
+    @property
+    def delivering(self) -> int:
+        """Answers that are complete, and that their clients have not all taken."""
+        return len(self._deliveries)
 
     def interrupt_all(self, cause: ApiError) -> int:
         """Ends every running request with `cause`; returns how many there were."""
@@ -215,8 +240,20 @@ class Lifecycle:
         self._stopped = cause
         return self.interrupt_all(cause)
 
+    def cut(self, cause: ApiError) -> None:
+        """End what is being delivered."""
+        for answer in list(self._deliveries):
+            answer.interrupt(cause)
+
     async def idle(self) -> None:
-        """Returns when no request is left in the server."""
-        while self.requests:
+        """Returns when no request has a place in the server."""
+        await self._until(lambda: not self.requests)
+
+    async def delivered(self) -> None:
+        """Returns when all requests have ended and all answers are with the kernel or their clients."""
+        await self._until(lambda: not self.requests and not self._live and not self._deliveries)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             self._changed.clear()
             await self._changed.wait()

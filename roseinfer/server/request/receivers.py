@@ -102,6 +102,7 @@ class EventStream:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            self._wire.filler = KEEP_ALIVE
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     @property
@@ -117,8 +118,11 @@ class EventStream:
         await self.write(data, last=True)
 
     async def fail(self, data: bytes) -> None:
-        """Last words, and no end: the server cuts a response that its application left unfinished."""
-        await self.write(data)
+        """Last words, if the client takes anything, and no end: the server cuts a response that its application left
+        unfinished.
+        """
+        if not self._wire.paused:
+            await self.write(data)
 
 
 class StreamAnswer:

@@ -1,18 +1,23 @@
 """What the routes share: configuration, admission, and, once it is there, the engine with what belongs to it."""
 
+import asyncio
+import contextlib
 import itertools
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo
+from roseinfer.server.http.body import BodyReaders
 from roseinfer.server.http.errors import ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
-from roseinfer.server.request.lifecycle import Lifecycle, Room
+from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Room
 from roseinfer.server.request.prompts import Offload, PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.text.tokenizer import Tokenizer
@@ -71,6 +76,7 @@ class Service:
         self.slo_classes = configured_classes(config, model_name) if slo_classes is None else slo_classes
         self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock, room, share)
         self._observing = observing
+        self.bodies = BodyReaders(self._on_refused_body)
         self.offload = Offload()
         self._backend: Backend | None = None
 
@@ -117,6 +123,33 @@ class Service:
                 self.backend.observer.refused("max_num_queued_reqs")
             raise error
         return self.backend
+
+    async def read(self, scope: Scope, receive: Receive) -> tuple[Backend, dict[str, Any]]:
+        """The body of a request that may come in, as a JSON object. It takes no place while it arrives.
+
+        Raises what `admit` raises, before a byte is read and when all is there, and what `BodyReaders` raise.
+        """
+        self.admit()
+        body = await self.bodies.read_json(scope, receive, self.limits)
+        return self.admit(), body
+
+    def _on_refused_body(self) -> None:
+        if self._backend is not None:
+            self._backend.observer.refused("max_body_readers")
+
+    async def wind_down(self, last_words_s: float) -> int:
+        """End every request, and wait up to `last_words_s` seconds until they are told. Returns how many were running.
+
+        After that nothing is waited for any more: neither clients that do not take their answers, nor new requests.
+        """
+        cause = unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
+        ended = self.lifecycle.stop(cause)
+        self.bodies.stop(cause)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(last_words_s):
+                await self.lifecycle.delivered()
+        self.lifecycle.cut(cause)
+        return ended
 
     def resolve_model(self, name: str | None) -> str:
         """Raises `ApiError` 404 for a model that is not served."""

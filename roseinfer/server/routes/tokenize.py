@@ -11,7 +11,7 @@ from roseinfer.server.formats.chat import plain_messages
 from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.refused import check_extras
 from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
-from roseinfer.server.http.body import JsonResponse, read_json
+from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.service import Service
@@ -20,9 +20,9 @@ from roseinfer.text.tokenizer import Tokenizer
 
 def add(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
-        backend = service.admit()
+        backend, body = await service.read(request.scope, request.receive)
         with service.lifecycle.ticket():
-            wanted = parse(TokenizeRequest, await read_json(request.scope, request.receive, service.limits))
+            wanted = parse(TokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             ids, ignored = await _encode(backend.prompts, wanted)
@@ -33,9 +33,9 @@ def add(app: FastAPI, service: Service) -> None:
             return _with_warnings(answer, warnings + ignored)
 
     async def detokenize(request: Request) -> Response:
-        backend = service.admit()
+        backend, body = await service.read(request.scope, request.receive)
         with service.lifecycle.ticket():
-            wanted = parse(DetokenizeRequest, await read_json(request.scope, request.receive, service.limits))
+            wanted = parse(DetokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             if wanted.tokens:

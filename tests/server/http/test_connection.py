@@ -3,14 +3,15 @@
 import asyncio
 from typing import Any
 
-from roseinfer.server.http.connection import Cork, Wire
+from roseinfer.server.http.connection import MIN_PROGRESS_BYTES, Wire, WriteBuffer
 
 
 class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written: list[bytes] = []
-        self.closed = False
+        self.closed = self.aborted = False
+        self.unsent = 0
 
     def write(self, data: Any) -> None:
         assert not self.closed
@@ -18,6 +19,12 @@ class Transport(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def is_closing(self) -> bool:
         return self.closed
@@ -39,17 +46,17 @@ class Cycle:
 def test_what_is_written_in_one_turn_is_one_write() -> None:
     async def main() -> None:
         transport = Transport()
-        cork = Cork(transport, asyncio.get_running_loop())
-        cork.write(b"head")
-        cork.write(b"body")
+        buffer = WriteBuffer(transport, asyncio.get_running_loop(), 30.0)
+        buffer.write(b"head")
+        buffer.write(b"body")
         assert transport.written == []
         await asyncio.sleep(0)
         assert transport.written == [b"headbody"]
         await asyncio.sleep(0)
-        cork.write(b"later")
-        cork.write_through(b" at once")
+        buffer.write(b"later")
+        buffer.write_through(b" at once")
         assert transport.written == [b"headbody", b"later at once"]
-        cork.write_through(b"next")
+        buffer.write_through(b"next")
         await asyncio.sleep(0)
         assert transport.written == [b"headbody", b"later at once", b"next"]
 
@@ -59,13 +66,13 @@ def test_what_is_written_in_one_turn_is_one_write() -> None:
 def test_nothing_is_lost_when_it_closes() -> None:
     async def main() -> None:
         transport = Transport()
-        cork = Cork(transport, asyncio.get_running_loop())
-        cork.write(b"last words")
-        cork.close()
+        buffer = WriteBuffer(transport, asyncio.get_running_loop(), 30.0)
+        buffer.write(b"last words")
+        buffer.close()
         assert transport.written == [b"last words"] and transport.closed
-        cork.write(b"too late")
+        buffer.write(b"too late")
         await asyncio.sleep(0)
-        cork.write_through(b"too late as well")
+        buffer.write_through(b"too late as well")
         assert transport.written == [b"last words"]
 
     asyncio.run(main())
@@ -75,7 +82,7 @@ def test_a_wire_writes_chunks_and_knows_when_its_client_has_left() -> None:
     async def main() -> None:
         transport, cycle, left = Transport(), Cycle(), list[str]()
         made: Any = cycle
-        wire = Wire(Cork(transport, asyncio.get_running_loop()), made)
+        wire = Wire(WriteBuffer(transport, asyncio.get_running_loop(), 30.0), made)
         wire.write(b"x" * 17)
         assert transport.written == [b"11\r\n" + b"x" * 17 + b"\r\n"]
         wire.watch(lambda: left.append("first"))
@@ -86,5 +93,41 @@ def test_a_wire_writes_chunks_and_knows_when_its_client_has_left() -> None:
         assert left == ["second"] and len(transport.written) == 1
         wire.watch(lambda: left.append("too late"))
         assert left == ["second", "too late"]
+
+    asyncio.run(main())
+
+
+def test_a_client_that_takes_next_to_nothing_loses_its_connection() -> None:
+    async def main() -> None:
+        transport = Transport()
+        buffer = WriteBuffer(transport, asyncio.get_running_loop(), 0.01)
+        buffer.write_through(b"x" * 10 * MIN_PROGRESS_BYTES)
+        transport.unsent = 10 * MIN_PROGRESS_BYTES
+        buffer.expect_progress()
+        while transport.unsent:
+            buffer._check_progress(len(transport.written[0]) - transport.unsent)  # all that was due has gone
+            assert not transport.aborted
+            transport.unsent -= MIN_PROGRESS_BYTES
+        transport.unsent = 10
+        buffer.stop_expecting()
+        buffer.close()
+        transport.unsent = 9
+        async with asyncio.timeout(10):
+            while not transport.aborted:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+
+
+def test_a_closed_connection_that_is_read_to_its_end_is_left_alone() -> None:
+    async def main() -> None:
+        transport = Transport()
+        buffer = WriteBuffer(transport, asyncio.get_running_loop(), 0.01)
+        buffer.write_through(b"x" * 100)
+        transport.unsent = 50
+        buffer.close()
+        transport.unsent = 0
+        await asyncio.sleep(0.05)
+        assert not transport.aborted
 
     asyncio.run(main())

@@ -45,8 +45,8 @@ def test_leaving_a_stream_half_way(server: LiveServer) -> None:
 def test_leaving_before_the_body_is_complete(server: LiveServer) -> None:
     with server.connect() as connection:
         connection.sendall(http_post("/v1/completions", {"prompt": "x"})[:-5])
-        server.until(lambda: server.service.lifecycle.requests == 1)
-    server.until(lambda: server.service.lifecycle.requests == 0)
+        server.until(lambda: server.service.bodies.arriving == 1)
+    server.until(lambda: server.service.bodies.arriving == 0)
     assert not server.engine.requests
 
 

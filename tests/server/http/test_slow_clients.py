@@ -1,0 +1,243 @@
+"""Clients that read or write slowly, or not at all, cost others nothing for long."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.server.fake_engine import Wait
+from tests.server.live import LiveServer, events, http_post, read_all, read_error
+
+Serve = Callable[..., LiveServer]
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+# More than the kernel keeps for a client that does not read.
+MUCH = 8 * 2**20
+
+
+def long_stream(server: LiveServer, then_wait: bool = False) -> None:
+    """Every stream begins with a token and goes on with one of many bytes; its engine side then ends or goes on."""
+
+    def script(request: Any) -> list[Any]:
+        first, *_, last = server.engine.default_script(request)
+        last.text = "x" * MUCH
+        between = [server.engine.sample(request, 0, "y" * 40)[1]]
+        between[0].text, between[0].num_output_tokens = "x" * MUCH, 2
+        return [first, *between, *([Wait()] if then_wait else []), last]
+
+    server.engine.script = script
+
+
+def reads_not(server: LiveServer, fields: dict[str, Any] | None = None) -> socket.socket:
+    """A client that asks for a stream, and takes its first bytes only."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    connection.settimeout(10)
+    connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True} | (fields or {})))
+    assert connection.recv(15) == b"HTTP/1.1 200 OK"
+    return connection
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(serve: Serve) -> None:
+    server = serve(write_timeout=0.2)
+    long_stream(server, then_wait=True)
+    with reads_not(server):
+        server.until(lambda: len(server.engine.cancelled) == 1)
+        server.until(lambda: server.service.lifecycle.requests == 0)
+    assert server.metric("roseinfer:requests_aborted_total", reason="disconnect") == 1
+
+
+def test_a_client_that_reads_keeps_its_slow_stream(serve: Serve) -> None:
+    server = serve(write_timeout=0.3)
+    long_stream(server)
+    with reads_not(server) as connection:
+        taken = 0
+        while part := connection.recv(2**16):
+            taken += len(part)
+            if taken % 7 == 0:
+                server.call(lambda: None)  # a moment
+            if part.endswith(b"0\r\n\r\n"):
+                break
+    assert taken > 2 * MUCH
+
+
+def test_who_only_has_to_read_has_no_place(serve: Serve) -> None:
+    server = serve(max_num_queued_reqs=2, write_timeout=60.0)
+    long_stream(server)
+    slow = [reads_not(server) for _ in range(4)]
+    server.until(lambda: not server.engine.live)
+    server.until(lambda: server.service.lifecycle.requests == 0)
+    assert server.get("/ready").status_code == 200
+    server.engine.script = server.engine.default_script
+    assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200
+    for connection in slow:
+        text = read_all_of(connection)
+        assert events("data: " + text.split("data: ", 1)[1])[-1] == "[DONE]", "it is still told all of it"
+        connection.close()
+
+
+def read_all_of(connection: socket.socket) -> str:
+    """The events of a chunked answer."""
+    raw = b""
+    while not raw.endswith(b"0\r\n\r\n"):
+        part = connection.recv(2**20)
+        assert part
+        raw += part
+    _, _, rest = raw.partition(b"\r\n\r\n")
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        if size == b"0":
+            return body.decode()
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+
+
+def test_a_closed_connection_whose_rest_nobody_reads_is_ended(serve: Serve) -> None:
+    server = serve(write_timeout=0.2)
+    long_stream(server)
+    with reads_not(server) as connection:
+        connection.sendall(http_post("/v1/completions", {"prompt": "x"}, "connection: close"))
+        server.until(lambda: len(server.connections()) <= 1)  # the other one is that of the test's own client
+
+
+def test_the_drain_does_not_wait_for_those_who_do_not_read(serve: Serve) -> None:
+    server = serve(write_timeout=60.0)
+    long_stream(server)
+    with reads_not(server):
+        server.until(lambda: not server.engine.live)
+        server.call(server.service.lifecycle.begin_drain)
+        server.until(lambda: server.service.lifecycle.requests == 0)
+        server.run(server.service.wind_down(0.1))
+        server.until(lambda: not server.service.lifecycle.delivering)
+
+
+# --- bodies -------------------------------------------------------------------------------------------------------
+def begins_a_body(server: LiveServer, sent: bytes = b"{", length: int = 100) -> socket.socket:
+    connection = server.connect()
+    connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % length + sent)
+    return connection
+
+
+def test_a_body_on_its_way_has_no_place(serve: Serve) -> None:
+    server = serve(max_num_queued_reqs=2)
+    slow = [begins_a_body(server) for _ in range(5)]
+    server.until(lambda: server.service.bodies.arriving == 5)
+    assert server.get("/load").json() == {"server_load": 0}
+    assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200
+    for connection in slow:
+        connection.close()
+    server.until(lambda: server.service.bodies.arriving == 0)
+
+
+def test_a_place_is_taken_when_the_body_is_there(serve: Serve) -> None:
+    server = serve(max_num_queued_reqs=1)
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    body = b'{"prompt": "x"}'
+    with begins_a_body(server, body[:4], len(body)) as late, server.connect() as first:
+        server.until(lambda: server.service.bodies.arriving == 1)
+        first.sendall(http_post("/v1/completions", {"prompt": "x"}))
+        server.until(lambda: len(server.engine.live) == 1)
+        late.sendall(body[4:])
+        assert b'"code":"queue_full"' in read_error(late)
+        server.call(server.engine.release)
+        assert first.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_so_many_bodies_arrive_at_a_time_and_the_slowest_makes_room(serve: Serve) -> None:
+    server = serve(max_body_readers=2, limits={"body_grace_s": 60.0})
+    with begins_a_body(server), begins_a_body(server):
+        server.until(lambda: server.service.bodies.arriving == 2)
+        with begins_a_body(server) as refused:
+            raw = read_error(refused)
+            assert raw.startswith(b"HTTP/1.1 503 ") and b'"code":"too_many_bodies"' in raw
+        assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200, "its body came soon"
+    assert server.metric("vllm:admission_rejections_total", reason="max_body_readers") == 1
+    server.until(lambda: server.service.bodies.arriving == 0)
+    server.service.limits = replace(server.service.limits, body_grace_s=0.0)
+    with begins_a_body(server) as oldest, begins_a_body(server) as second:
+        server.until(lambda: server.service.bodies.arriving == 2)
+        with begins_a_body(server) as third:
+            assert read_error(oldest).startswith(b"HTTP/1.1 408 ")
+            server.until(lambda: server.service.bodies.arriving == 2)
+            assert third and second
+
+
+def test_the_bytes_of_bodies_on_their_way_are_bounded(serve: Serve) -> None:
+    server = serve(limits={"max_arriving_bytes": 300_000, "body_grace_s": 60.0})
+    with begins_a_body(server, b"x" * 200_000, 400_000):
+        server.until(lambda: server.service.bodies.bytes >= 200_000)
+        with begins_a_body(server, b"x" * 200_000, 400_000) as refused:
+            assert b'"code":"too_many_bodies"' in read_error(refused)
+    server.until(lambda: (server.service.bodies.arriving, server.service.bodies.bytes) == (0, 0))
+
+
+def test_bodies_on_their_way_end_with_the_server(serve: Serve) -> None:
+    server = serve()
+    with begins_a_body(server) as slow:
+        server.until(lambda: server.service.bodies.arriving == 1)
+        server.call(server.service.lifecycle.begin_drain)
+        server.run(server.service.wind_down(0.1))
+        raw = read_error(slow)
+        assert raw.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in raw
+
+
+# --- half-closed --------------------------------------------------------------------------------------------------
+def send_all(server: LiveServer, data: bytes) -> socket.socket:
+    """Sends a request and closes this side of the connection."""
+    connection = server.connect()
+    connection.sendall(data)
+    connection.shutdown(socket.SHUT_WR)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_side_gets_its_answer(serve: Serve, stream: bool) -> None:
+    server = serve()
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with send_all(server, http_post("/v1/completions", {"prompt": "x", "stream": stream})) as connection:
+        server.until(lambda: len(server.engine.live) == 1)
+        assert connection.recv(12) == b"HTTP/1.1 100", "a word that means nothing, to see whether anybody is there"
+        server.call(server.engine.release)
+        raw = read_all(connection)
+    assert b"HTTP/1.1 200 OK" in raw and raw.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    assert server.engine.cancelled == []
+
+
+def test_requests_in_a_row_before_the_end_are_all_answered(serve: Serve) -> None:
+    server = serve()
+    with send_all(server, 3 * http_post("/v1/completions", {"prompt": "x"})) as connection:
+        assert read_all(connection).count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize(
+    "data", [b"", HEAD, HEAD + b"content-length: 9\r\n\r\n{", http_post("/v1/completions", {"prompt": "x"})[:-1]]
+)
+def test_half_a_request_has_no_answer(serve: Serve, data: bytes) -> None:
+    server = serve()
+    with send_all(server, data) as connection:
+        assert read_all(connection) == b""
+
+
+def test_an_older_client_that_closes_its_side_has_left(serve: Serve) -> None:
+    """HTTP/1.0 knows no interim answers, so nothing can be said to find out."""
+    server = serve()
+    server.engine.script = lambda request: [Wait()]
+    request = http_post("/v1/completions", {"prompt": "x"}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    with server.connect() as connection:
+        connection.sendall(request)
+        server.until(lambda: len(server.engine.live) == 1)
+        connection.shutdown(socket.SHUT_WR)
+        server.until(lambda: len(server.engine.cancelled) == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_after_it_closed_its_side_is_noticed(serve: Serve, stream: bool) -> None:
+    server = serve()
+    first = server.engine.default_script
+    server.engine.script = lambda request: [first(request)[0], Wait()]
+    with send_all(server, http_post("/v1/completions", {"prompt": "x", "stream": stream})) as connection:
+        server.until(lambda: len(server.engine.live) == 1)
+        connection.recv(12)
+    server.until(lambda: len(server.engine.cancelled) == 1)
