@@ -4,6 +4,9 @@
 
 Np: prompt tokens computed. X: for those, the positions they attend to, summed. Nd: rows that decode. K: context tokens
 that these attend to. Recursive least squares learn the shape; `rho` follows the present speed within some 50 steps.
+
+What else a step does is counted apart (`Work.draft_tokens`), has a price, and is not learnt from: a row that verifies
+drafts is neither a prompt chunk nor a decode, and the constants of these would drift to explain it.
 """
 
 from collections import deque
@@ -26,17 +29,34 @@ _LEAST_STEP_S, _LEAST_TOKEN_S = 1e-6, 1e-8  # policies divide by what a prompt t
 
 
 class Work(NamedTuple):
-    """The features of one step: Np, X, Nd, K."""
+    """What one step does: Np, X, Nd, K, and what the model has no constant for.
+
+    A row that verifies drafts counts as one that decodes; `draft_tokens` are the tokens that it computes beyond that.
+    """
 
     prompt_tokens: int = 0
     prompt_pairs: float = 0.0
     decode_rows: int = 0
     decode_context: int = 0
+    draft_tokens: int = 0
+
+    @property
+    def features(self) -> tuple[float, float, float, float]:
+        """What the model is fitted to."""
+        return self[:4]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the features are all that the step does, so that its time says something of their constants."""
+        return not self.draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class CostParams:
-    """Seconds: of any step, per prompt token, per pair of prompt tokens, per decode row, per context token."""
+    """Seconds: of any step, per prompt token, per pair of prompt tokens, per decode row, per context token.
+
+    A draft costs what a prompt token does, which is more than it takes in small steps.
+    """
 
     step_s: float = 5e-3
     token_s: float = 20e-6
@@ -51,6 +71,7 @@ class CostParams:
             + self.pair_s * work.prompt_pairs
             + self.row_s * work.decode_rows
             + self.context_s * work.decode_context
+            + self.token_s * work.draft_tokens
         )
 
     def slower(self, factor: float) -> "CostParams":
@@ -63,15 +84,20 @@ class CostParams:
 
 def work_of(rows: Sequence[Row]) -> Work:
     """Position p attends to p + 1 tokens. A row of one token counts as decoding, which is what it costs."""
-    chunks = [row for row in rows if row[3] != 1]
-    context = sum([row[2] for row in rows]) + len(rows) - len(chunks)
-    tokens, pairs = 0, 0.0
-    for row in chunks:
-        _, _, start, count, *_ = row
-        tokens += count
-        pairs += count * start + count * (count + 1) / 2
-        context -= start
-    return Work(tokens, pairs, len(rows) - len(chunks), context)
+    several = [row for row in rows if row[3] != 1]
+    decodes = len(rows) - len(several)
+    context = sum([row[2] for row in rows]) + decodes
+    tokens, pairs, draft_tokens = 0, 0.0, 0
+    for _, _, start, count, _, _, _, _, _, drafts in several:
+        if drafts:  # reads its context once, as a row that decodes
+            decodes += 1
+            context += 1
+            draft_tokens += len(drafts)
+        else:
+            tokens += count
+            pairs += count * start + count * (count + 1) / 2
+            context -= start
+    return Work(tokens, pairs, decodes, context, draft_tokens)
 
 
 class CostModel:
@@ -104,8 +130,10 @@ class CostModel:
         if seconds <= 0:
             self.predicted_s = 0.0
             return
-        self.steps += 1
         self.predicted_s = self.params.seconds(work)
+        if not work.fits:
+            return
+        self.steps += 1
         ratio = seconds / self.predicted_s
         self.errors.append(ratio - 1)
         self.rho *= 1 + _RHO_GAIN * (min(max(ratio, 0.2), 5.0) - 1)
@@ -120,7 +148,7 @@ class CostModel:
         Forgetting is a little uncertainty added per step, not a factor: on a machine that does the same for hours a
         factor would grow rounding errors, and doubt about all that these steps do not show, without bound.
         """
-        x = [1.0, *[value / scale for value, scale in zip(work, _SCALES[1:], strict=True)]]
+        x = [1.0, *[value / scale for value, scale in zip(work.features, _SCALES[1:], strict=True)]]
         weights, cov = self._weights, self._cov
         residual = seconds - sum([w * f for w, f in zip(weights, x, strict=True)])
         size = abs(residual)

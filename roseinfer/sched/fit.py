@@ -46,12 +46,12 @@ class Fit:
 def fit_cost(samples: Iterable[Sample]) -> Fit:
     """Iteratively reweighted (Huber) least squares, then once more without outliers.
 
-    Raises `ConfigError` for too few samples.
+    Steps that do what the model has no constant for are left out. Raises `ConfigError` for too few samples.
     """
-    used = [sample for sample in samples if sample.seconds > 0]
+    used = [sample for sample in samples if sample.seconds > 0 and sample.work.fits]
     if len(used) < LEAST_SAMPLES:
         raise ConfigError(f"{len(used)} measured steps are too few to fit a cost model: {LEAST_SAMPLES} at least")
-    rows, seconds = [[1.0, *sample.work] for sample in used], [sample.seconds for sample in used]
+    rows, seconds = [[1.0, *sample.work.features] for sample in used], [sample.seconds for sample in used]
     middle = median(seconds)
     # To begin with, a step that is short by mistake must not weigh the more for it.
     scales, weights = [max(own, middle / 2) for own in seconds], [1.0] * len(used)

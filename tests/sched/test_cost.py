@@ -37,6 +37,29 @@ def test_features_of_a_plan() -> None:
     assert work_of([]) == Work()
 
 
+def test_a_row_that_verifies_drafts_decodes_and_its_drafts_are_counted_apart() -> None:
+    verifying = Row("c", 2, 20, 4, 4, True, 20, 0, (), (7, 8, 9))
+    rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ()), verifying]
+    assert work_of(rows) == Work(2, 5 + 6, 2, 10 + 21, 3)
+    plain, drafted = Work(decode_rows=1, decode_context=21), work_of([verifying])
+    assert plain.fits and not drafted.fits and plain.features == drafted.features
+    assert TRUE.seconds(drafted) == pytest.approx(TRUE.seconds(plain) + 3 * TRUE.token_s)
+
+
+def test_steps_with_drafts_do_not_move_it() -> None:
+    """On a machine where a draft costs nothing, and another where it costs ten times what a prompt token does."""
+    model, other = CostModel(TRUE), CostModel(TRUE)
+    rng = random.Random(3)
+    for i in range(400):
+        work = draw(rng)
+        for one in (model, other):
+            one.observe(work, TRUE.seconds(work))
+        drafted = work._replace(draft_tokens=64)
+        model.observe(drafted, TRUE.seconds(work) + (i % 2) * 640 * TRUE.token_s)
+        assert model.predicted_s == model.seconds(drafted)
+    assert model.params == other.params and model.steps == other.steps == 400
+
+
 def test_it_learns_the_shape_from_a_poor_guess() -> None:
     model = CostModel(CostParams(), trust=1.0)
     assert error(model, random.Random(2)) > 0.5

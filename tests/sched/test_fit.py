@@ -74,6 +74,12 @@ def test_what_no_step_shows_costs_nothing() -> None:
     assert fit.params.row_s + 100 * fit.params.context_s == pytest.approx(2e-4)
 
 
+def test_steps_with_drafts_are_left_out() -> None:
+    drafted = [Sample(sample.work._replace(draft_tokens=50), 3 * sample.seconds) for sample in draw(100, seed=4)]
+    fit = fit_cost([*draw(200), *drafted])
+    assert fit.params == fit_cost(draw(200)).params and fit.samples == 200
+
+
 def test_too_few_steps() -> None:
     with pytest.raises(ConfigError, match="too few"):
         fit_cost(draw(LEAST_SAMPLES - 1))
