@@ -19,7 +19,7 @@ from roseinfer.bench.report import header
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
 from roseinfer.hub import model_folder
@@ -41,7 +41,7 @@ def draw_lengths(rng: random.Random, count: int, longest: int) -> list[int]:
     return [longest, *rng.sample(lengths, count - 1)]
 
 
-def run_prompt(core: EngineCore, name: str, tokens: list[int]) -> None:
+def run_prompt(core: Core, name: str, tokens: list[int]) -> None:
     core.add(Add(name, tokens, SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)))
     while core.busy:
         for output in core.step():

@@ -15,7 +15,7 @@ from roseinfer.calibration.config import Grid
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.events import Event, StepDone
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add, sequence_id
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.fit import Sample
@@ -60,7 +60,7 @@ class Watch:
 class Sweep:
     """`core` must be idle. Its policy should start whoever fits, as `fifo` does. `tell` hears how far it is."""
 
-    core: EngineCore
+    core: Core
     bounds: Bounds
     grid: Grid
     seed: int = 0

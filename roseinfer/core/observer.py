@@ -1,12 +1,23 @@
-"""Looking on while steps run. Nothing of it exists unless someone looks."""
+"""Looking on while steps run."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from roseinfer.core.plan import StepPlan
 
 # What the host does for a step, in order; `prepare` is a part of `submit` or of `forward`, `forward` one of `submit`.
 PHASES = ("plan", "submit", "prepare", "forward", "sample", "collect", "commit")
+
+
+# Holds while the host is in the named phase; `StepObserver.span` is one.
+Span = Callable[[str], AbstractContextManager[object]]
+_NOBODY_LOOKS = nullcontext()
+
+
+def unobserved(phase: str) -> AbstractContextManager[object]:
+    """The span of what nobody looks at."""
+    return _NOBODY_LOOKS
 
 
 class StepObserver(Protocol):

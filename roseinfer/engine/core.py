@@ -3,10 +3,11 @@
 from collections import deque
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.observer import StepObserver, unobserved
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, TokenMasks
 from roseinfer.core.request import Request, RequestMeta
@@ -25,12 +26,34 @@ class _InFlight(NamedTuple):
     handle: Any
 
 
+class Core(Protocol):
+    """What steps requests, as those see it who feed it: `EngineCore`, and what wraps one."""
+
+    scheduler: Scheduler
+
+    def add(self, new: Add) -> None: ...
+
+    def abort(self, sequence_ids: list[str]) -> None: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    @property
+    def held_back(self) -> bool: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def stats(self) -> SchedulerStats: ...
+
+    def close(self) -> None: ...
+
+
 class EngineCore:
     """`depth` 1: plan, run, commit. `depth` 2: plan and submit step k + 1 while step k runs, then commit k.
 
     `eos_ids` end every request that does not ignore them. `seed` seeds the requests that bring none: the n-th such
     request always draws the same way. `guides` constrain the outputs of requests that ask for it; without them such
-    requests are refused.
+    requests are refused. `observer` sees the phases `plan` and `commit`; those of the runner are an `ObservedRunner`'s.
     """
 
     def __init__(
@@ -44,6 +67,7 @@ class EngineCore:
         vocab_size: int,
         seed: int = 0,
         guides: Guides | None = None,
+        observer: StepObserver | None = None,
     ) -> None:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
@@ -54,9 +78,10 @@ class EngineCore:
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
-        self._depth = depth
-        self._eos_ids = frozenset(eos_ids)
-        self._vocab_size = vocab_size
+        self.depth = depth
+        self.eos_ids = frozenset(eos_ids)
+        self.vocab_size = vocab_size
+        self._span = unobserved if observer is None else observer.span
         self._next_seed = seed * 1_000_003
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
@@ -71,8 +96,8 @@ class EngineCore:
             raise InvalidRequestError("bad_words and truncate_prompt_tokens are not the engine's, see engine.prepare")
         for name, ids in chain([("prompt", new.prompt_ids)], new.params.named_token_ids()):
             ids = ids if isinstance(ids, list | tuple) else tuple(ids)
-            if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-                raise InvalidRequestError(f"a token id is outside the vocabulary of {self._vocab_size}", name)
+            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+                raise InvalidRequestError(f"a token id is outside the vocabulary of {self.vocab_size}", name)
         meta = new.meta
         if meta.arrival_s is None:
             meta = replace(meta, arrival_s=self._clock.now())
@@ -105,7 +130,7 @@ class EngineCore:
             params,
             meta,
             seed=_wrap_int64(seed),
-            stop_ids=stop_ids if params.ignore_eos else stop_ids | self._eos_ids,
+            stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
             guided=new.guide is not None,
         )
@@ -143,7 +168,8 @@ class EngineCore:
         outputs, self._ended = self._ended, []
         if self._in_flight and self._in_flight[-1].plan.num_drafts:
             outputs += self._commit_oldest()
-        plan = self.scheduler.plan(self._clock.now())
+        with self._span("plan"):
+            plan = self.scheduler.plan(self._clock.now())
         outputs += self._told(self.scheduler.take_ended())
         if plan is not None:
             assert not plan.num_drafts or self._runner.capabilities.drafts, "the runner verifies no drafts"
@@ -156,7 +182,7 @@ class EngineCore:
             self._runner.sample(handle, masks)
             self._in_flight.append(_InFlight(plan, handle))
         self._held_back = plan is None and not self._in_flight and not outputs
-        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+        if self._in_flight and (plan is None or len(self._in_flight) >= self.depth):
             outputs += self._commit_oldest()
         return outputs
 
@@ -164,7 +190,9 @@ class EngineCore:
         """Wait for the oldest step in flight and settle it."""
         oldest = self._in_flight.popleft()
         result = self._runner.collect(oldest.handle)
-        return self._told(self.scheduler.commit(oldest.plan, result, self._clock.now()))
+        with self._span("commit"):
+            outputs = self.scheduler.commit(oldest.plan, result, self._clock.now())
+        return self._told(outputs)
 
     # --- guides -------------------------------------------------------------------------------------------------
     def _see_last_tokens(self, plan: StepPlan) -> list[RequestOutput]:

@@ -7,7 +7,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.engine.api import StepRecord
-from roseinfer.engine.core import HELD_BACK_S, EngineCore
+from roseinfer.engine.core import HELD_BACK_S, Core
 from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.messages import (
     OWNER,
@@ -54,7 +54,7 @@ class EngineLoop:
     """
 
     def __init__(
-        self, core: EngineCore, inbox: Inbox, outbox: Outbox, clock: Clock, garbage: GarbageDuty | None = None
+        self, core: Core, inbox: Inbox, outbox: Outbox, clock: Clock, garbage: GarbageDuty | None = None
     ) -> None:
         self._core = core
         self._inbox = inbox

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,10 @@ from roseinfer.core.observer import StepObserver
 from roseinfer.core.runner import Runner
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
-from roseinfer.engine.observed import ObservedScheduler
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.transport import EngineBoot
@@ -38,9 +38,7 @@ EXIT_PATIENCE_S = 5.0
 LAST_WORDS_S = 1.0
 
 
-def build_engine(
-    config: EngineConfig, folder: Path, observer: StepObserver | None = None
-) -> tuple[EngineCore, EngineInfo]:
+def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | None = None) -> tuple[Core, EngineInfo]:
     """Load the model in `folder` and put an engine core around it; `observer` is told of every step.
 
     Raises typed errors for what the user can mend.
@@ -52,19 +50,21 @@ def build_engine(
 
     started = time.monotonic()
     record = config.profile.record
-    make_core = EngineCore if record is None else partial(RecordingCore, Recorder(record))
+    make_core: Callable[..., Core] = EngineCore if record is None else partial(RecordingCore, Recorder(record))
     built = build_runner(config, folder)
     facts = built.facts
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = facts.device.startswith("cuda")
     observer = observer or _tracer(config, facts.device)
-    runner: Runner = built.runner if observer is None else ObservedRunner(built.runner, observer)
+    runner: Runner = built.runner
+    if observer is not None:
+        built.runner.observe(observer.span)
+        runner = ObservedRunner(runner, observer)
     if overlap and facts.device == "cpu":
         runner = ThreadedRunner(runner)
     kv = KvManager(facts.num_blocks, config.cache.block_size, prefix_caching=config.cache.enable_prefix_caching)
-    make_scheduler = Scheduler if observer is None else partial(ObservedScheduler, observer)
-    scheduler = make_scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len, facts.limits)
+    scheduler = Scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len, facts.limits)
     core = make_core(
         scheduler,
         runner,
@@ -73,6 +73,7 @@ def build_engine(
         eos_ids=facts.eos_token_ids,
         vocab_size=facts.vocab_size,
         seed=config.model.seed,
+        observer=observer,
     )
     info = EngineInfo(
         model=config.model.model,

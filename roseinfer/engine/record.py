@@ -23,7 +23,7 @@ import msgspec
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.outputs import End, RequestOutput
+from roseinfer.core.outputs import End, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import PassThrough, Runner
@@ -119,10 +119,11 @@ class RecordingClock:
         return self.said_s[-1]
 
 
-class RecordingCore(EngineCore):
-    """An engine core that writes down its run; the other arguments are those of `EngineCore`.
+class RecordingCore:
+    """An engine core whose run is written down; the other arguments are those of `EngineCore`, which it owns.
 
-    Requests that are refused are not recorded.
+    Requests that are refused are not recorded. Raises `ConfigError` for an engine with drafts or guides: the file has
+    one token a row, and nothing of what either said.
     """
 
     def __init__(
@@ -133,17 +134,20 @@ class RecordingCore(EngineCore):
         clock: Clock,
         **options: Any,
     ) -> None:
+        if scheduler.drafter is not None or options.get("guides") is not None:
+            raise ConfigError("record: a run with drafts or guides cannot be recorded")
+        self.scheduler = scheduler
         self._recorder = recorder
         self._seen = RecordingRunner(runner)
         self._read = RecordingClock(clock)
+        self._core = core = EngineCore(scheduler, self._seen, self._read, **options)
         self._turn = 0
         self._tokens: dict[str, int] = {}
-        super().__init__(scheduler, self._seen, self._read, **options)
         setup = {
             "scheduler": scheduler.config,
-            "depth": self._depth,
-            "eos_token_ids": sorted(self._eos_ids),
-            "vocab_size": self._vocab_size,
+            "depth": core.depth,
+            "eos_token_ids": sorted(core.eos_ids),
+            "vocab_size": core.vocab_size,
             "max_model_len": scheduler.max_model_len,
             "num_blocks": scheduler.kv.num_blocks,
             "block_size": scheduler.kv.block_size,
@@ -154,17 +158,25 @@ class RecordingCore(EngineCore):
     def add(self, new: Add) -> None:
         if new.meta.arrival_s is None:
             new.meta = replace(new.meta, arrival_s=self._read.now())
-        super().add(new)
+        self._core.add(new)
         line = {"request": new.request_id, "step": self._turn, "prompt_ids": new.prompt_ids, "params": new.params}
         self._recorder.write(line | {"n": new.n} | {name: getattr(new.meta, name) for name in _META})
 
     def abort(self, sequence_ids: list[str]) -> None:
-        super().abort(sequence_ids)
+        self._core.abort(sequence_ids)
         self._recorder.write({"abort": sequence_ids, "step": self._turn, "at_s": self._read.said_s[-1]})
+
+    @property
+    def busy(self) -> bool:
+        return self._core.busy
+
+    @property
+    def held_back(self) -> bool:
+        return self._core.held_back
 
     def step(self) -> list[RequestOutput]:
         self._read.said_s.clear()
-        outputs = super().step()
+        outputs = self._core.step()
         said_s = self._read.said_s
         self._recorder.write(self._line(*self._seen.take()))
         self._turn += 1
@@ -176,6 +188,15 @@ class RecordingCore(EngineCore):
         if not self.busy or said_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
             self._recorder.flush(said_s[-1])
         return outputs
+
+    def stats(self) -> SchedulerStats:
+        return self._core.stats()
+
+    def close(self) -> None:
+        try:
+            self._core.close()
+        finally:
+            self._recorder.close()
 
     def _line(self, planned: StepPlan | None, result: StepResult | None) -> dict[str, Any]:
         said_s = self._read.said_s
@@ -203,9 +224,3 @@ class RecordingCore(EngineCore):
                 "latency_s": times.finished_s - times.arrival_s,
             }
         )
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._recorder.close()

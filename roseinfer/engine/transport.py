@@ -21,7 +21,7 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import Core
 from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Ready, Received, Shutdown, StartFailed
@@ -287,7 +287,7 @@ def _settle(ready: "asyncio.Future[EngineInfo]", outcome: EngineInfo | Exception
 class ThreadTransport:
     """The engine in a thread of this process. `build` is called in that thread."""
 
-    def __init__(self, build: Callable[[], tuple[EngineCore, EngineInfo]]) -> None:
+    def __init__(self, build: Callable[[], tuple[Core, EngineInfo]]) -> None:
         self._build = build
         self._inbox: queue.SimpleQueue[ClientMessage] = queue.SimpleQueue()
         self._outbox = _LoopOutbox()

@@ -7,6 +7,7 @@ import torch
 
 from roseinfer.attention.base import GraphableAttention
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.observer import Span, unobserved
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Forwarded, ForwardPass
 from roseinfer.runner.inputs import Columns
@@ -46,6 +47,11 @@ class DecodeGraphs:
         self._buckets = buckets
         self._logits = torch.empty((buckets[-1], model.padded_vocab), dtype=model.dtype, device=model.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._span: Span = unobserved
+
+    def observe(self, span: Span) -> None:
+        self._span = span
+        self._others.observe(span)
 
     @torch.inference_mode()
     def capture(self, pool: Any) -> None:
@@ -66,8 +72,9 @@ class DecodeGraphs:
         if not self._graphs or not columns.only_decodes or num_rows > self._buckets[-1]:
             return self._others.run(columns)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
-        sample_at = self._inputs.stage_decodes(columns, bucket)
-        self._attention.prepare_replay(bucket, columns.start)
+        with self._span("prepare"):
+            sample_at = self._inputs.stage_decodes(columns, bucket)
+            self._attention.prepare_replay(bucket, columns.start)
         self._graphs[bucket].replay()
         return Forwarded(logits=self._logits[:num_rows, : self._model.spec.vocab_size], sample_at=sample_at)
 

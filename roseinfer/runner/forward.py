@@ -9,6 +9,7 @@ import torch
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.observer import Span, unobserved
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.inputs import Columns
 
@@ -45,6 +46,10 @@ class ForwardPass(Protocol):
         """Launch the forward pass of these rows. Token pool and block tables are up to date."""
         ...
 
+    def observe(self, span: Span) -> None:
+        """From now on the phase `prepare` of each run is a span."""
+        ...
+
 
 class EagerForward:
     """Prepares the batch, then calls the model layer by layer."""
@@ -56,9 +61,14 @@ class EagerForward:
         self._attention = attention
         self._store = store
         self._prepare = prepare
+        self._span: Span = unobserved
+
+    def observe(self, span: Span) -> None:
+        self._span = span
 
     def run(self, columns: Columns) -> Forwarded:
-        prepared = self._prepare(columns)
+        with self._span("prepare"):
+            prepared = self._prepare(columns)
         batch = prepared.batch
         self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)

@@ -10,6 +10,7 @@ import torch
 
 from roseinfer.attention.base import MixedGraphableAttention
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Forwarded, ForwardPass
@@ -56,6 +57,11 @@ class MixedGraphs:
         self._buckets: list[int] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
+        self._span: Span = unobserved
+
+    def observe(self, span: Span) -> None:
+        self._span = span
+        self._eager.observe(span)
 
     @torch.inference_mode()
     def capture(self, pool: Any) -> None:
@@ -81,7 +87,8 @@ class MixedGraphs:
         chunk_map = self._map(columns, bucket)
         if len(chunk_map) > room:
             return self._eager.run(columns)
-        staged = self._inputs.stage_mixed(columns, bucket, chunk_map, room)
+        with self._span("prepare"):
+            staged = self._inputs.stage_mixed(columns, bucket, chunk_map, room)
         self._graphs[bucket].replay()
         return Forwarded(hidden=self._hidden[bucket].index_select(0, staged.logits_at), sample_at=staged.sample_at)
 

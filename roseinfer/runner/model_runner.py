@@ -6,6 +6,7 @@ from itertools import accumulate, chain
 import torch
 
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
 from roseinfer.models.base import CausalLM
@@ -75,8 +76,14 @@ class ModelRunner:
         self._seats = seats
         self._sampler = Sampler(seats)
         self._timers = StepTimers(seats.device)
+        self._span: Span = unobserved
         self._unsampled: StepHandle | None = None
         self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
+
+    def observe(self, span: Span) -> None:
+        """From now on the phases `prepare` and `forward` of each step are spans."""
+        self._span = span
+        self._forward_pass.observe(span)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
@@ -86,7 +93,8 @@ class ModelRunner:
         assert not plan.num_drafts, "this runner verifies no drafts"
         handle = StepHandle(plan, self._timers.new())
         handle.timer.start()
-        self._change_state(plan)
+        with self._span("prepare"):
+            self._change_state(plan)
         if plan.rows:
             self._forward(handle, Columns.of(plan.rows))
         handle.timer.stop()
@@ -155,7 +163,8 @@ class ModelRunner:
                 self._store.scrub(blocks)
 
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
-        out = self._forward_pass.run(columns)
+        with self._span("forward"):
+            out = self._forward_pass.run(columns)
         handle.sampling = [columns.order[i] for i, sample in enumerate(columns.sample) if sample]
         handle.sample_at = out.sample_at
         handle.logits = out.logits

@@ -21,6 +21,8 @@ from roseinfer.sim.parity import parity_of
 from roseinfer.sim.replay import read_recording, replay
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.guides import ArithmeticGuides
+from tests.sched.test_drafts import Script
 from tests.server.real_server import RealServer, alive, until
 
 COUNT = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
@@ -78,6 +80,15 @@ def test_a_request_that_fails_fails_again(tmp_path: Path) -> None:
     found = read_recording(str(file))
     assert found.ends["b:0"].reason == "error"
     assert replay(found).plans == found.plans
+
+
+def test_what_the_file_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    for number, options in enumerate(({"drafter": Script()}, {"guides": ArithmeticGuides()})):
+        core = make_core(**options)
+        guides = {name: given for name, given in options.items() if name == "guides"}
+        recorder = Recorder(tmp_path / f"{number}.jsonl")
+        with pytest.raises(ConfigError, match="drafts or guides cannot be recorded"):
+            RecordingCore(recorder, core.scheduler, core._runner, core._clock, vocab_size=50, **guides)
 
 
 def test_refused_requests_are_left_out(tmp_path: Path) -> None:

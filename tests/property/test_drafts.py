@@ -30,7 +30,7 @@ class NeverDrained(EngineCore):
             handle = self._runner.submit(plan)
             self._runner.sample(handle)
             self._open.append((plan, handle))
-        if self._open and (plan is None or len(self._open) >= self._depth):
+        if self._open and (plan is None or len(self._open) >= self.depth):
             done, handle = self._open.popleft()
             outputs += self.scheduler.commit(done, self._runner.collect(handle), self._clock.now())
         return outputs

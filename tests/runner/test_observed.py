@@ -14,7 +14,6 @@ from roseinfer.engine.llm import LLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs
 from roseinfer.runner.forward import EagerForward
 from roseinfer.runner.inputs import Columns
-from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.observed import ObservedRunner
 
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
@@ -74,8 +73,6 @@ def test_every_phase_of_every_step(overlap):
 class Inputs:
     """Stands in for `CudaInputs`."""
 
-    __module__ = "roseinfer.runner.cuda_inputs"
-
     def __init__(self, done: list[str]) -> None:
         self._done = done
 
@@ -93,15 +90,13 @@ def test_what_captured_graphs_do_is_seen():
     graphs = DecodeGraphs(eager, model, attention, None, Inputs(done), [1, 2])
     graphs._graphs[1] = SimpleNamespace(replay=lambda: done.append("replay"))
     recorder = Recorder()
-    runner = ModelRunner.__new__(ModelRunner)
-    runner._forward_pass = graphs
-    ObservedRunner(runner, recorder)
+    graphs.observe(recorder.span)
     one, chunk = Row("a", 0, 4, 1, 1, True, 4, 0, ()), Row("b", 0, 0, 4, 1, True, 0, 0, ())
     graphs.run(Columns.of([one]))
-    assert done == ["stage 1", "replay"] and recorder.paths == ["forward", "forward/prepare"]
+    assert done == ["stage 1", "replay"] and recorder.paths == ["prepare"]
     with pytest.raises(AttributeError):  # nothing was prepared
         graphs.run(Columns.of([chunk]))
-    assert done[2:] == ["prepare"] and recorder.paths[2:] == ["forward", "forward/prepare"]
+    assert done[2:] == ["prepare"] and recorder.paths[1:] == ["prepare"]
 
 
 def test_a_phase_that_fails_is_left():
