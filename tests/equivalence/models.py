@@ -8,7 +8,8 @@ from tests.helpers.checkpoints import make_reference, save_reference
 
 VOCAB = 1000
 _COMMON = {"vocab_size": VOCAB, "max_position_embeddings": 512}
-# A layer of GPT-2; heads of 64 in groups of 4, as in small Llamas; a layer of Qwen3-0.6B.
+# A layer of GPT-2; heads of 64 in groups of 4, as in small Llamas; a layer of Qwen3-0.6B; heads in groups as Mistral's,
+# with a window that most prompts exceed.
 SHAPES = {
     "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 768, "n_head": 12, "n_layer": 6},
     "llama3": {
@@ -29,11 +30,21 @@ SHAPES = {
         "head_dim": 128,
         "attention_bias": False,
     },
+    "mistral-window": {
+        **_COMMON,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "sliding_window": 41,
+    },
 }
 # Of the same kinds, for a CPU.
 SMALL_SHAPES = {
     "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 64, "n_head": 4, "n_layer": 2},
     "qwen3": {"vocab_size": VOCAB, "hidden_size": 64, "head_dim": 32, "intermediate_size": 96},
+    "mistral-window": {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 192, "sliding_window": 41},
 }
 
 
