@@ -52,6 +52,19 @@ MAY_IMPORT = {
     "__init__": {"core", "engine"},
 }
 STDLIB_ONLY = ("core", "kv", "sched")
+# The rooms of the server -> those below that they may import.
+SERVER_MAY_IMPORT = {
+    "http": set(),
+    "request": {"http"},
+    "formats": {"http", "request"},
+    "observe": {"http", "request"},
+    "documents": {"http", "formats"},
+    "routes": {"http", "request", "formats", "observe", "documents"},
+    "app": {"http", "request", "formats", "observe", "documents", "routes"},
+    "hosting": {"http", "app"},
+    "run": {"http", "request", "app", "hosting"},
+    "fleet": {"http", "request", "observe", "app", "hosting"},
+}
 # Packages that run on tensors; benchmarks also compare with other engines.
 TENSORS = {"kernels", "attention", "layers", "models", "runner", "bench", "predictor"}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
@@ -134,6 +147,8 @@ def _objections(part: str, found: Import) -> Iterator[str]:
     target = _part(found.target)
     if target not in (part, "__init__") and target not in MAY_IMPORT[part]:
         yield f"{part} may import {sorted(MAY_IMPORT[part])}"
+    if part == target == "server":
+        yield from _room_objections(_room(found.importer), _room(found.target))
     for module, allowed in RESERVED.items():
         if _within(found.target, module) and not allowed(found.importer):
             yield "it is reserved"
@@ -143,15 +158,31 @@ def _objections(part: str, found: Import) -> Iterator[str]:
         yield "only inside the function that needs it"
 
 
+def _room(module: str) -> str:
+    """The room of a module of the server; of the package itself ""."""
+    return [*module.split("."), ""][2]
+
+
+def _room_objections(room: str, target: str) -> Iterator[str]:
+    if target and target != room and target not in SERVER_MAY_IMPORT.get(room, ()):
+        yield f"{room} of the server may import {sorted(SERVER_MAY_IMPORT.get(room, ()))}"
+
+
+def test_every_room_of_the_server_has_its_place():
+    rooms = {_room(module) for module in _modules() if _part(module) == "server"} - {""}
+    assert rooms == SERVER_MAY_IMPORT.keys(), "the table has every room, and no other"
+
+
 def test_every_package_has_its_place():
     parts = {_part(module) for module in _modules()}
     assert parts <= MAY_IMPORT.keys(), "add it to the table"
     assert set(STDLIB_ONLY) <= parts
 
 
-def test_the_table_has_no_cycles():
-    """So that some order of the packages exists in which each imports earlier ones only."""
-    left = {part: set(targets) for part, targets in MAY_IMPORT.items()}
+@pytest.mark.parametrize("table", [MAY_IMPORT, SERVER_MAY_IMPORT])
+def test_the_table_has_no_cycles(table):
+    """So that some order exists in which each imports earlier ones only."""
+    left = {part: set(targets) for part, targets in table.items()}
     while left:
         free = [part for part, targets in left.items() if not targets & left.keys()]
         assert free, f"cycle among {sorted(left)}"
@@ -189,6 +220,11 @@ def test_imports_of(module):
             "roseinfer.server.app",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roseinfer.sched import draft",
         ),
+        ("roseinfer.server.http.body", "from roseinfer.server.request.job import Job"),
+        ("roseinfer.server.request.inference", "from roseinfer.server.formats.chat import ChatFormat"),
+        ("roseinfer.server.request.service", "from roseinfer.server.observe import metrics"),
+        ("roseinfer.server.formats.chat", "from roseinfer.server import documents"),
+        ("roseinfer.server.app", "from roseinfer.server.fleet.worker import Worker"),
         ("roseinfer.text.chat", "import transformers"),
         ("roseinfer.bench.load", "from roseinfer.engine.loop import EngineLoop"),
         ("roseinfer.cli", "from roseinfer.server.run import serve"),

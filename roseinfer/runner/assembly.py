@@ -18,8 +18,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
-from roseinfer.runner.forward import EagerForward, ForwardPass, Prepared
-from roseinfer.runner.inputs import build_batch
+from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
@@ -83,7 +82,7 @@ def _forward_pass(
     model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape
 ) -> tuple[ForwardPass, tuple[DecodeGraphs | MixedGraphs, ...]]:
     if not isinstance(attention, GraphableAttention):
-        return EagerForward(model, attention, store, lambda columns: Prepared(build_batch(columns, seats))), ()
+        return EagerForward(model, attention, store, from_rows(seats)), ()
     from roseinfer.runner.cuda_inputs import CudaInputs
 
     inputs = CudaInputs(seats, shape.limits.max_rows, shape.limits.max_tokens)

@@ -9,8 +9,7 @@ from roseinfer.attention.base import GraphableAttention
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.forward import Forwarded, ForwardPass
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 
 if TYPE_CHECKING:  # needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs

@@ -1,17 +1,130 @@
-"""From the rows of a plan to hidden states or logits: the seam behind which a GPU does it in its own way."""
+"""From the rows of a plan to tensors, and on to hidden states or logits.
+
+`ForwardPass` is the seam behind which a GPU does it in its own way; here is the plain one, in one pass over the rows
+and a fixed number of tensor calls.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import add, gt, sub
 from typing import NamedTuple, Protocol
 
 import torch
 
 from roseinfer.attention.base import AttentionBackend
-from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
+from roseinfer.core.plan import Row
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.device import upload
+from roseinfer.runner.seats import SeatTable
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The rows of a step, transposed: a field's values in row order. Rows of one token come first.
+
+    `order`: which of the plan's rows each one is. `only_decodes`: every row computes, writes and samples one token.
+    """
+
+    order: list[int] | range
+    only_decodes: bool
+
+    request_id: tuple[str, ...]
+    seat: tuple[int, ...]
+    start: tuple[int, ...]
+    count: tuple[int, ...]
+    logits: tuple[int, ...]
+    sample: tuple[bool, ...]
+    write_from: tuple[int, ...]
+    table_from: tuple[int, ...]
+    new_blocks: tuple[tuple[int, ...], ...]
+    drafts: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows of one token."""
+        return self.count.count(1)
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> "Columns":
+        order: list[int] | range = range(len(rows))
+        columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
+        _, _, start, count, _, sample, write_from, *_ = columns
+        only_ones = max(count, default=1) == 1
+        if not only_ones and 1 in count:
+            order = sorted(order, key=lambda i: count[i] > 1)
+            columns = [tuple(column[i] for i in order) for column in columns]
+        only_decodes = only_ones and all(sample) and not any(map(gt, write_from, start))
+        return cls(order, only_decodes, *columns)
+
+
+def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
+    """The forward pass of at least one row. Token pool and block tables must be up to date."""
+    context_lens = list(map(add, columns.start, columns.count))
+    if columns.only_decodes:
+        return _decode_batch(columns, seats, context_lens)
+    return _mixed_batch(columns, seats, context_lens)
+
+
+def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
+    """Every row computes and samples one token: positions and slots need no look at row borders."""
+    n = len(context_lens)
+    device = seats.device
+    seat, start = upload((columns.seat, columns.start), torch.int64, device)
+    block = _at(seats.block_tables, seat, start // seats.block_size)
+    row = torch.arange(n + 1, device=device)
+    return ForwardBatch(
+        input_ids=_at(seats.tokens, seat, start),
+        positions=start,
+        query_start=row.int(),
+        context_len=(start + 1).int(),
+        table_rows=seat.int(),
+        paging=(Paging(seats.block_tables, block * seats.block_size + start % seats.block_size),),
+        logits_at=row[:n],
+        query_lens=[1] * n,
+        context_lens=context_lens,
+        max_query=1,
+        max_context=max(context_lens),
+        num_decodes=n,
+    )
+
+
+def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
+    n = len(context_lens)
+    device = seats.device
+    ends = list(accumulate(columns.count))
+    firsts = list(map(sub, ends, columns.count))
+    layout = (columns.seat, columns.start, columns.count, columns.write_from, context_lens, firsts)
+    seat, start, count, write_from, context_len, first = upload(layout, torch.int64, device)
+    # row: [T], the row that owns each token.
+    row = torch.repeat_interleave(torch.arange(n, device=device), count, output_size=ends[-1])
+    positions = torch.arange(ends[-1], device=device) + (start - first)[row]
+    token_seat = seat[row]
+    block = _at(seats.block_tables, token_seat, positions // seats.block_size)
+    slots = block * seats.block_size + positions % seats.block_size
+    wanted = map(range, map(sub, ends, columns.logits), ends)
+    return ForwardBatch(
+        input_ids=_at(seats.tokens, token_seat, positions),
+        positions=positions,
+        query_start=torch.cat((first, first[-1:] + count[-1:])).int(),
+        context_len=context_len.int(),
+        table_rows=seat.int(),
+        paging=(Paging(seats.block_tables, torch.where(positions >= write_from[row], slots, -1)),),
+        logits_at=upload(list(chain.from_iterable(wanted)), torch.int64, device),
+        query_lens=list(columns.count),
+        context_lens=context_lens,
+        max_query=max(columns.count),
+        max_context=max(context_lens),
+        num_decodes=columns.num_decodes,
+    )
+
+
+def _at(table: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """table[row, column] as int64 [n]; table: [R, C]."""
+    return table.view(-1).index_select(0, row * table.shape[1] + column).long()
 
 
 class SampleAt(NamedTuple):
@@ -49,6 +162,15 @@ class ForwardPass(Protocol):
     def observe(self, span: Span) -> None:
         """From now on the phase `prepare` of each run is a span."""
         ...
+
+
+def from_rows(seats: SeatTable) -> Callable[[Columns], Prepared]:
+    """How `EagerForward` gets its batches where nothing is prepared on the device."""
+
+    def prepare(columns: Columns) -> Prepared:
+        return Prepared(build_batch(columns, seats))
+
+    return prepare
 
 
 class EagerForward:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.runner.transfer import rows_at_once, start_download, upload
+from roseinfer.runner.device import rows_at_once, start_download, upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.core.plan import TokenMasks
+from roseinfer.runner.device import upload
 from roseinfer.runner.rows import in_parts
-from roseinfer.runner.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,13 @@ from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.forward import ForwardPass, SampleAt
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.device import StepTimer, StepTimers, start_download, upload
+from roseinfer.runner.forward import Columns, ForwardPass, SampleAt
 from roseinfer.runner.logprobs import Scores
 from roseinfer.runner.masks import RowMasks
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
 from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from roseinfer.runner.seats import SeatTable
-from roseinfer.runner.timer import StepTimer, StepTimers
-from roseinfer.runner.transfer import start_download, upload
 
 NOT_FINITE_ERROR = "the model returned logits that are not finite"
 NOTHING_LEFT_ERROR = "no token is left to sample: every logit is -inf"

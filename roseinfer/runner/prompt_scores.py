@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.runner.device import start_download
 from roseinfer.runner.logprobs import Scores, score
-from roseinfer.runner.transfer import start_download
 
 # The logits of a long chunk over a large vocabulary would take gigabytes.
 POSITIONS_AT_ONCE = 128

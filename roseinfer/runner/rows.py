@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from roseinfer.runner.transfer import rows_at_once, upload
+from roseinfer.runner.device import rows_at_once, upload
 
 
 @dataclass(frozen=True, slots=True)

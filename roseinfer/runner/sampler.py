@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from roseinfer.kernels.availability import has_triton
+from roseinfer.runner.device import upload
 from roseinfer.runner.draw import (
     FEW_CANDIDATES,
     MANY_CANDIDATES,
@@ -23,7 +24,6 @@ from roseinfer.runner.masks import MaskTable, RowMasks
 from roseinfer.runner.rng import uniforms
 from roseinfer.runner.rows import SampledRows, Subset, in_parts
 from roseinfer.runner.seats import Feature, SeatTable
-from roseinfer.runner.transfer import upload
 
 # What stands in for a token where none could be chosen.
 NOT_FINITE = -1

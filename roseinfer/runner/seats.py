@@ -7,9 +7,9 @@ import torch
 
 from roseinfer.core.plan import Admission, Row
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.runner.device import upload, write_ranges
 from roseinfer.runner.edits import make_edits
 from roseinfer.runner.edits.base import LogitEdit
-from roseinfer.runner.transfer import upload, write_ranges
 
 # Smallest normal float32: a temperature above 0 must not vanish when it divides float32 logits.
 MIN_TEMPERATURE = 1.2e-38

@@ -60,6 +60,6 @@ def _classes(hint) -> tuple[type, ...]:
 
 
 def test_columns_are_the_fields_of_a_row():
-    from roseinfer.runner.inputs import Columns
+    from roseinfer.runner.forward import Columns
 
     assert [field.name for field in fields(Columns)][2:] == list(Row._fields)

@@ -29,7 +29,7 @@ from roseinfer.kernels.sampling import greedy
 from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear
 from roseinfer.layers.rotary import Rotary, default_frequencies
 from roseinfer.runner.cuda_inputs import CudaInputs
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import store_of
 

@@ -12,7 +12,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.messages import Add
 from roseinfer.runner import cuda_inputs
 from roseinfer.runner.cuda_inputs import CudaInputs
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner

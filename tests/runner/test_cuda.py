@@ -12,7 +12,7 @@ from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, Schedu
 from roseinfer.core.plan import Admission, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.build import BuiltRunner, build_runner
-from roseinfer.runner.inputs import Columns, build_batch
+from roseinfer.runner.forward import Columns, build_batch
 from roseinfer.runner.sampler import Sampler
 from roseinfer.runner.seats import SeatTable
 from tests.runner.test_build import LLAMA

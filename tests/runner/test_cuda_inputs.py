@@ -11,7 +11,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.kernels.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs
 from roseinfer.runner.cuda_inputs import CudaInputs
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.staging import ALIGN
 

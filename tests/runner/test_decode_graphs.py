@@ -7,8 +7,7 @@ import torch
 
 from roseinfer.core.plan import Row
 from roseinfer.runner.cuda_graphs import DecodeGraphs
-from roseinfer.runner.forward import Forwarded
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.forward import Columns, Forwarded
 
 OTHERS = Forwarded(hidden=torch.zeros(0))
 

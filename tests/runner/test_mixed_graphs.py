@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from roseinfer.core.plan import Row
-from roseinfer.runner.forward import Forwarded
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.forward import Columns, Forwarded
 from roseinfer.runner.mixed_graphs import MixedGraphs
 
 ROOM = 3

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from roseinfer.core.plan import BlockCopy
-from roseinfer.runner import inputs
+from roseinfer.runner import forward
 from tests.runner.tiny import BAD_TOKEN, VOCAB, Bench, full_logits, greedy, run
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -59,9 +59,9 @@ def test_decode_batch_and_mixed_batch_describe_the_same_step():
     )
     rows = [bench.row(s, n, 1) for s, n in zip(seats, (3, 4, 9), strict=True)]
     bench.seats.grow_tables([row for row in rows if row.new_blocks])
-    columns = inputs.Columns.of(rows)
-    short = inputs.build_batch(columns, bench.seats)
-    general = inputs._mixed_batch(columns, bench.seats, short.context_lens)
+    columns = forward.Columns.of(rows)
+    short = forward.build_batch(columns, bench.seats)
+    general = forward._mixed_batch(columns, bench.seats, short.context_lens)
     (short_paging,), (general_paging,) = short.paging, general.paging
     fields = [(name, getattr(short, name), getattr(general, name)) for name in type(short).__dataclass_fields__]
     fields.append(("tables", short_paging.tables, general_paging.tables))
@@ -219,7 +219,7 @@ def test_prompt_logprobs_are_the_same_in_chunks(chunk):
 
 def test_prompt_logprobs_in_slices_of_a_chunk(monkeypatch):
     monkeypatch.setattr("roseinfer.runner.prompt_scores.POSITIONS_AT_ONCE", 3)
-    monkeypatch.setattr("roseinfer.runner.transfer.CPU_SLICE_ELEMENTS", 2 * VOCAB)
+    monkeypatch.setattr("roseinfer.runner.device.CPU_SLICE_ELEMENTS", 2 * VOCAB)
     bench = Bench()
     admitted = [bench.admit(0, PROMPT, prompt_logprobs=0)]
     result = bench.run(admitted, [bench.row(0, 0, 11, logits=11)])

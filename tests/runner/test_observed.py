@@ -12,8 +12,7 @@ from roseinfer.core.plan import Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs
-from roseinfer.runner.forward import EagerForward
-from roseinfer.runner.inputs import Columns
+from roseinfer.runner.forward import Columns, EagerForward
 from roseinfer.runner.observed import ObservedRunner
 
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}

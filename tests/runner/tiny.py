@@ -6,8 +6,7 @@ from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.runner.forward import EagerForward, Prepared
-from roseinfer.runner.inputs import build_batch
+from roseinfer.runner.forward import EagerForward, Prepared, build_batch
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import store_of

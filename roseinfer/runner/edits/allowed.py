@@ -3,9 +3,9 @@
 import torch
 
 from roseinfer.core.plan import Admission
+from roseinfer.runner.device import upload
 from roseinfer.runner.edits.base import flat_index
 from roseinfer.runner.rows import SampledRows
-from roseinfer.runner.transfer import upload
 
 
 class AllowedTokens:

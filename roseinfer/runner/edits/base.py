@@ -5,8 +5,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from roseinfer.core.plan import Admission
+from roseinfer.runner.device import upload
 from roseinfer.runner.rows import SampledRows
-from roseinfer.runner.transfer import upload
 
 
 class LogitEdit(Protocol):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.core.plan import Admission
+from roseinfer.runner.device import upload
 from roseinfer.runner.edits.base import flat_index
 from roseinfer.runner.rows import SampledRows
-from roseinfer.runner.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

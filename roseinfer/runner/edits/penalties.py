@@ -3,8 +3,8 @@
 import torch
 
 from roseinfer.core.plan import Admission
+from roseinfer.runner.device import upload
 from roseinfer.runner.rows import SampledRows, Subset, in_parts
-from roseinfer.runner.transfer import upload
 
 
 class Penalties:

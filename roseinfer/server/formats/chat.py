@@ -6,16 +6,24 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.server.formats.answers import EventEncoder, WholeBody
-from roseinfer.server.formats.choices import Choice, Choices, Piece, TokenNames, about_prompt, finite, first
+from roseinfer.server.formats.answers import (
+    Choice,
+    Choices,
+    EventEncoder,
+    Piece,
+    TokenNames,
+    WholeBody,
+    about_prompt,
+    finite,
+    first,
+)
 from roseinfer.server.formats.planning import Draft, given
 from roseinfer.server.formats.sampling import chat_logprobs as asked_logprobs
 from roseinfer.server.formats.sampling import chat_max_tokens
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, parse
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.request.account import Usage
 from roseinfer.server.request.inference import Call
-from roseinfer.server.request.job import Job
+from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.prompts import Encoded
 from roseinfer.text.tokenizer import Tokenizer
 

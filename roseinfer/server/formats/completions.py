@@ -6,15 +6,24 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.server.formats.answers import EventEncoder, WholeBody
-from roseinfer.server.formats.choices import Choice, Choices, Entries, Piece, TokenNames, about_prompt, finite, first
+from roseinfer.server.formats.answers import (
+    Choice,
+    Choices,
+    Entries,
+    EventEncoder,
+    Piece,
+    TokenNames,
+    WholeBody,
+    about_prompt,
+    finite,
+    first,
+)
 from roseinfer.server.formats.planning import Draft, given
 from roseinfer.server.formats.sampling import completion_logprobs, completion_max_tokens
 from roseinfer.server.formats.schemas import CompletionRequest, parse
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.request.account import Usage
 from roseinfer.server.request.inference import Call
-from roseinfer.server.request.job import Job
+from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.tokenizer import Tokenizer
 

@@ -39,11 +39,6 @@ class Limits:
     body_grace_s: float = 5.0
     brief_body_s: float = 0.5
 
-    @property
-    def max_sequences(self) -> int:
-        """Bound of n x prompts."""
-        return max(self.max_prompts, self.max_choices)
-
     @classmethod
     def of(cls, config: ServerConfig) -> "Limits":
         return cls(

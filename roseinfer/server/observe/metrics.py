@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from roseinfer.core.outputs import COMPLETE, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
 from roseinfer.server.observe.tallies import Counter, Histogram, Numbers, Tallies, total
-from roseinfer.server.request.account import PromptRun, Sample
+from roseinfer.server.request.job import PromptRun, Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")

@@ -23,8 +23,9 @@ from roseinfer.server.observe.metrics import (
     snapshot,
 )
 from roseinfer.server.observe.tallies import Tallies
-from roseinfer.server.request.account import (
+from roseinfer.server.request.job import (
     Account,
+    Job,
     Outcome,
     PromptRun,
     class_of,
@@ -33,7 +34,6 @@ from roseinfer.server.request.account import (
     outcome,
     slack_s,
 )
-from roseinfer.server.request.job import Job
 
 _LATE_S = (30, 10, 5, 2.5, 1, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001)
 # Time to the first token is counted in seconds, time per token in milliseconds: both must find their buckets.

@@ -8,8 +8,7 @@ from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.http.errors import SloUnattainable, deadline_exceeded
-from roseinfer.server.request.account import Account, PromptRun, Sample
-from roseinfer.server.request.job import Job
+from roseinfer.server.request.job import Account, Job, PromptRun, Sample
 
 _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 

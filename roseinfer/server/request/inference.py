@@ -17,9 +17,8 @@ from roseinfer.server.http.connection import EXTENSION, Wire
 from roseinfer.server.http.errors import ApiError, as_api_error, deadline_exceeded, too_many_inflight
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
-from roseinfer.server.request.account import Usage, usage_of
 from roseinfer.server.request.generation import Generation, Receiver
-from roseinfer.server.request.job import Job
+from roseinfer.server.request.job import Job, Usage, usage_of
 from roseinfer.server.request.lifecycle import Guard, Ticket
 from roseinfer.server.request.objectives import Headers
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer

@@ -1,10 +1,22 @@
-"""One HTTP request after validation: everything the answer needs, nothing left to decide."""
+"""One HTTP request after validation (all that the answer needs, nothing left to decide), what is noted of it while it
+runs, and how its objectives were kept.
+"""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
 
+from starlette.requests import ClientDisconnect
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.outputs import COMPLETE, FinishReason, RequestTimes
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
+from roseinfer.engine.api import SequenceChunk
+from roseinfer.server.http.errors import ApiError
+from roseinfer.server.request.slo_classes import NO_CLASS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +87,158 @@ class Job:
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
+
+
+# --- what is noted of it while it runs, for usage, metrics and the log ------------------------------------------------
+@dataclass(slots=True)
+class Sample:
+    """One choice. `first_s`, `last_s`: when its first and its newest token came, 0 before the first."""
+
+    tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    finish_reason: FinishReason | None = None
+    times: RequestTimes | None = None
+    preemptions: int = 0
+
+    def note(self, chunk: SequenceChunk) -> None:
+        self.tokens = chunk.num_output_tokens
+        if chunk.finish_reason is not None:
+            self.finish_reason = chunk.finish_reason
+            self.times = chunk.times
+            self.preemptions = chunk.preemptions
+
+
+@dataclass(slots=True)
+class PromptRun:
+    """One prompt and its samples. `first_s`: when its first token came, None before."""
+
+    prompt_tokens: int
+    max_tokens: int
+    arrival_s: float
+    samples: list[Sample]
+    cached_tokens: int = 0
+    first_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`slo`: how objectives were kept, None if nobody wants to know or if there is more to come."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    slo: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        fields: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+        return fields if self.slo is None else fields | {"slo": self.slo}
+
+
+@dataclass(slots=True)
+class Account:
+    """All prompts of one HTTP request, in order."""
+
+    runs: list[PromptRun] = field(default_factory=list)
+
+    @property
+    def begun(self) -> bool:
+        """Whether some prompt has its first token."""
+        return any(run.first_s is not None for run in self.runs)
+
+    def usage(self) -> Usage:
+        """Each prompt counts once, output tokens over all choices."""
+        prompt = completion = cached = 0
+        for run in self.runs:
+            prompt += run.prompt_tokens
+            cached += run.cached_tokens
+            for sample in run.samples:
+                completion += sample.tokens
+        return Usage(prompt, completion, cached)
+
+
+# --- how what was promised was kept, as the server saw it ---------------------------------------------------------
+OBJECTIVES = ("ttft", "tpot", "e2e")
+
+
+class Outcome(StrEnum):
+    MET = "met"  # it finished, in time as far as it was promised anything
+    MISSED_TTFT = "missed_ttft"
+    MISSED_TPOT = "missed_tpot"
+    MISSED_E2E = "missed_e2e"
+    REJECTED = "rejected"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    ABORTED = "aborted"  # the client left
+
+
+class Measured(NamedTuple):
+    """Seconds from arrival at the server to the first token, per token after it, and to the last token."""
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+
+
+def measured(runs: Sequence[PromptRun]) -> Measured | None:
+    """The worst of all samples in each respect; None if one of them has no token."""
+    samples = [(run, sample) for run in runs for sample in run.samples]
+    if not samples or any(not sample.first_s for _, sample in samples):
+        return None
+    return Measured(
+        max(sample.first_s - run.arrival_s for run, sample in samples),
+        max(_tpot_s(sample) for _, sample in samples),
+        max(sample.last_s - run.arrival_s for run, sample in samples),
+    )
+
+
+def _tpot_s(sample: Sample) -> float:
+    return (sample.last_s - sample.first_s) / (sample.tokens - 1) if sample.tokens > 1 else 0.0
+
+
+def slack_s(slo: Slo, seen: Measured) -> dict[str, float]:
+    """Objective less what was seen, for each objective that there is; negative = late."""
+    promised = (slo.ttft_s, slo.tpot_s, slo.e2e_s)
+    pairs = zip(OBJECTIVES, promised, seen, strict=True)
+    return {name: limit - value for name, limit, value in pairs if limit is not None}
+
+
+def outcome(slo: Slo | None, run: PromptRun) -> Outcome:
+    """Of a prompt whose samples all came to an end of their own."""
+    if any(sample.finish_reason is FinishReason.TIMEOUT for sample in run.samples):
+        return Outcome.TIMEOUT
+    seen = measured([run])
+    if seen is None or any(sample.finish_reason not in COMPLETE for sample in run.samples):
+        return Outcome.FAILED
+    late = slo.missed(*seen) if slo else []
+    return Outcome(f"missed_{late[0]}") if late else Outcome.MET
+
+
+def cut_short(cause: BaseException) -> Outcome | None:
+    """Of every prompt of a request that ended before its time; None if the request itself was wrong."""
+    if isinstance(cause, InvalidRequestError):
+        return None
+    if isinstance(cause, ClientDisconnect):
+        return Outcome.ABORTED
+    if isinstance(cause, ApiError):
+        return {429: Outcome.REJECTED, 504: Outcome.TIMEOUT}.get(cause.status, Outcome.FAILED)
+    return Outcome.FAILED
+
+
+def class_of(job: Job) -> str:
+    return NO_CLASS if job.slo is None else job.slo.class_name
+
+
+def usage_of(job: Job, runs: Sequence[PromptRun]) -> dict[str, Any]:
+    """`usage.slo`: the worst of all choices; `met` is None if nothing was promised."""
+    seen = measured(runs)
+    return {
+        "ttft_ms": None if seen is None else round(seen.ttft_s * 1000, 3),
+        "tpot_ms": None if seen is None else round(seen.tpot_s * 1000, 3),
+        "met": all(outcome(job.slo, run) is Outcome.MET for run in runs) if job.promised else None,
+    }

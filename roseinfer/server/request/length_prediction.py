@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.server.request.account import Account
-from roseinfer.server.request.job import Job, Prompt
+from roseinfer.server.request.job import Account, Job, Prompt
 from roseinfer.server.request.prompts import Offload
 from roseinfer.text.tokenizer import Tokenizer
 

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Protocol
 
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
-from roseinfer.server.formats.schemas import GenerationRequest, SloFields
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.slo_classes import CUSTOM, NO_CLASS, SloClass, SloClasses
 
@@ -32,6 +32,49 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 Headers = Iterable[tuple[bytes, bytes]]
 # Where the client wrote a value, and the value.
 Said = tuple[str, float]
+
+
+class SloWishes(Protocol):
+    """The latency objectives in a body, in ms; None = not given. `class_` names a class of the server's."""
+
+    @property
+    def ttft_ms(self) -> float | None: ...
+    @property
+    def tpot_ms(self) -> float | None: ...
+    @property
+    def e2e_ms(self) -> float | None: ...
+    @property
+    def class_(self) -> str | None: ...
+    @property
+    def report(self) -> bool | None: ...
+
+
+class Wishes(Protocol):
+    """As much of a body, in whatever format, as says what a request wants to be promised. None = not given."""
+
+    @property
+    def slo(self) -> SloWishes | None: ...
+    @property
+    def ttft(self) -> float | None: ...
+    @property
+    def tpot(self) -> float | None: ...
+    @property
+    def pred_output_len(self) -> int | None: ...
+    @property
+    def timeout_s(self) -> float | None: ...
+    @property
+    def deadline_ms(self) -> float | None: ...
+    @property
+    def service_tier(self) -> str | None: ...
+    @property
+    def priority(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _NothingSaid:
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +106,7 @@ class Objectives:
 
 
 def objectives(
-    request: GenerationRequest, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: PolicyTraits
+    request: Wishes, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: PolicyTraits
 ) -> Objectives:
     """`key`: digest of the request's API key; `policy`: what the scheduling policy makes of requests.
 
@@ -92,21 +135,26 @@ def _relevant(headers: Headers) -> dict[str, str]:
     return found
 
 
-def _class_name(request: GenerationRequest, classes: SloClasses, model: str, key: str | None) -> str:
+def _class_name(request: Wishes, classes: SloClasses, model: str, key: str | None) -> str:
     named = None if request.slo is None else request.slo.class_
     if named is not None:
         if named != NO_CLASS and named not in classes.classes:
             raise bad_request(f"slo.class: the server has no class {named[:64]!r}", "slo.class")
         return named
     tier = classes.service_tiers.get(request.service_tier or "")
-    return tier or classes.default(model, key)
+    return tier or default_class(classes, model, key)
+
+
+def default_class(classes: SloClasses, model: str, key: str | None) -> str:
+    """The class of a request that names none: its key's, else its model's, else `none`. `key`: its digest."""
+    return classes.keys.get(key or "") or classes.models.get(model) or NO_CLASS
 
 
 # --- latency objectives -----------------------------------------------------------------------------------------
-def _slo(request: GenerationRequest, headers: Mapping[str, str], chosen: SloClass | None) -> Slo | None:
+def _slo(request: Wishes, headers: Mapping[str, str], chosen: SloClass | None) -> Slo | None:
     if request.slo is None and request.ttft is None and request.tpot is None and not headers:  # as in most requests
         return None if chosen is None else chosen.slo
-    body = request.slo or _NOTHING
+    body = request.slo or _NothingSaid()
     targets = {
         "ttft_s": _said(("slo.ttft_ms", body.ttft_ms), ("ttft", request.ttft), headers, _TTFT_HEADERS),
         "tpot_s": _said(("slo.tpot_ms", body.tpot_ms), ("tpot", request.tpot), headers, _TPOT_HEADERS),
@@ -119,9 +167,6 @@ def _slo(request: GenerationRequest, headers: Mapping[str, str], chosen: SloClas
         return chosen.slo
     # Otherwise what is said of a class would depend on what clients make of it.
     return replace(chosen.slo, **own, class_name=CUSTOM)
-
-
-_NOTHING = SloFields.model_validate({})
 
 
 def _said(
@@ -156,7 +201,7 @@ def _number(name: str, text: str) -> float:
 
 
 # --- time limits ------------------------------------------------------------------------------------------------
-def _timeout_s(request: GenerationRequest, headers: Mapping[str, str], chosen: SloClass | None) -> float | None:
+def _timeout_s(request: Wishes, headers: Mapping[str, str], chosen: SloClass | None) -> float | None:
     if request.timeout_s is not None and request.deadline_ms is not None:
         raise bad_request("timeout_s and deadline_ms say the same: give one of them", "deadline_ms")
     said: list[Said] = []

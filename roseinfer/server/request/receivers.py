@@ -11,8 +11,8 @@ from starlette.types import Send
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.connection import Wire
 from roseinfer.server.http.errors import ApiError
-from roseinfer.server.request.account import Usage
 from roseinfer.server.request.generation import Receiver
+from roseinfer.server.request.job import Usage
 from roseinfer.server.request.prompts import Offload
 
 KEEP_ALIVE = b": keep-alive\n\n"

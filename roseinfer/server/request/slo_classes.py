@@ -41,10 +41,6 @@ class SloClasses:
     keys: dict[str, str] = field(default_factory=dict)
     service_tiers: dict[str, str] = field(default_factory=dict)
 
-    def default(self, model: str, key: str | None) -> str:
-        """The class of a request that names none: its key's, else its model's, else `none`."""
-        return self.keys.get(key or "") or self.models.get(model) or NO_CLASS
-
     def check(self, served_names: Iterable[str], key_digests: Iterable[str]) -> None:
         """Raises `ConfigError` for a model that is not served or a key that is not the server's."""
         unknown = sorted(self.models.keys() - set(served_names))

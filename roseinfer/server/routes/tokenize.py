@@ -8,8 +8,7 @@ from starlette.responses import Response
 
 from roseinfer.server.documents import Detokenized, Tokenized, TokenizerInfo, docs
 from roseinfer.server.formats.chat import plain_messages
-from roseinfer.server.formats.planning import given
-from roseinfer.server.formats.refused import check_extras
+from roseinfer.server.formats.planning import check_extras, given
 from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request

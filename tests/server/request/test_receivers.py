@@ -17,8 +17,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.formats.answers import EventEncoder
 from roseinfer.server.formats.completions import CompletionFormat
-from roseinfer.server.request.account import Usage
-from roseinfer.server.request.job import Job, Prompt, StreamChoices
+from roseinfer.server.request.job import Job, Prompt, StreamChoices, Usage
 from roseinfer.server.request.receivers import EventStream, StreamAnswer
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import Wait, fake_logprobs

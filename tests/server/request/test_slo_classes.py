@@ -10,6 +10,7 @@ import pytest
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
+from roseinfer.server.request.objectives import default_class
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes, parse_slo_classes
 
 KEY = "sk-very-secret"
@@ -48,14 +49,14 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     assert (chat.priority, chat.timeout_s) == (-2, None)
     assert batch.slo == Slo(e2e_s=60.0, class_name="batch.night") and batch.timeout_s == 90.0
     assert classes.service_tiers == {"flex": "batch.night"}
-    assert classes.default("tiny", DIGEST) == "batch.night", "the key's goes before the model's"
-    assert classes.default("tiny", None) == classes.default("tiny", "0" * 64) == "chat"
-    assert classes.default("another", None) == "none"
+    assert default_class(classes, "tiny", DIGEST) == "batch.night", "the key's goes before the model's"
+    assert default_class(classes, "tiny", None) == default_class(classes, "tiny", "0" * 64) == "chat"
+    assert default_class(classes, "another", None) == "none"
 
 
 def test_without_the_option_there_are_none() -> None:
     assert configured_classes(ServerConfig(), "tiny") == SloClasses()
-    assert SloClasses().default("tiny", None) == "none"
+    assert default_class(SloClasses(), "tiny", None) == "none"
 
 
 def test_workers_are_told_of_it(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import torch
 
-from roseinfer.runner.transfer import write_ranges
+from roseinfer.runner.device import write_ranges
 
 
 def test_ranges_land_where_they_belong_and_nowhere_else():
