@@ -28,9 +28,11 @@ MAY_IMPORT = {
     "calibration": {"core", "sched", "engine", "sim"},
     "predictor": {"core"},
     "kernels": {"core"},
-    "attention": {"core", "kernels", "layers"},
-    "layers": {"core", "kernels"},
-    "models": {"core", "kernels", "attention", "layers"},
+    "parallel": {"core"},
+    "quant": {"core", "kernels", "parallel"},
+    "layers": {"core", "kernels", "parallel", "quant"},
+    "attention": {"core", "kernels", "quant", "layers"},
+    "models": {"core", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "attention", "layers", "models"},
     "server": {"core", "text", "engine", "predictor"},
     "bench": {"core", "engine", "hub", "text", "server"},
@@ -66,7 +68,7 @@ SERVER_MAY_IMPORT = {
     "fleet": {"http", "request", "observe", "app", "hosting"},
 }
 # Packages that run on tensors; benchmarks also compare with other engines.
-TENSORS = {"kernels", "attention", "layers", "models", "runner", "bench", "predictor"}
+TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor"}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.rotary import Rotary, rotate
-from roseinfer.layers.weights import WeightSource, read_new
+from roseinfer.quant.base import WeightSource, read_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,10 @@ class HeadNorms:
     eps: float
 
     @classmethod
-    def load(
-        cls, source: WeightSource, query_name: str, key_name: str, heads: int, kv_heads: int, head_dim: int, eps: float
-    ) -> "HeadNorms":
-        query = read_new(source, f"{query_name}.weight", head_dim)
-        key = read_new(source, f"{key_name}.weight", head_dim)
-        return cls(query, key, torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))), eps)
+    def load(cls, source: WeightSource, query_name: str, key_name: str, spec: AttentionSpec, eps: float) -> "HeadNorms":
+        query = read_new(source, f"{query_name}.weight", spec.head_dim)
+        key = read_new(source, f"{key_name}.weight", spec.head_dim)
+        return cls(query, key, torch.cat((query.expand(spec.heads, -1), key.expand(spec.kv_heads, -1))), eps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,40 +1,113 @@
-"""Embedding tables."""
+"""Both ends of a model: from token ids to rows of a table, and from hidden states to logits."""
 
 import torch
 import torch.nn.functional as F
 
-from roseinfer.layers.weights import WeightSource
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import Build, Matmul, Norm, WeightSource
+from roseinfer.quant.plain import plain_matmul
 
 # cuBLAS is several times slower where rows of a result do not begin at aligned addresses: GPT-2's 50,257 logits.
 _GPU_ALIGN = 64
 
 
 class Embedding:
-    """ids [T] -> rows [T, width] of a [count, width] table.
-
-    `padded`: the table with rows of zeros behind it, up to a number that a GPU multiplies well; elsewhere the table.
-    """
-
-    padded: torch.Tensor
+    """ids [T] -> rows [T, width] of a [count, width] table, for positions; every process holds all of it."""
 
     def __init__(self, count: int, width: int) -> None:
         self._shape = (count, width)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.padded[: self._shape[0]]
+        self._table: torch.Tensor
 
     def load(self, source: WeightSource, name: str) -> None:
-        self.padded = padded_rows(*self._shape, source)
-        source.read(f"{name}.weight", self.weight)
+        build = source.build
+        self._table = torch.empty(self._shape, dtype=build.dtype, device=build.device)
+        source.read(f"{name}.weight", self._table)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids, self.padded)
+        return F.embedding(ids, self._table)
 
 
-def padded_rows(count: int, width: int, source: WeightSource) -> torch.Tensor:
-    """[count or a few more, width], the rows past `count` zero."""
-    align = _GPU_ALIGN if source.device.type == "cuda" else 1
-    table = torch.empty((-(-count // align) * align, width), dtype=source.dtype, device=source.device)
-    table[count:].zero_()
-    return table
+class VocabTable:
+    """A matrix [vocab, width] whose rows are dealt out to the processes in equal, contiguous shares.
+
+    `rows` [share, width]: this process's, and rows of zeros where the vocabulary has ended. A GPU's share is rounded up
+    to a number that it multiplies well.
+    """
+
+    def __init__(self, vocab: int, width: int, build: Build) -> None:
+        align = _GPU_ALIGN if build.device.type == "cuda" else 1
+        size = build.group.size
+        self.share = -(-vocab // (size * align)) * align
+        self.start = build.group.rank * self.share
+        self.vocab = vocab
+        self.rows = torch.empty((self.share, width), dtype=build.dtype, device=build.device)
+
+    def load(self, source: WeightSource, name: str) -> None:
+        held = max(0, min(self.vocab - self.start, self.share))
+        self.rows[held:].zero_()
+        width = self.rows.shape[1]
+        if held:
+            part = (Share(self.start, held, self.vocab), Share(0, width, width))
+            source.read(name, self.rows[:held], shard=part)
+        else:
+            source.leave(name)
+
+
+class VocabEmbedding:
+    """ids [T] -> rows [T, width] of the vocabulary's table, of which each process holds a share."""
+
+    table: VocabTable
+
+    def __init__(self, vocab: int, width: int) -> None:
+        self._shape = (vocab, width)
+
+    def load(self, source: WeightSource, name: str) -> None:
+        self._group = source.build.group
+        self.table = VocabTable(*self._shape, source.build)
+        self.table.load(source, f"{name}.weight")
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        table = self.table
+        if self._group.size == 1:
+            return F.embedding(ids, table.rows)
+        local = ids - table.start
+        elsewhere = (local < 0) | (local >= table.share)
+        rows = F.embedding(local.masked_fill(elsewhere, 0), table.rows)
+        return self._group.all_reduce(rows.masked_fill_(elsewhere[:, None], 0.0))
+
+
+class LMHead:
+    """hidden [L, width] -> logits of norm(hidden) [L, vocab]. Never quantised, whatever the weights' format.
+
+    The product has a few columns more than the vocabulary where `VocabTable` pads, which are not shown. Tied to the
+    embedding, a GPU shares its table. A CPU keeps a second, packed copy of it (GPT-2: 154 MB in float32), because the
+    table is looked up in its plain layout and the head is a large part of a decode step's weight reads.
+    """
+
+    padded_vocab: int
+
+    def __init__(self, norm: Norm, width: int, vocab: int, *, tied: bool) -> None:
+        self._norm = norm
+        self._width, self._vocab = width, vocab
+        self._tied = tied
+        self._matmul: Matmul
+
+    def load(self, source: WeightSource, norm: str, name: str, embedding: VocabEmbedding) -> None:
+        table = embedding.table
+        if not self._tied:
+            table = VocabTable(self._vocab, self._width, source.build)
+            table.load(source, f"{name}.weight")
+        self._norm.load(source, norm)
+        self._group = source.build.group
+        self._matmul = plain_matmul(table.rows, None)
+        self.padded_vocab = table.share * self._group.size
+
+    def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`out`: [L, padded_vocab], which the result is then a view of."""
+        if hidden.shape[0] == 0:
+            return hidden.new_empty((0, self._vocab))
+        if self._group.size == 1:
+            return self._matmul.after(self._norm, hidden, out)[:, : self._vocab]
+        logits = self._group.gather(self._matmul.after(self._norm, hidden))
+        logits = logits if out is None else out.copy_(logits)
+        return logits[:, : self._vocab]

@@ -1,53 +1,116 @@
-"""Linear layers, several checkpoint matrices packed into one product."""
+"""Linear layers, several checkpoint matrices packed into one product, and the feed-forward layers made of them.
+
+What a process holds of a layer that several share is decided here, and so is what they exchange: `split` of a layer
+says which side of its weight is dealt out. A layer split by outputs leaves each rank its own columns of the result,
+one split by inputs takes them and adds up all ranks' partial results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
-from roseinfer.layers.matmul import Epilogue, Matmul, make_matmul
-from roseinfer.layers.norm import Norm
-from roseinfer.layers.weights import WeightSource
+from roseinfer.parallel.group import Group, Share, share_of
+from roseinfer.quant.base import Epilogue, Matmul, Norm, Piece, WeightSource
+
+
+class Split(Enum):
+    """Which side of a layer's weight is dealt out to the ranks."""
+
+    OUTPUTS = "outputs"
+    INPUTS = "inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """One of a layer's stacked matrices, `width` outputs wide, which are dealt out in units.
+
+    repeat: ranks beyond the number of units hold the same ones (keys and values of grouped heads).
+    """
+
+    width: int
+    unit: int = 1
+    repeat: bool = False
 
 
 class Linear:
     """x [T, in] -> activation(x @ weight.T + bias) (+ residual) [T, sum(outs)].
 
-    `outs` are the widths of the checkpoint's matrices that are stacked here (q, k, v; gate, up; or just one).
+    `outs` are the checkpoint's matrices that are stacked here (q, k, v; gate, up; or just one), by their widths.
     `gated`: the two `outs` are gate and up, and the result is activation(gate) * up [T, sum(outs) / 2].
-    A residual [T, sum(outs)] may be overwritten by the result.
+    `unit`: where the inputs may be cut. A residual [T, sum(outs)] may be overwritten by the result.
     """
 
     matmul: Matmul
 
     def __init__(
-        self, in_features: int, *outs: int, bias: bool = False, activation: str | None = None, gated: bool = False
+        self,
+        in_features: int,
+        *outs: int | Out,
+        split: Split,
+        unit: int = 1,
+        bias: bool = False,
+        activation: str | None = None,
+        gated: bool = False,
     ) -> None:
-        self.in_features = in_features
-        self.outs = outs
-        self.epilogue = Epilogue(activation, gated)
+        self._in = Out(in_features, unit)
+        self._outs = tuple(Out(out) if isinstance(out, int) else out for out in outs)
+        self._split = split
+        self._epilogue = Epilogue(activation, gated)
         self._bias = bias
+        self._partial_in: Group | None = None  # the group that sums partial results
 
     def load(self, source: WeightSource, *names: str, transposed: bool = False) -> None:
-        """One name for each of `outs`, without ".weight". `transposed`: the checkpoint holds [in, out] (Conv1D)."""
-        assert len(names) == len(self.outs)
-        weight = torch.empty(sum(self.outs), self.in_features, dtype=source.dtype, device=source.device)
-        bias = torch.empty(sum(self.outs), dtype=source.dtype, device=source.device) if self._bias else None
-        start = 0
-        for name, width in zip(names, self.outs, strict=True):
-            source.read(f"{name}.weight", weight[start : start + width], transposed=transposed)
-            if bias is not None:
-                source.read(f"{name}.bias", bias[start : start + width])
-            start += width
-        self.use(weight, bias)
+        """One name for each of `outs`, or one for all where the checkpoint has them stacked; without ".weight".
 
-    def use(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Take a weight of [sum(outs), in] that is loaded already, such as tied embeddings."""
-        self.matmul = make_matmul(weight, bias, self.epilogue)
+        `transposed`: the checkpoint holds [in, out] (Conv1D). Raises `ConfigError` for a group that the layer cannot be
+        dealt out to, else like `WeightSource.read`.
+        """
+        group = source.build.group
+        if self._split is Split.INPUTS and group.size > 1:
+            self._partial_in = group
+        # The bias of partial results is added once, like the residual.
+        here = self._bias and (self._split is Split.OUTPUTS or group.rank == 0)
+        if self._bias and not here:
+            for name in names:
+                source.leave(f"{name}.bias")
+        pieces = self._pieces(group, names, transposed, here)
+        self.matmul = source.build.weight_format.load(source, pieces, self._epilogue)
+
+    def _pieces(self, group: Group, names: Sequence[str], transposed: bool, bias: bool) -> list[Piece]:
+        ins = Share(0, self._in.width, self._in.width)
+        if self._split is Split.INPUTS:
+            ins = share_of(group, self._in.width, unit=self._in.unit)
+            outs = [Share(0, out.width, out.width) for out in self._outs]
+        else:
+            outs = [share_of(group, out.width, unit=out.unit, repeat=out.repeat) for out in self._outs]
+        if len(names) == 1 < len(outs):
+            names, outs = _stacked_in_one(names[0], outs)
+        return [Piece(name, out, ins, transposed, bias) for name, out in zip(names, outs, strict=True)]
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return self.matmul(x, residual)
+        group = self._partial_in
+        if group is None:
+            return self.matmul(x, residual)
+        # One rank adds the residual, so that the product may still start from it.
+        return group.all_reduce(self.matmul(x, residual if group.rank == 0 else None))
+
+
+def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share]]:
+    """The parts of one checkpoint matrix that holds all of a layer's, in their order."""
+    whole = sum(out.whole for out in outs)
+    if all(out.is_all for out in outs):
+        return [name], [Share(0, whole, whole)]
+    parts, before = [], 0
+    for out in outs:
+        parts.append(Share(before + out.start, out.width, whole))
+        before += out.whole
+    return [name] * len(outs), parts
 
 
 class NormedLinear:
-    """linear(norm(x)): how every block of a transformer begins."""
+    """linear(norm(x)): how every block of a transformer begins. The linear layer is one split by outputs."""
 
     def __init__(self, norm: Norm, linear: Linear) -> None:
         self._norm = norm
@@ -57,11 +120,41 @@ class NormedLinear:
         self._norm.load(source, norm)
         self._linear.load(source, *names, transposed=transposed)
 
-    def use(self, source: WeightSource, norm: str, weight: torch.Tensor) -> None:
-        """Load the norm alone and take a weight that is loaded already."""
-        self._norm.load(source, norm)
-        self._linear.use(weight)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear.matmul.after(self._norm, x)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """`out`: where the result goes, if given."""
-        return self._linear.matmul.after(self._norm, x, out)
+
+class MLP:
+    """x + down(activation(up(norm(x)))), as in GPT-2. `x` is the residual stream, which may be overwritten."""
+
+    def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str) -> None:
+        up = Linear(hidden, intermediate, split=Split.OUTPUTS, bias=True, activation=activation)
+        self._up = NormedLinear(norm, up)
+        self._down = Linear(intermediate, hidden, split=Split.INPUTS, bias=True)
+
+    def load(self, source: WeightSource, norm: str, up: str, down: str, *, transposed: bool) -> None:
+        self._up.load(source, norm, up, transposed=transposed)
+        self._down.load(source, down, transposed=transposed)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._up(x), x)
+
+
+class GatedMLP:
+    """x + down(activation(gate(norm(x))) * up(norm(x))) (Shazeer, 2020), gate and up in one product.
+
+    `x` is the residual stream, which may be overwritten.
+    """
+
+    def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str, *, bias: bool) -> None:
+        halves = (intermediate, intermediate)
+        gate_up = Linear(hidden, *halves, split=Split.OUTPUTS, bias=bias, activation=activation, gated=True)
+        self._gate_up = NormedLinear(norm, gate_up)
+        self._down = Linear(intermediate, hidden, split=Split.INPUTS, bias=bias)
+
+    def load(self, source: WeightSource, norm: str, prefix: str) -> None:
+        self._gate_up.load(source, norm, f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        self._down.load(source, f"{prefix}.down_proj")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._gate_up(x), x)

@@ -1,24 +1,12 @@
 """Normalisation over the last dimension."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.availability import has_triton
-from roseinfer.layers.weights import WeightSource, read_new
-
-
-class Norm(Protocol):
-    """x [T, width] -> [T, width]. `bias` is None for an RMSNorm, and tells it from a LayerNorm."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    eps: float
-
-    def load(self, source: WeightSource, name: str) -> None: ...
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+from roseinfer.quant.base import WeightSource, read_new
 
 
 class RMSNorm:
@@ -29,11 +17,11 @@ class RMSNorm:
         self.eps = eps
         self.weight: torch.Tensor
         self.bias = None
-        self._fused = None
+        self._fused: Callable[..., torch.Tensor] | None = None
 
     def load(self, source: WeightSource, name: str) -> None:
         self.weight = read_new(source, f"{name}.weight", *self._shape)
-        if has_triton(source.device):
+        if has_triton(source.build.device):
             from roseinfer.kernels.norm import rms_norm
 
             self._fused = rms_norm
@@ -52,12 +40,12 @@ class LayerNorm:
         self.eps = eps
         self.weight: torch.Tensor
         self.bias: torch.Tensor
-        self._fused = None
+        self._fused: Callable[..., torch.Tensor] | None = None
 
     def load(self, source: WeightSource, name: str) -> None:
         self.weight = read_new(source, f"{name}.weight", *self._shape)
         self.bias = read_new(source, f"{name}.bias", *self._shape)
-        if has_triton(source.device):
+        if has_triton(source.build.device):
             from roseinfer.kernels.norm import layer_norm
 
             self._fused = layer_norm

@@ -7,8 +7,8 @@ import torch
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.layers.weights import WeightSource
 from roseinfer.models.config import ModelSpec
+from roseinfer.quant.base import WeightSource
 
 
 class CausalLM(Protocol):

@@ -3,98 +3,59 @@
 They differ in biases and in Qwen3's norm of q and k, which the spec says; the tensors' names are the same.
 """
 
-from dataclasses import replace
-
 import torch
 
 from roseinfer.attention.base import AttentionBackend
-from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.heads import HeadNorms, HeadTransform
-from roseinfer.layers.embedding import Embedding
-from roseinfer.layers.linear import Linear, NormedLinear
-from roseinfer.layers.lm_head import LMHead
-from roseinfer.layers.mlp import GatedMLP
+from roseinfer.attention.heads import HeadTransform
+from roseinfer.layers.linear import GatedMLP
 from roseinfer.layers.norm import RMSNorm
 from roseinfer.layers.rotary import Rotary, default_frequencies, linear_frequencies, llama3_frequencies
-from roseinfer.layers.weights import WeightSource
 from roseinfer.models.config import ModelSpec, RopeSpec
-
-
-class SelfAttention:
-    def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary) -> None:
-        self._layer = layer
-        self._spec = spec
-        self._heads = HeadTransform(spec.attention[layer], rotary=rotary)
-        q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self._qkv = NormedLinear(norm, Linear(spec.hidden_size, q_width, kv_width, kv_width, bias=spec.qkv_bias))
-        self._out = Linear(q_width, spec.hidden_size, bias=spec.o_bias)
-
-    def load(self, source: WeightSource, prefix: str) -> None:
-        attention = f"{prefix}.self_attn"
-        names = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
-        self._qkv.load(source, f"{prefix}.input_layernorm", *names)
-        self._out.load(source, f"{attention}.o_proj")
-        if self._spec.qk_norm:
-            spec = self._heads.spec
-            shape = (spec.heads, spec.kv_heads, spec.head_dim, self._spec.norm_eps)
-            norms = HeadNorms.load(source, f"{attention}.q_norm", f"{attention}.k_norm", *shape)
-            self._heads = replace(self._heads, norms=norms)
-
-    def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """x: [T, hidden], the residual stream."""
-        return self._out(attention.forward(self._layer, self._qkv(x), self._heads), x)
+from roseinfer.models.decoder import Names, SelfAttention
+from roseinfer.quant.base import Build, WeightSource
 
 
 class LlamaBlock:
     def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary) -> None:
-        self._attention = SelfAttention(spec, layer, rotary)
+        self._qk_norm = spec.qk_norm
+        heads = HeadTransform(spec.attention[layer], rotary=rotary)
+        norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self._attention = SelfAttention(
+            norm, spec.hidden_size, layer, heads, qkv_bias=spec.qkv_bias, out_bias=spec.o_bias
+        )
         norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self._mlp = GatedMLP(norm, spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
 
     def load(self, source: WeightSource, prefix: str) -> None:
-        self._attention.load(source, prefix)
+        attention = f"{prefix}.self_attn"
+        qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+        norms = (f"{attention}.q_norm", f"{attention}.k_norm") if self._qk_norm else None
+        self._attention.load(source, f"{prefix}.input_layernorm", qkv, f"{attention}.o_proj", head_norms=norms)
         self._mlp.load(source, f"{prefix}.post_attention_layernorm", f"{prefix}.mlp")
 
     def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """x: [T, hidden], which may be overwritten."""
         return self._mlp(self._attention(x, attention))
 
 
 class Llama:
-    """`LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`."""
+    """The family of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`."""
 
     # Old checkpoints carry the rotary frequencies as a tensor; they follow from the config.
     ignored: tuple[str, ...] = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.inv_freq")
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self.spec, self.dtype, self.device = spec, dtype, device
-        self.attention = spec.attention
-        self._tokens = Embedding(spec.vocab_size, spec.hidden_size)
+    def __init__(self, spec: ModelSpec, build: Build) -> None:
         assert spec.rope is not None
-        rotary = Rotary(_frequencies(spec.rope, spec.head_dim).to(device), spec.max_position)
-        self._blocks = [LlamaBlock(spec, layer, rotary) for layer in range(spec.num_layers)]
-        norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self._head = LMHead(norm, spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
+        self._spec = spec
+        self._rotary = Rotary(_frequencies(spec.rope, spec.head_dim).to(build.device), spec.max_position)
 
-    def load(self, source: WeightSource) -> None:
-        self._tokens.load(source, "model.embed_tokens")
-        for layer, block in enumerate(self._blocks):
-            block.load(source, f"model.layers.{layer}")
-        self._head.load(source, "model.norm", "lm_head", self._tokens)
+    def norm(self) -> RMSNorm:
+        return RMSNorm(self._spec.hidden_size, self._spec.norm_eps)
 
-    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        x = self._tokens(batch.input_ids)
-        for block in self._blocks:
-            x = block(x, attention)
-        return x
+    def block(self, layer: int) -> LlamaBlock:
+        return LlamaBlock(self._spec, layer, self._rotary)
 
-    @property
-    def padded_vocab(self) -> int:
-        return self._head.padded_vocab
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._head(hidden, out)
+    def names(self, source: WeightSource) -> Names:
+        return Names(tokens="model.embed_tokens", block="model.layers.{}", norm="model.norm")
 
 
 def _frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:

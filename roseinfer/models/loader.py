@@ -6,6 +6,7 @@ file into its place, so the checkpoint is never in memory twice.
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec
 from roseinfer.models.registry import build_model
+from roseinfer.parallel.group import Alone, Group, Share
+from roseinfer.quant.base import Build
+from roseinfer.quant.plain import PlainFormat
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+# Stored in one of these, a tensor is converted to any other; what is quantised is read by a format that knows how.
 _FLOATS = ("F64", "F32", "BF16", "F16")
+_QUANTISED = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
 # The spread of the weights that GPT-2 and its followers are initialised with.
 _DUMMY_STD = 0.02
 
@@ -32,20 +38,28 @@ def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dt
 
 
 def load_model(
-    folder: Path, spec: ModelSpec, *, dtype: str, device: torch.device, load_format: str, seed: int
+    folder: Path,
+    spec: ModelSpec,
+    *,
+    dtype: str,
+    device: torch.device,
+    load_format: str,
+    seed: int,
+    group: Group | None = None,
 ) -> CausalLM:
-    """A model that is ready to run.
+    """A model that is ready to run, or what this process holds of one that `group` shares.
 
     `load_format` "auto" reads the safetensors of `folder`; "dummy" reads no file and draws weights from `seed` (the
     same on the same kind of device). Weights never require gradients; run forward passes in `torch.inference_mode`.
     Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped or
-    not needed.
+    not needed, `ConfigError` for a group that cannot share the model.
     """
-    model = build_model(spec, resolve_dtype(spec, dtype, device), device)
+    build = Build(resolve_dtype(spec, dtype, device), device, group or Alone(), PlainFormat())
+    model = build_model(spec, build)
     if load_format == "dummy":
-        model.load(DummyWeights(seed, model.dtype, device))
+        model.load(DummyWeights(seed, build))
         return model
-    with Checkpoint(folder, model.dtype, device) as checkpoint:
+    with Checkpoint(folder, build) as checkpoint:
         model.load(checkpoint)
         ignored = (*model.ignored, r"lm_head\.weight") if spec.tied_embeddings else model.ignored
         checkpoint.refuse_unread(ignored)
@@ -55,9 +69,8 @@ def load_model(
 class Checkpoint:
     """The tensors of a folder's model.safetensors or its shards. Files are mapped; a tensor is read when asked for."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype
-        self.device = device
+    def __init__(self, folder: Path, build: Build) -> None:
+        self.build = build
         self._folder = folder
         self._read: set[str] = set()
         self._files: list[Any] = []
@@ -77,19 +90,30 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._holder
 
-    def read(self, name: str, into: torch.Tensor, *, transposed: bool = False) -> None:
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        self.leave(name)
+        view = self._holder[name].get_slice(name)
+        parts = list(shard) if shard is not None else [Share(0, width, width) for width in into.shape]
+        assert tuple(part.width for part in parts) == tuple(into.shape), f"{name}: {parts} into {list(into.shape)}"
+        if transposed:
+            parts.reverse()
+        found, wanted = list(view.get_shape()), [part.whole for part in parts]
+        if found != wanted:
+            raise UnsupportedModelError(f"{self._folder}: tensor {name} is {found}, config.json says {wanted}")
+        stored = view.get_dtype()
+        if stored not in _FLOATS and _QUANTISED.get(stored) is not into.dtype:
+            raise UnsupportedModelError(f"{self._folder}: tensor {name} has dtype {stored}")
+        if all(part.is_all for part in parts):
+            tensor = self._holder[name].get_tensor(name)
+        else:
+            tensor = view[tuple(slice(part.start, part.start + part.width) for part in parts)]
+        into.copy_(tensor.T if transposed else tensor)
+
+    def leave(self, name: str) -> None:
         if name not in self._holder:
             raise UnsupportedModelError(f"{self._folder}: tensor {name} is missing")
-        file = self._holder[name]
-        view = file.get_slice(name)
-        shape = tuple(into.T.shape) if transposed else tuple(into.shape)
-        if tuple(view.get_shape()) != shape:
-            found = list(view.get_shape())
-            raise UnsupportedModelError(f"{self._folder}: tensor {name} is {found}, config.json says {list(shape)}")
-        if view.get_dtype() not in _FLOATS:
-            raise UnsupportedModelError(f"{self._folder}: tensor {name} has dtype {view.get_dtype()}")
-        tensor = file.get_tensor(name)
-        into.copy_(tensor.T if transposed else tensor)
         self._read.add(name)
 
     def refuse_unread(self, ignored: tuple[str, ...]) -> None:
@@ -103,21 +127,38 @@ class Checkpoint:
 
 
 class DummyWeights:
-    """Normal matrices, biases of zero, norms of one; the same for the same seed and kind of device."""
+    """Normal matrices, biases of zero, norms of one; the same for the same seed and kind of device.
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype
-        self.device = device
-        self._generator = torch.Generator(device).manual_seed(seed)
+    A process of a group draws what the whole model would, and keeps its part.
+    """
+
+    def __init__(self, seed: int, build: Build) -> None:
+        self.build = build
+        self._generator = torch.Generator(build.device).manual_seed(seed)
+        self._drawn: tuple[str, torch.Tensor] | None = None  # the matrix last read in parts
 
     def __contains__(self, name: str) -> bool:
         return True
 
-    def read(self, name: str, into: torch.Tensor, *, transposed: bool = False) -> None:
-        if into.ndim > 1:
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        if into.ndim == 1:
+            into.fill_(0.0 if name.endswith(".bias") else 1.0)
+        elif shard is None or all(part.is_all for part in shard):
             into.normal_(0.0, _DUMMY_STD, generator=self._generator)
         else:
-            into.fill_(0.0 if name.endswith(".bias") else 1.0)
+            whole = self._whole(name, [part.whole for part in shard], into.dtype)
+            into.copy_(whole[tuple(slice(part.start, part.start + part.width) for part in shard)])
+
+    def _whole(self, name: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        if self._drawn is None or self._drawn[0] != name:
+            whole = torch.empty(shape, dtype=dtype, device=self.build.device)
+            self._drawn = (name, whole.normal_(0.0, _DUMMY_STD, generator=self._generator))
+        return self._drawn[1]
+
+    def leave(self, name: str) -> None:
+        pass
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -1,14 +1,16 @@
-"""Which class computes which architecture of config.json."""
+"""Which family computes which architecture of config.json."""
 
-import torch
+from collections.abc import Callable
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec
+from roseinfer.models.decoder import Decoder, Family
 from roseinfer.models.gpt2 import GPT2
 from roseinfer.models.llama import Llama
+from roseinfer.quant.base import Build
 
-_MODELS: dict[str, type[GPT2] | type[Llama]] = {
+_FAMILIES: dict[str, Callable[[ModelSpec, Build], Family]] = {
     "GPT2LMHeadModel": GPT2,
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Llama,
@@ -17,8 +19,11 @@ _MODELS: dict[str, type[GPT2] | type[Llama]] = {
 }
 
 
-def build_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> CausalLM:
-    """The model without weights: no memory is taken for them yet."""
-    if spec.architecture not in _MODELS:
-        raise UnsupportedModelError(f"{spec.architecture} is not supported; known: {', '.join(_MODELS)}")
-    return _MODELS[spec.architecture](spec, dtype, device)
+def build_model(spec: ModelSpec, build: Build) -> CausalLM:
+    """The model without weights: no memory is taken for them yet.
+
+    Raises `UnsupportedModelError` for an unknown architecture, `ConfigError` for a group that cannot share the model.
+    """
+    if spec.architecture not in _FAMILIES:
+        raise UnsupportedModelError(f"{spec.architecture} is not supported; known: {', '.join(_FAMILIES)}")
+    return Decoder(spec, build, _FAMILIES[spec.architecture](spec, build))

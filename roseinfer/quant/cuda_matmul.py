@@ -5,8 +5,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.activation import gated, pointwise
 from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
-from roseinfer.layers.matmul import NOTHING_MORE, Epilogue
-from roseinfer.layers.norm import Norm
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
 
 
 class CudaMatmul:
@@ -48,19 +47,29 @@ class CudaMatmul:
             few = self._few[rows] = pays(rows, self._weight, self._epilogue.gated)
         return few
 
-    def _skinny(self, x: torch.Tensor, **fused: torch.Tensor | SkinnyNorm | None) -> torch.Tensor:
+    def _skinny(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: SkinnyNorm | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         return skinny_linear(
             x,
             self._weight,
             bias=self._bias,
+            residual=residual,
+            norm=norm,
             activation=self._epilogue.activation,
             gated=self._epilogue.gated,
+            out=out,
             overlap=True,
-            **fused,
         )
 
     def _finish(self, y: torch.Tensor) -> torch.Tensor:
         activation = self._epilogue.activation
         if self._epilogue.gated:
+            assert activation is not None, "a gate without an activation"
             return gated(y, activation)
         return y if activation is None else pointwise(y, activation)

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from roseinfer.layers.linear import Linear
-from roseinfer.layers.matmul import MIN_PACKED_ELEMENTS, Epilogue, PackedMatmul, PlainMatmul, can_pack, make_matmul
+from roseinfer.quant.base import Epilogue
+from roseinfer.quant.cpu_matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack
+from roseinfer.quant.plain import plain_matmul
 
 WIDTH, OUT = 320, 448
 CASES = [(None, False), (None, True), ("gelu", False), ("gelu_tanh", False), ("silu", False)]
@@ -53,36 +54,7 @@ def test_small_and_unsupported_weights_stay_plain(monkeypatch: pytest.MonkeyPatc
     assert not can_pack(torch.empty(OUT, WIDTH, dtype=torch.float64))
     assert not can_pack(torch.empty(OUT, WIDTH, device="meta"))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert isinstance(make_matmul(torch.empty(OUT, WIDTH), None), PlainMatmul)
-
-
-class Named:
-    """A weight source of the tensors it is given."""
-
-    device, dtype = torch.device("cpu"), torch.float32
-
-    def __init__(self, **tensors: torch.Tensor) -> None:
-        self._tensors = tensors
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def read(self, name: str, into: torch.Tensor, *, transposed: bool = False) -> None:
-        tensor = self._tensors[name.replace(".", "_")]
-        into.copy_(tensor.T if transposed else tensor)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_stacked_matrices(transposed: bool) -> None:
-    torch.manual_seed(0)
-    weights = {"a": torch.randn(3, 8), "b": torch.randn(5, 8)}
-    biases = {"a": torch.randn(3), "b": torch.randn(5)}
-    stored = {f"{name}_weight": w.T.contiguous() if transposed else w for name, w in weights.items()}
-    layer = Linear(8, 3, 5, bias=True)
-    layer.load(Named(**stored, **{f"{name}_bias": b for name, b in biases.items()}), "a", "b", transposed=transposed)
-    x = torch.randn(4, 8)
-    expected = torch.cat([x @ weights[name].T + biases[name] for name in "ab"], dim=1)
-    torch.testing.assert_close(layer(x), expected)
+    assert isinstance(plain_matmul(torch.empty(OUT, WIDTH), None), PlainMatmul)
 
 
 @pytest.mark.parametrize("packed", [False, True])

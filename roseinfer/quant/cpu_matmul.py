@@ -1,16 +1,12 @@
-"""Ways to multiply by a weight matrix; on a CPU its layout decides the speed.
+"""Products in plain PyTorch and by oneDNN; on a CPU the layout of a weight decides the speed.
 
 `PackedMatmul` keeps the weight in oneDNN's blocked layout only. benchmarks/cpu_gemm.py measures it against the others.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.availability import has_triton
-from roseinfer.layers.norm import Norm
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
 
 # Rows that the packed layout is tuned for. One layout serves all: benchmarks/cpu_gemm.py finds it within a few per
 # cent of the best one from 1 to 512 rows, where layouts tuned for 1 row lose up to half of the speed at 8 and 32.
@@ -19,35 +15,6 @@ TUNED_ROWS = 32
 MIN_PACKED_ELEMENTS = 1 << 17
 
 _POINTWISE = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """What follows a product. `activation` as `ModelSpec` names it: None, "silu", "gelu" or "gelu_tanh".
-
-    `gated`: the product is gate and up side by side, and activation(gate) * up is wanted.
-    """
-
-    activation: str | None = None
-    gated: bool = False
-
-
-NOTHING_MORE = Epilogue()
-
-
-class Matmul(Protocol):
-    """x [T, in] -> epilogue(x @ weight.T + bias) + residual [T, out], for a weight of [out, in].
-
-    The result goes to `out` if that is given, and may go into the residual.
-    """
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor: ...
-
-    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The same of norm(x), without a residual."""
-        ...
 
 
 def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
@@ -61,14 +28,7 @@ def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
     return F.gelu(x, approximate="tanh" if epilogue.activation == "gelu_tanh" else "none")
 
 
-class NormFirst:
-    """A `Matmul` that fuses nothing with the norm before it."""
-
-    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self(norm(x), None, out)
-
-
-class PlainMatmul(NormFirst):
+class PlainMatmul:
     """The weight as it is: `F.linear`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
@@ -84,8 +44,11 @@ class PlainMatmul(NormFirst):
             result = result + residual
         return result if out is None else out.copy_(result)
 
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self(norm(x), None, out)
 
-class PackedMatmul(NormFirst):
+
+class PackedMatmul:
     """The weight reordered once for oneDNN; bias, activation and residual are fused into the product.
 
     The reordered weight takes as much memory as the plain one, which the caller may drop. A kernel is made the first
@@ -112,6 +75,9 @@ class PackedMatmul(NormFirst):
             result = activate(result, self._left)
         return result if out is None else out.copy_(result)
 
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self(norm(x), None, out)
+
 
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether this PyTorch and this CPU multiply by a packed `weight`, and it is large enough to gain."""
@@ -127,13 +93,3 @@ def can_pack(weight: torch.Tensor) -> bool:
     if weight.dtype is torch.float16:
         return hasattr(ops, "_is_mkldnn_fp16_supported") and ops._is_mkldnn_fp16_supported()
     return weight.dtype is torch.float32
-
-
-def make_matmul(weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> Matmul:
-    """The fastest way that works here. The caller drops its own reference to `weight` to free the plain copy."""
-    if has_triton(weight.device):
-        from roseinfer.layers.cuda_matmul import CudaMatmul
-
-        return CudaMatmul(weight, bias, epilogue)
-    kind = PackedMatmul if can_pack(weight) else PlainMatmul
-    return kind(weight, bias, epilogue)

@@ -1,0 +1,144 @@
+"""What all decoder-only models here are: an embedding, blocks on a residual stream, a norm, a head.
+
+A family (gpt2.py, llama.py) brings its blocks and the names of its tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.heads import HeadNorms, HeadTransform
+from roseinfer.attention.spec import AttentionSpec
+from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
+from roseinfer.layers.linear import Linear, NormedLinear, Out, Split
+from roseinfer.models.config import ModelSpec
+from roseinfer.parallel.group import Group, share_of
+from roseinfer.quant.base import Build, Norm, WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a checkpoint calls the tensors outside the blocks, and how the names of a block's begin.
+
+    positions: of the table of learned positions, None without one. block: with a place for the layer's number.
+    """
+
+    tokens: str
+    positions: str | None = None
+    block: str
+    norm: str
+    head: str = "lm_head"
+
+
+class Block(Protocol):
+    """One layer of a model: attention, then feed-forward."""
+
+    def load(self, source: WeightSource, prefix: str) -> None: ...
+
+    def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """x: [T, hidden], the residual stream, which may be overwritten."""
+        ...
+
+
+class Family(Protocol):
+    """What tells one family of models from another."""
+
+    ignored: tuple[str, ...]
+    """Patterns of checkpoint tensors that no layer needs."""
+
+    def norm(self) -> Norm:
+        """The one before the head."""
+        ...
+
+    def block(self, layer: int) -> Block: ...
+
+    def names(self, source: WeightSource) -> Names: ...
+
+
+class Decoder:
+    """See `CausalLM`."""
+
+    def __init__(self, spec: ModelSpec, build: Build, family: Family) -> None:
+        self.spec, self.dtype, self.device = spec, build.dtype, build.device
+        self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
+        self.ignored = family.ignored
+        self._family = family
+        self._tokens = VocabEmbedding(spec.vocab_size, spec.hidden_size)
+        self._positions = Embedding(spec.max_position, spec.hidden_size) if spec.rope is None else None
+        self._blocks: Sequence[Block] = [family.block(layer) for layer in range(spec.num_layers)]
+        self._head = LMHead(family.norm(), spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
+
+    def load(self, source: WeightSource) -> None:
+        names = self._family.names(source)
+        self._tokens.load(source, names.tokens)
+        if self._positions is not None:
+            assert names.positions is not None
+            self._positions.load(source, names.positions)
+        for layer, block in enumerate(self._blocks):
+            block.load(source, names.block.format(layer))
+        self._head.load(source, names.norm, names.head, self._tokens)
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        x = self._tokens(batch.input_ids)
+        if self._positions is not None:
+            x = x + self._positions(batch.positions)
+        for block in self._blocks:
+            x = block(x, attention)
+        return x
+
+    @property
+    def padded_vocab(self) -> int:
+        return self._head.padded_vocab
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._head(hidden, out)
+
+
+class SelfAttention:
+    """x + out(attention(qkv(norm(x)))), with q, k and v in one product and the heads dealt out to the processes."""
+
+    def __init__(
+        self, norm: Norm, hidden: int, layer: int, heads: HeadTransform, *, qkv_bias: bool, out_bias: bool
+    ) -> None:
+        """`heads`: of the whole model, its head norms not yet loaded."""
+        self._layer = layer
+        self._heads = heads
+        self._norm_eps = norm.eps
+        spec = heads.spec
+        q_width, unit = spec.heads * spec.head_dim, spec.head_dim
+        kv = Out(spec.kv_heads * spec.head_dim, unit, repeat=True)
+        qkv = Linear(hidden, Out(q_width, unit), kv, kv, split=Split.OUTPUTS, bias=qkv_bias)
+        self._qkv = NormedLinear(norm, qkv)
+        self._out = Linear(q_width, hidden, split=Split.INPUTS, unit=unit, bias=out_bias)
+
+    def load(
+        self,
+        source: WeightSource,
+        norm: str,
+        qkv: Sequence[str],
+        out: str,
+        *,
+        head_norms: tuple[str, str] | None = None,
+        transposed: bool = False,
+    ) -> None:
+        """`qkv`: the names of q, k and v, or one name of all three stacked. `head_norms`: those of q's and of k's."""
+        spec = held_heads(self._heads.spec, source.build.group)
+        self._heads = replace(self._heads, spec=spec)
+        self._qkv.load(source, norm, *qkv, transposed=transposed)
+        self._out.load(source, out, transposed=transposed)
+        if head_norms is not None:
+            self._heads = replace(self._heads, norms=HeadNorms.load(source, *head_norms, spec, self._norm_eps))
+
+    def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """x: [T, hidden], the residual stream, which may be overwritten."""
+        return self._out(attention.forward(self._layer, self._qkv(x), self._heads), x)
+
+
+def held_heads(spec: AttentionSpec, group: Group) -> AttentionSpec:
+    """What this process computes of a layer's attention. Raises `ConfigError` if its heads cannot be dealt out."""
+    heads = share_of(group, spec.heads).width
+    return replace(spec, heads=heads, kv_heads=share_of(group, spec.kv_heads, repeat=True).width)

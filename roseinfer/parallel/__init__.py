@@ -1,0 +1,1 @@
+"""Several processes that compute one model: what each of them holds, and how they exchange sums and columns."""

@@ -1,0 +1,73 @@
+"""The processes that share a model, as one of them sees the others, and which part of a weight is whose.
+
+Every rank computes the same tokens with its share of the heads, of the feed-forward width and of the vocabulary, as in
+Megatron-LM (Shoeybi et al., 2019): a layer whose outputs are split is followed by one whose inputs are, whose partial
+results are summed over the ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from roseinfer.core.errors import ConfigError
+
+
+class Group(Protocol):
+    """`size` processes, of which this one is number `rank`. All of them call the same methods in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' x, the same bits on each; x may be overwritten by it."""
+        ...
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, width] of every rank -> [n, size * width] on every rank, side by side in the order of the ranks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The group of one process: nothing is split, nothing is exchanged."""
+
+    rank: int = 0
+    size: int = 1
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank holds of something `whole` wide: `width` of it from `start` on."""
+
+    start: int
+    width: int
+    whole: int
+
+    @property
+    def is_all(self) -> bool:
+        return self.width == self.whole
+
+
+def share_of(group: Group, whole: int, *, unit: int = 1, repeat: bool = False) -> Share:
+    """This rank's share of `whole`, which is only cut between units (a head's dimensions, a block of scales).
+
+    repeat: with more ranks than units, neighbouring ranks hold the same unit, as grouped KV heads do.
+    Raises `ConfigError` if the units cannot be dealt out evenly.
+    """
+    units, rest = divmod(whole, unit)
+    if rest == 0 and units % group.size == 0:
+        width = units // group.size * unit
+        return Share(group.rank * width, width, whole)
+    if rest == 0 and repeat and group.size % units == 0:
+        return Share(group.rank * units // group.size * unit, unit, whole)
+    raise ConfigError(f"{whole} columns in units of {unit} cannot be split among {group.size} processes")

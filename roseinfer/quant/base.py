@@ -1,0 +1,123 @@
+"""What a linear layer asks of a format of weights, and what a format is given: protocols and plain data.
+
+A layer knows its shape, the names of its tensors and which part of them is this process's; the format decides what is
+kept in memory and how to multiply by it. Model files name no format: it travels with the weights, in `Build`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from roseinfer.parallel.group import Group, Share
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What follows a product. `activation` as `ModelSpec` names it: None, "silu", "gelu" or "gelu_tanh".
+
+    `gated`: the product is gate and up side by side, and activation(gate) * up is wanted.
+    """
+
+    activation: str | None = None
+    gated: bool = False
+
+
+NOTHING_MORE = Epilogue()
+
+
+class Norm(Protocol):
+    """x [T, width] -> [T, width]. `bias` is None for an RMSNorm, and tells it from a LayerNorm."""
+
+    eps: float
+    weight: torch.Tensor
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+
+    def load(self, source: "WeightSource", name: str) -> None: ...
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
+class Matmul(Protocol):
+    """x [T, in] -> epilogue(x @ weight.T + bias) + residual [T, out], for a weight of [out, in].
+
+    The result goes to `out` if that is given, and may go into the residual.
+    """
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
+
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The same of norm(x), without a residual."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A matrix [rows, in] of a layer's stacked weight, as the checkpoint holds it: `name`.weight and `name`.bias.
+
+    outs, ins: which of the checkpoint's outputs and inputs. transposed: it holds [in, out] (GPT-2's Conv1D).
+    bias: whether the layer adds the piece's bias here; one that another rank adds is not read.
+    """
+
+    name: str
+    outs: Share
+    ins: Share
+    transposed: bool = False
+    bias: bool = False
+
+
+class WeightSource(Protocol):
+    """Named tensors on their way into a model that is built as `build` says."""
+
+    build: "Build"
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        """Fill `into` with the tensor called `name` (`transposed`: with its transpose).
+
+        shard: of each dimension of `into`, which part of the tensor that is; None for all of it. Only that part is
+        read. Raises `UnsupportedModelError` naming the tensor when it is missing, of another shape or a dtype that
+        does not fit.
+        """
+        ...
+
+    def leave(self, name: str) -> None:
+        """Say that the tensor called `name` is another rank's to read. Raises like `read` if it is missing."""
+        ...
+
+
+class WeightFormat(Protocol):
+    """How the weights of linear layers are kept and multiplied by. One object serves all layers of a model."""
+
+    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+        """Read the pieces of one layer, stacked in their order, and make its product.
+
+        All of them are equally wide, and all or none have a bias. Raises `UnsupportedModelError` naming a tensor that
+        does not fit.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a model is built for: the dtype it computes in, its device, who shares it, the format of its weights."""
+
+    dtype: torch.dtype
+    device: torch.device
+    group: Group
+    weight_format: WeightFormat
+
+
+def read_new(source: WeightSource, name: str, *shape: int) -> torch.Tensor:
+    """A new tensor of `shape`, in the model's dtype, filled with the tensor called `name`."""
+    tensor = torch.empty(shape, dtype=source.build.dtype, device=source.build.device)
+    source.read(name, tensor)
+    return tensor

@@ -1,0 +1,41 @@
+"""Weights in the dtype that the model computes in: not quantised. On a CPU packed where that pays."""
+
+from collections.abc import Sequence
+
+import torch
+
+from roseinfer.kernels.availability import has_triton
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Piece, WeightSource
+from roseinfer.quant.cpu_matmul import PackedMatmul, PlainMatmul, can_pack
+
+
+class PlainFormat:
+    """See `WeightFormat`."""
+
+    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+        build = source.build
+        outs = sum(piece.outs.width for piece in pieces)
+        weight = torch.empty(outs, pieces[0].ins.width, dtype=build.dtype, device=build.device)
+        bias = torch.empty(outs, dtype=build.dtype, device=build.device) if pieces[0].bias else None
+        start = 0
+        for piece in pieces:
+            rows = slice(start, start + piece.outs.width)
+            shard = (piece.outs, piece.ins)
+            source.read(f"{piece.name}.weight", weight[rows], shard=shard, transposed=piece.transposed)
+            if bias is not None:
+                source.read(f"{piece.name}.bias", bias[rows], shard=(piece.outs,))
+            start = rows.stop
+        return plain_matmul(weight, bias, epilogue)
+
+
+def plain_matmul(weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> Matmul:
+    """The fastest product that works here by a weight that is loaded already, such as tied embeddings.
+
+    The caller drops its own reference to `weight` to free the plain copy.
+    """
+    if has_triton(weight.device):
+        from roseinfer.quant.cuda_matmul import CudaMatmul  # imports Triton, which only GPUs have
+
+        return CudaMatmul(weight, bias, epilogue)
+    kind = PackedMatmul if can_pack(weight) else PlainMatmul
+    return kind(weight, bias, epilogue)

@@ -1,0 +1,59 @@
+"""Weight sources of tensors that a test holds, and groups that are only imagined."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.parallel.group import Alone, Group, Share
+from roseinfer.quant.base import Build, WeightFormat
+from roseinfer.quant.plain import PlainFormat
+
+BUILD = Build(torch.float32, torch.device("cpu"), Alone(), PlainFormat())
+
+
+class Named:
+    """A weight source of the tensors it is given, that knows which were asked for."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], build: Build = BUILD) -> None:
+        self.build = build
+        self.tensors = tensors
+        self.asked: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        self.leave(name)
+        tensor = self.tensors[name].T if transposed else self.tensors[name]
+        for dim, part in enumerate(shard or ()):
+            assert tensor.shape[dim] == part.whole
+            tensor = tensor.narrow(dim, part.start, part.width)
+        assert tensor.shape == into.shape
+        into.copy_(tensor)
+
+    def leave(self, name: str) -> None:
+        if name not in self.tensors:
+            raise UnsupportedModelError(f"tensor {name} is missing")
+        self.asked.add(name)
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """One rank of a group whose other ranks a test runs itself: what it would send stays as it is."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def build_for(group: Group, weight_format: WeightFormat | None = None) -> Build:
+    return replace(BUILD, group=group, weight_format=weight_format or PlainFormat())

@@ -1,0 +1,144 @@
+"""Two processes that share a model compute what one does."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
+from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.weights import Imagined
+
+TOKENS = [5, 17, 3, 88, 42, 9, 1, 60, 98, 0]
+
+FAMILIES = ("llama", "llama-tied", "llama-bias", "qwen3", "gpt2")
+
+# Each rank computes all cases in one process: what takes time is importing torch.
+RANK = """
+import sys
+from pathlib import Path
+import torch
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
+from roseinfer.parallel.process_group import ProcessGroup
+from tests.helpers.batches import HandRow, HandRunner
+
+address, rank, size, tokens, out, *cases = sys.argv[1:]
+tokens = [int(token) for token in tokens.split(",")]
+group = ProcessGroup(address, int(rank), int(size), timeout_s=60)
+results = {}
+for case in cases:
+    folder, load_format = Path(case.partition("=")[0]), case.partition("=")[2]
+    model = load_model(
+        folder,
+        read_model_spec(folder),
+        dtype="float32",
+        device=torch.device("cpu"),
+        load_format=load_format,
+        seed=3,
+        group=group,
+    )
+    runner = HandRunner(model)
+    table = runner.blocks.table(len(tokens))
+    cut = len(tokens) - 3  # a chunk, then decoding over what it left in the cache
+    logits = runner.run([HandRow(tokens=tokens, table=table, start=0, count=cut)])
+    for at in range(cut, len(tokens)):
+        logits += runner.run([HandRow(tokens=tokens, table=table, start=at, count=1)])
+    kv = sum(part.numel() for part in runner.store.parts)
+    results[folder.name, load_format] = {"logits": torch.cat(logits), "kv": kv}
+torch.save(results, out)
+group.close()
+"""
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+Results = dict[tuple[str, str], dict[str, Any]]
+
+
+def run_ranks(out: Path, size: int, cases: list[str]) -> list[Results]:
+    address, tokens = free_address(), ",".join(map(str, TOKENS))
+    files = [out / f"rank-{rank}.pt" for rank in range(size)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, address, str(rank), str(size), tokens, str(file), *cases],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, file in enumerate(files)
+    ]
+    try:
+        for process in ranks:
+            _, errors = process.communicate(timeout=150)
+            assert process.returncode == 0, errors
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return [torch.load(file) for file in files]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        save_reference(make_reference(family), folder / family)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    cases = [f"{folder / family}=auto" for family in FAMILIES]
+    return run_ranks(tmp_path_factory.mktemp("ranks"), 2, [*cases, f"{folder / 'gpt2'}=dummy"])
+
+
+def alone(folder: Path, load_format: str) -> HandRunner:
+    options: dict[str, Any] = {"dtype": "float32", "device": torch.device("cpu"), "seed": 3}
+    return HandRunner(load_model(folder, read_model_spec(folder), load_format=load_format, **options))
+
+
+@pytest.mark.parametrize("case", [*((family, "auto") for family in FAMILIES), ("gpt2", "dummy")])
+def test_two_ranks_equal_one(case: tuple[str, str], folder: Path, ranks: list[Results]) -> None:
+    """The vocabulary of 99 is odd; heads, K/V and their cache are halved."""
+    runner = alone(folder / case[0], case[1])
+    row = HandRow(tokens=TOKENS, table=runner.blocks.table(len(TOKENS)), start=0, count=len(TOKENS))
+    expected = runner.run([row])[0]
+    first, second = (rank[case] for rank in ranks)
+    assert torch.equal(first["logits"], second["logits"]), "ranks that see other logits sample other tokens"
+    scale = expected.abs().max()
+    assert scale > 0.1
+    torch.testing.assert_close(first["logits"] / scale, expected / scale, rtol=0, atol=1e-5)
+    assert first["kv"] * 2 == sum(part.numel() for part in runner.store.parts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_equal_transformers(family: str, ranks: list[Results]) -> None:
+    expected = reference_logits(make_reference(family), TOKENS)
+    torch.testing.assert_close(ranks[0][family, "auto"]["logits"], expected, rtol=0, atol=1e-4)
+
+
+def test_heads_that_cannot_be_dealt_out_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    folder = save_reference(make_reference("llama"), tmp_path)
+    (folder / "model.safetensors").unlink()
+    spec = read_model_spec(folder)
+    with pytest.raises(ConfigError, match="cannot be split among 3"):
+        load_model(
+            folder,
+            spec,
+            dtype="float32",
+            device=torch.device("cpu"),
+            load_format="auto",
+            seed=0,
+            group=Imagined(0, 3),
+        )
