@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roseinfer.server.formats.schemas import MAX_ITEMS, ChatRequest, CompletionRequest, RequestModel, parse
-from roseinfer.server.http import limits
+from roseinfer.server.http import body
 from roseinfer.server.http.errors import ApiError
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.live import LiveServer, events
@@ -23,6 +23,7 @@ MESSAGE = {"role": "user", "content": "hello"}
         (CompletionRequest, {"prompt": [[1]] * (MAX_ITEMS + 1)}, "prompt"),
         (CompletionRequest, {"prompt": ["a"] * (MAX_ITEMS + 1)}, "prompt"),
         (CompletionRequest, {"prompt": "a", "stop": ["a"] * (MAX_ITEMS + 1)}, "stop"),
+        (CompletionRequest, {"prompt": "a", "bad_words": ["a"] * (MAX_ITEMS + 1)}, "bad_words"),
         (CompletionRequest, {"prompt": "a", "logit_bias": {str(i): "x" for i in range(MAX_ITEMS + 1)}}, "logit_bias"),
         (ChatRequest, {"messages": [MESSAGE] * (MAX_ITEMS + 1)}, "messages"),
         (
@@ -52,9 +53,9 @@ def test_the_collector_rests_while_a_body_is_decoded(monkeypatch: pytest.MonkeyP
         seen.append(gc.isenabled())
         raise ValueError
 
-    monkeypatch.setattr(limits.orjson, "loads", loads)
+    monkeypatch.setattr(body.orjson, "loads", loads)
     with pytest.raises(ValueError):
-        limits._parse_object(b"{}")
+        body._parse_object(b"{}")
     assert seen == [False] and gc.isenabled()
 
 
