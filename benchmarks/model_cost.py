@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import ModelSpec
 
 
@@ -62,7 +63,12 @@ class ModelCost:
 
     @classmethod
     def of(cls, spec: ModelSpec, itemsize: int) -> "ModelCost":
-        """Weights and K/V of `itemsize` bytes a number. The embedding is not counted: a step reads a few rows of it."""
+        """Weights and K/V of `itemsize` bytes a number. The embedding is not counted: a step reads a few rows of it.
+
+        Raises `UnsupportedModelError` for a model with sliding windows: every token is counted as seen by all later.
+        """
+        if spec.windows:
+            raise UnsupportedModelError("what a step with sliding windows must read is not counted")
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         attention = spec.hidden_size * (q_width + 2 * kv_width) + q_width * spec.hidden_size
         gated = spec.rope is not None  # every family with rotary positions has a gated MLP, GPT-2 has neither

@@ -1,6 +1,9 @@
 """Work counted from a shape, against sums by hand."""
 
+import pytest
+
 from benchmarks.model_cost import Chunk, ModelCost, Work
+from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import ModelSpec, RopeSpec
 
 SHAPE = {
@@ -27,6 +30,14 @@ def test_shape():
     assert cost.kv_token_bytes == 2 * 2 * 6 * 2 and cost.attention_width == 2 * 12
     assert ModelCost.of(PLAIN, 4).layer_weights == 2 * (192 + 96 + 256)
     assert ModelCost.of(PLAIN, 4).kv_token_bytes == 2 * cost.kv_token_bytes
+
+
+def test_windows_are_refused():
+    windowed = ModelSpec(
+        architecture="MistralForCausalLM", activation="silu", rope=RopeSpec(theta=1e4), windows=(None, 16), **SHAPE
+    )
+    with pytest.raises(UnsupportedModelError, match="windows"):
+        ModelCost.of(windowed, 2)
 
 
 def test_a_step():
