@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from roseinfer.core.config import check_choices, option
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.cost_file import read_cost
-from roseinfer.sched.lengths import LENGTH_ESTIMATORS, make_lengths
-from roseinfer.sched.lengths.base import LengthEstimator
+from roseinfer.sched.lengths import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)
 

@@ -25,11 +25,11 @@ from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan,
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
+from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.policy import Decision, Policy, Reporting, Unconditional, Verdict, View, rejectable
 from roseinfer.sched.queue import WaitingQueue
-from roseinfer.sched.step_clock import StepClock
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01

@@ -10,9 +10,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths.ecdf import EcdfLengths
-from roseinfer.sched.lengths.oracle import OracleLengths
-from roseinfer.sched.lengths.predicted import PredictedLengths
+from roseinfer.sched.lengths import EcdfLengths, OracleLengths, PredictedLengths
 from roseinfer.sched.registry import contenders, scheduler_config
 from roseinfer.sim.machine import Machine
 from roseinfer.sim.report import mean_of, summarise

@@ -7,10 +7,7 @@ import pytest
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.sched.lengths import LENGTH_ESTIMATORS, make_lengths
-from roseinfer.sched.lengths.ecdf import SIZE, EcdfLengths
-from roseinfer.sched.lengths.oracle import OracleLengths
-from roseinfer.sched.lengths.predicted import PredictedLengths
+from roseinfer.sched.lengths import LENGTH_ESTIMATORS, SIZE, EcdfLengths, OracleLengths, PredictedLengths, make_lengths
 from roseinfer.sched.policies.slack.policy import SlackPolicy
 from roseinfer.sched.registry import make_policy, scheduler_config
 
@@ -51,6 +48,11 @@ def test_no_estimate_goes_beyond_max_tokens() -> None:
     assert lengths.left(request(300, max_tokens=40), 39) == 1
     assert lengths.total(request(max_tokens=40)) == 40
     assert lengths.left(request(max_tokens=40), 35) <= 5
+
+
+def test_no_prediction_is_below_what_the_request_itself_asks_for() -> None:
+    params = SamplingParams(max_tokens=700, min_tokens=200)
+    assert make_lengths("classifier").total(Request("a", [1], params, RequestMeta(predicted_len=1))) == 200
 
 
 def test_without_a_prediction_the_finished_ones_tell() -> None:

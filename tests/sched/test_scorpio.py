@@ -7,7 +7,7 @@ from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths.oracle import OracleLengths
+from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.scorpio import ScorpioPolicy, VirtualBatch
 from roseinfer.sched.registry import options_of, scheduler_config
 from tests.sched.queues import State

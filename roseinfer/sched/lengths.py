@@ -1,0 +1,141 @@
+"""How long outputs will be: estimates behind one protocol."""
+
+import random
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from typing import Protocol
+
+from roseinfer.core.request import Request
+
+SIZE = 4000
+_START = [16 + round(i * (1023 - 16) / 31) for i in range(32)]
+MIN_LEFT = 8.0
+
+
+class LengthEstimator(Protocol):
+    def total(self, request: Request) -> float:
+        """Output tokens expected of a request that has none."""
+        ...
+
+    def left(self, request: Request, outputs: int) -> float:
+        """Output tokens expected beyond the first `outputs` (>= 1) of a request that goes on."""
+        ...
+
+    def finished(self, request: Request, outputs: int) -> None:
+        """Learn from a request that came to its own end."""
+        ...
+
+
+class EcdfLengths:
+    """Without a predictor: the lengths of the outputs that have ended, one table for all.
+
+    Quartiles of a sorted table; it starts with 32 lengths spread over 16..1023 and drops random ones when full."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._table = list(_START)
+        self._rng = random.Random(seed)
+        self._total = 0.0
+        self._left: dict[int, float] = {}
+        self._refresh()
+
+    def total(self, request: Request) -> float:
+        return min(self._total, float(request.params.max_tokens))
+
+    def left(self, request: Request, outputs: int) -> float:
+        found = self._left.get(outputs)
+        if found is None:
+            found = self._left[outputs] = self._conditional(outputs)
+        return max(1.0, min(found, request.params.max_tokens - outputs))
+
+    def finished(self, request: Request, outputs: int) -> None:
+        if len(self._table) >= SIZE:
+            self._table.pop(self._rng.randrange(len(self._table)))
+        insort(self._table, outputs)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        q25, q50, q75 = self._quartiles(0)
+        self._total = q25 / 4 + q50 / 2 + q75 / 4
+        self._left.clear()
+
+    def _conditional(self, outputs: int) -> float:
+        above = bisect_right(self._table, outputs)
+        if len(self._table) - above < 3:
+            return max(0.3 * outputs, 32.0)
+        return max(sum(self._quartiles(above)) / 3 - outputs, MIN_LEFT)
+
+    def _quartiles(self, first: int) -> tuple[int, int, int]:
+        table, span = self._table, len(self._table) - first - 1
+        return table[first + span // 4], table[first + span // 2], table[first + 3 * span // 4]
+
+
+class OracleLengths:
+    """True lengths, from a trace: what a perfect predictor would be worth.
+
+    Trusts `predicted_len` to the token, up to the request's `max_tokens`; without one, it is these.
+    """
+
+    def total(self, request: Request) -> float:
+        most = request.params.max_tokens
+        return float(min(request.predicted_len or most, most))
+
+    def left(self, request: Request, outputs: int) -> float:
+        return max(1.0, self.total(request) - outputs)
+
+    def finished(self, request: Request, outputs: int) -> None:
+        """Nothing to learn."""
+
+
+class PredictedLengths:
+    """Predictions that come with requests; those without one are estimated as `otherwise` does.
+
+    What is left: prediction - outputs, at least 15% of the outputs and 8 tokens; never beyond `max_tokens`. In all it
+    is no less than `min_tokens`.
+
+    A request that nothing but `max_tokens` can end needs no prediction.
+    """
+
+    def __init__(self, otherwise: LengthEstimator) -> None:
+        self._otherwise = otherwise
+
+    def total(self, request: Request) -> float:
+        most = max(1, request.params.max_tokens)
+        if runs_to_its_limit(request):
+            return float(most)
+        if request.predicted_len is None:
+            return self._otherwise.total(request)
+        return float(max(1, request.params.min_tokens, min(request.predicted_len, most)))
+
+    def left(self, request: Request, outputs: int) -> float:
+        most = max(1, request.params.max_tokens - outputs)
+        if runs_to_its_limit(request):
+            return float(most)
+        if request.predicted_len is None:
+            return self._otherwise.left(request, outputs)
+        return float(min(max(request.predicted_len - outputs, 0.15 * outputs, MIN_LEFT), most))
+
+    def finished(self, request: Request, outputs: int) -> None:
+        self._otherwise.finished(request, outputs)
+
+
+def runs_to_its_limit(request: Request) -> bool:
+    """Whether its output has `max_tokens` tokens, come what may (an abort apart)."""
+    params = request.params
+    return params.ignore_eos and not request.stop_ids and not params.stop
+
+
+_KINDS: dict[str, Callable[[], LengthEstimator]] = {
+    "classifier": lambda: PredictedLengths(EcdfLengths()),
+    "ecdf": EcdfLengths,
+    "oracle": OracleLengths,
+}
+LENGTH_ESTIMATORS = tuple(_KINDS)
+
+
+def make_lengths(kind: str) -> LengthEstimator:
+    """The estimator that the option `length_estimator` names.
+
+    `classifier` takes the predictions that requests bring (`roseinfer.predictor` makes them, where requests are
+    received), and the table of `ecdf` for requests without one.
+    """
+    return _KINDS[kind]()
