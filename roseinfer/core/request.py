@@ -45,8 +45,8 @@ class RequestMeta:
     Times are in seconds on the machine's monotonic clock. `arrival_s`: when it reached us; None = when the engine gets
     it. `slo`: what it was promised, None or empty = best effort. `deadline_s`: when it ends with `TIMEOUT`, whatever it
     has; a limit, where an objective is a target. `tenant`: on whose account it runs. `priority`: lower is sooner, for
-    policies that know priorities. `predicted_len`: output tokens, if somebody guessed. `cache_salt`: only requests of
-    one salt share cached prefixes.
+    policies that know priorities. `predicted_len`: output tokens, if somebody guessed; `hinted`: it was the client who
+    did, who may be mistaken or gain from it. `cache_salt`: only requests of one salt share cached prefixes.
     """
 
     arrival_s: float | None = None
@@ -55,6 +55,7 @@ class RequestMeta:
     tenant: str = ""
     priority: int = 0
     predicted_len: int | None = None
+    hinted: bool = False
     cache_salt: str = ""
 
 
@@ -90,6 +91,7 @@ class Request:
         "first_token_s",
         "fork_of",
         "guided",
+        "hinted",
         "in_flight",
         "max_len",
         "meta",
@@ -142,6 +144,7 @@ class Request:
         self.priority = meta.priority
         self.predicted_len = meta.predicted_len
         self.guided = guided
+        self.hinted = meta.hinted
         # A request that wants no token still needs the one that ends its prompt's computation; commit drops it.
         self.max_len = self.prompt_len + max(1, params.max_tokens)
         self.status = Status.WAITING

@@ -21,8 +21,9 @@ class TenantShares:
         self._work[tenant] = self._work.get(tenant, 0.0) + work_s
         self._total += work_s
 
-    def excess(self, tenant: str) -> float:
+    def excess(self, tenant: str, now_s: float) -> float:
         """How far a tenant is above an equal share: 0 up to 1.25 times that, 1 at twice it, 3 at most."""
+        self._forget(now_s)
         if len(self._work) < 2:
             return 0.0
         equal = self._total / len(self._work)

@@ -175,7 +175,11 @@ def _add(core: EngineCore, runner: PricedRunner, arrival: Arrival, name: str, co
     prompt_len = len(arrival.prompt_ids)
     params = SamplingParams(max_tokens=max(context - prompt_len, arrival.output_len))
     meta = RequestMeta(
-        arrival_s=arrival.at_s, slo=arrival.slo, tenant=arrival.tenant, predicted_len=arrival.predicted_len
+        arrival_s=arrival.at_s,
+        slo=arrival.slo,
+        tenant=arrival.tenant,
+        predicted_len=arrival.predicted_len,
+        hinted=arrival.hinted,
     )
     core.add(Add(name, list(arrival.prompt_ids), params, meta=meta))
     runner.expect(sequence_id(name, 0), prompt_len, arrival.output_len)

@@ -12,7 +12,9 @@ VOCAB = 32_000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request. `predicted_len`: what a predictor says of its output; None = nothing."""
+    """One request. `predicted_len`: what a predictor says of its output, or, if it is `hinted`, its client; None =
+    nothing.
+    """
 
     at_s: float
     prompt_ids: Sequence[int]
@@ -20,6 +22,7 @@ class Arrival:
     slo: Slo | None = None
     predicted_len: int | None = None
     tenant: str = ""
+    hinted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

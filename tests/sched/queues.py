@@ -20,7 +20,14 @@ class State:
         self._budget, self._seats, self._free_blocks, self._step = budget, seats, free_blocks, 0
 
     def wait(
-        self, name: str, prompt: int = 10, *, predicted: int = 100, tenant: str = "", **objectives: float
+        self,
+        name: str,
+        prompt: int = 10,
+        *,
+        predicted: int = 100,
+        hinted: bool = False,
+        tenant: str = "",
+        **objectives: float,
     ) -> Request:
         request = Request(
             name,
@@ -29,6 +36,7 @@ class State:
             RequestMeta(
                 slo=Slo(**objectives) if objectives else None,
                 predicted_len=predicted,
+                hinted=hinted,
                 tenant=tenant,
                 arrival_s=self.now_s,
             ),

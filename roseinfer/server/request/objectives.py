@@ -101,6 +101,7 @@ class Objectives:
             tenant=self.tenant,
             priority=self.priority,
             predicted_len=self.predicted_len,
+            hinted=self.predicted_len is not None,
             cache_salt=cache_salt,
         )
 

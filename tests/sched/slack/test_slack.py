@@ -11,12 +11,11 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths.oracle import OracleLengths
+from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.slack.batch import Margin
 from roseinfer.sched.policies.slack.capacity import Demand, PriceLimit, peak_tokens
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
 from roseinfer.sched.registry import scheduler_config
-from roseinfer.sched.tenants import TenantShares
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival, poisson
@@ -310,26 +309,6 @@ def test_the_peak_of_the_cache() -> None:
     """Worked by hand: after 2 tokens the last leaves; then 5 + 2 + 4 + 2 + 3 + 2 are held."""
     assert peak_tokens([(5.0, 9.0), (4.0, 4.0), (3.0, 2.0)]) == max(5 + 9, 5 + 4 + 2 * 4, 5 + 4 + 3 + 3 * 2)
     assert peak_tokens([]) == 0.0
-
-
-def test_shares_of_tenants() -> None:
-    tenants = TenantShares()
-    tenants.charge("a", 4.0, 0.0)
-    assert tenants.excess("a") == 0.0, "alone"
-    tenants.charge("b", 2.0, 0.0)
-    assert tenants.excess("a") == pytest.approx(4 / 3 - 1)
-    assert tenants.excess("b") == tenants.excess("new") == 0.0
-    tenants.charge("b", 2.0, 30.0)
-    assert tenants.excess("b") == 0.0, "3 of 5 is within the tolerance"
-    assert tenants.excess("a") == 0.0, "30 s halve what was had"
-
-
-def test_many_tenants_that_did_little_do_not_outweigh_one_that_works() -> None:
-    tenants = TenantShares()
-    tenants.charge("works", 10.0, 0.0)
-    for number in range(1000):
-        tenants.charge(f"idle{number}", 0.01, 0.0)
-    assert tenants.excess("works") == 3.0
 
 
 def test_the_margin_settles_where_one_in_twenty_one_is_near() -> None:

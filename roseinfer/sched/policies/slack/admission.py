@@ -25,7 +25,7 @@ class Admission:
         self._view = view
         self._now_s = now_s
         self._keep = 1 - state.margin.value
-        self._aged = False  # whether one without objectives may start for having waited long
+        self._kept: list[Track] = []  # cannot start yet, but what they need is not given to others
 
     def run(self, slacks: Sequence[float], context: Sequence[int]) -> None:
         """In order while demand fits; then what is too expensive, if there is room to spare.
@@ -48,6 +48,7 @@ class Admission:
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
         self._demand, self._growth = state.demand, state.growth
         self._rate = self._prefill_rate()
+        self._start_aged()
         self._walk(state.backlog.affordable, 1.0)
         self._walk(state.backlog.parked, self._tuning.roomy)
         self._walk_rest()
@@ -97,24 +98,40 @@ class Admission:
 
     def _walk_rest(self) -> None:
         """Those without objectives, the oldest first, as far as `_may_start`."""
+        taken = {track.request.request_id for track, _ in self.admitted}
         for track in self._first_of(self._state.backlog.rest):
-            if self._seats <= 0 or not self._has_blocks(track) or not self._may_start(track):
+            if track.request.request_id in taken:
+                continue
+            if self._kept or self._seats <= 0 or not self._has_room() or not self._has_blocks(track):
                 return
             self._growth += track.length
             self._admit(track, self._view.uncached(track.request))
 
-    def _may_start(self, track: Track) -> bool:
-        """While the others leave room and seats; of those that have waited long one a second all the same."""
-        state, tuning = self._state, self._tuning
+    def _has_room(self) -> bool:
+        """Whether the others leave room and seats for requests without objectives."""
         if self._smallest_s == inf:
             return True
         share = self._keep - self._overhead(self._smallest_s)
-        if self._demand.peak <= tuning.roomy * share and self._seats > tuning.spare_seats * state.seats:
-            return True
-        if self._now_s < max(track.request.arrival_s + tuning.ageing_s, state.rest_started_s + tuning.idle_limit_s):
-            return False
-        first, self._aged = not self._aged, True
-        return first
+        spare = self._tuning.spare_seats * self._state.seats
+        return self._demand.peak <= self._tuning.roomy * share and self._seats > spare
+
+    def _start_aged(self) -> None:
+        """The oldest without objectives that has waited long, one a second, starts before all others.
+
+        If it cannot yet, a seat and the KV blocks that it needs are kept for it. Otherwise others take all that comes
+        free for as long as there are any.
+        """
+        tuning = self._tuning
+        track = next(self._first_of(self._state.backlog.rest), None)
+        if track is None or self._now_s < self._state.rest_started_s + tuning.idle_limit_s:
+            return
+        if self._now_s < track.request.arrival_s + tuning.ageing_s:
+            return
+        fits = self._seats > 0 and self._has_blocks(track)
+        self._growth += track.length
+        self._admit(track, self._view.uncached(track.request))
+        if not fits:
+            self._kept.append(self.admitted.pop()[0])
 
     def _admit(self, track: Track, prompt: int) -> None:
         self._seats -= 1
@@ -165,7 +182,7 @@ class Admission:
             return True
         state = self._state
         rows = list(zip(self._context, state.left(self._context), strict=True))
-        starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), track]
+        starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), *self._kept, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         rows += [(len(other.tokens), 0.0) for other in state.leftover.values()]
         held = sum([request.planned for request in self._view.running])

@@ -81,6 +81,10 @@ class PriceLimit:
         if self._first_s is None:
             self._first_s = now_s
 
+    def correct(self, now_s: float, more_s: float, price_s: float) -> None:
+        """A request that was offered before is `more_s` seconds more work than was said, and now has this price."""
+        self._offered.append((now_s, more_s, price_s))
+
     def update(self, now_s: float, share: float) -> bool:
         """Set the limit anew, if it is time; `share` of the machine is there for requests."""
         if now_s < self._next_s or self._first_s is None:

@@ -84,6 +84,7 @@ class SlackPolicy:
         if in_flight:  # it begins when the step in flight ends
             now_s = max(now_s, self._done_s + self._seconds)
         self.state.promote(now_s)
+        self.state.demote_outlived(now_s)
         step = SlackStep(self.state, view, now_s, in_flight)
         decision = step.decide()
         self._planned, self._seconds, self._limit_s = view.step, step.seconds, step.limit_s

@@ -47,7 +47,7 @@ class SlackState:
         self.growth = self.prompt_rate = 0.0
         self.rest_started_s = -inf
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
-        self._refreshed_s = -inf
+        self._refreshed_s = self._repriced_s = -inf
 
     # --- what happens -------------------------------------------------------------------------------------------
     def stepped(self, work: Work, duration_s: float) -> None:
@@ -60,17 +60,20 @@ class SlackState:
         request, p = track.request, self.cost.params
         if request.preemptions:
             self._leave(track)
+            if request.num_outputs > track.length:  # it has outlived what was expected of it
+                track.length = request.num_outputs + self.lengths.left(request, request.num_outputs)
         else:
             self.promised += request.slo is not None
             track.length = self.lengths.total(request)
             track.bound_whole()
         prefill_s = p.token_s * len(track.tokens)
-        decode_s = track.length * (p.row_s + p.context_s * (len(track.tokens) + track.length / 2))
+        decode_s = self._decode_s(len(track.tokens), track.length)
         track.work_s = prefill_s + decode_s
         track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
         track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s)
-        excess = self.tenants.excess(request.tenant)
-        track.key += self.tuning.priority_s * request.priority + self.tuning.fairness_s * excess
+        excess = self.tenants.excess(request.tenant, request.arrival_s)
+        most = self.tuning.priority_levels
+        track.key += self.tuning.priority_s * max(-most, min(most, request.priority)) + self.tuning.fairness_s * excess
         if track.tpot_s < inf:
             # The constant part of a step is paid anyway, so a second of decoding costs more than one of prefill.
             scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self.batch.smallest_s))
@@ -90,13 +93,16 @@ class SlackState:
             self.rest_started_s = now_s
 
     def ended(self, track: Track, event: Ended) -> None:
-        self.promised -= track.request.slo is not None
+        request = track.request
+        self.promised -= request.slo is not None
         self._leave(track)
+        if request.hinted and event.num_outputs > (request.predicted_len or 0):
+            self._reprice(track, event.num_outputs, event.now_s)
         if event.reason not in COMPLETE:
             return
-        self.lengths.finished(track.request, event.num_outputs)
+        self.lengths.finished(request, event.num_outputs)
         if track.tpot_s < inf and event.num_outputs > 1:
-            spent_s = event.now_s - track.request.first_token_s
+            spent_s = event.now_s - request.first_token_s
             self.margin.observe(spent_s / (event.num_outputs - 1), track.tpot_s)
             if abs(self.margin.value - self.batch.margin) > 5e-4:
                 self.batch.set_margin(self.margin.value)
@@ -131,6 +137,35 @@ class SlackState:
         self.batch.remove(track)
         track.doomed = True
         self._set_aside(track, now_s)
+
+    def demote_outlived(self, now_s: float) -> None:
+        """While more is asked than can be done: price those anew that outlived what their clients said. Who costs more
+        than what starts at present takes what is left over from now on: a hint must not buy a place.
+        """
+        tuning, limit_s = self.tuning, self.price.limit_s
+        if limit_s == inf or not self.ledger.waiting or now_s - self._repriced_s < tuning.refresh_s:
+            return
+        self._repriced_s = now_s
+        for track in [track for track in self.batch.tracks if track.request.hinted]:
+            if track.outputs > tuning.hint_factor * (track.request.predicted_len or 0) + tuning.hint_tokens:
+                self._reprice(track, track.outputs + self.lengths.left(track.request, track.outputs), now_s)
+                if track.work_s > limit_s:
+                    self.demote(track, now_s)
+
+    def _reprice(self, track: Track, length: float, now_s: float) -> None:
+        """An output is `length` tokens long in all, and not as short as its client said: its tenant pays the rest."""
+        request = track.request
+        work_s = self.cost.params.token_s * request.prompt_len + self._decode_s(request.prompt_len, length)
+        work_s *= 1 + self.tenants.excess(request.tenant, now_s)
+        more_s = work_s - track.work_s
+        if more_s > 0:
+            self.tenants.charge(request.tenant, more_s, now_s)
+            self.price.correct(now_s, more_s, work_s)
+            track.work_s = work_s
+
+    def _decode_s(self, context: int, length: float) -> float:
+        """What `length` tokens take of the machine after `context` others."""
+        return length * (self.cost.params.row_s + self.cost.params.context_s * (context + length / 2))
 
     def _set_aside(self, track: Track, now_s: float) -> None:
         """It takes what is left over from now on."""

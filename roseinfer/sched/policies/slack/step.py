@@ -174,7 +174,7 @@ class SlackStep:
         """
         tuning = self._tuning
         if track.request.slo is None:
-            return tuning.smallest_chunk if self._now_s > track.request.arrival_s + 2 * tuning.ageing_s else 0
+            return tuning.smallest_chunk if self._now_s > track.request.arrival_s + tuning.ageing_s else 0
         left_s = track.due_s - self._now_s
         if left_s < tuning.guard_steps * self._decode_s + wanted * self._params.token_s:
             most = self._state.batch.smallest_s / self._params.token_s if len(self._state.batch) else inf

@@ -28,6 +28,9 @@ class Tuning:
     ageing_s: float = 10.0  # stands for a TTFT objective
     idle_limit_s: float = 1.0  # of requests that take what is left
     priority_s: float = 1.0  # per level
+    priority_levels: int = 10  # up and down, beyond which a priority buys no more
+    hint_factor: float = 2.0  # times the length that a client said, and so many tokens: how far it is believed
+    hint_tokens: int = 32
     fairness_s: float = 1.0  # for a tenant that has twice its share
     refresh_s: float = 0.1
     looked_at: int = 16
