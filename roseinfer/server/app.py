@@ -88,11 +88,18 @@ def build_app(parts: ServerParts) -> Application:
     status.add(app, service, parts.observation)
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
-    paths = [route.path for route in app.routes if isinstance(route, Route)]
-    http_metrics = HttpMetrics(parts.observation.tallies, paths)
+    http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
     app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics)
     app.state.service = service
     return app
+
+
+def _methods_by_path(app: FastAPI) -> dict[str, set[str]]:
+    methods: dict[str, set[str]] = {}
+    for route in app.routes:
+        if isinstance(route, Route):
+            methods.setdefault(route.path.replace(":path}", "}"), set()).update(route.methods or ())
+    return methods
 
 
 class _Passed(Response):

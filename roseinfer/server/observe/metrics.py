@@ -4,7 +4,7 @@ Gauges and engine counters are read from the engine's newest snapshot when scrap
 and add some, so that dashboards and mixed fleets still aggregate.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -51,29 +51,29 @@ def length_buckets(longest: int) -> list[int]:
 
 
 class HttpMetrics:
-    """Answers by route, method and class of status. Exists before the engine does."""
+    """Answers by route, method and class of status. Exists before the engine does. `routes`: the methods of each.
 
-    def __init__(self, tallies: Tallies, routes: Iterable[str]) -> None:
+    What clients make up has one label each: `none` for all paths without a route, `OTHER` for all methods that a route
+    does not have. So there are never more series than the server has routes, methods and classes of status.
+    """
+
+    def __init__(self, tallies: Tallies, routes: Mapping[str, Collection[str]]) -> None:
         labels = ("handler", "method", "status")
-        self._routes = frozenset(routes)
+        self._routes = {path: frozenset(methods) for path, methods in routes.items()}
         self._requests = tallies.counters("http_requests", "HTTP answers", labels)
         help = "From the request's head to the end of the answer"
         self._duration = tallies.histograms("http_request_duration_seconds", help, HTTP_S, labels)
 
     def observe(self, path: str, method: str, status: int, seconds: float) -> None:
         """`status` 0: the client left before there was an answer, filed under 4xx."""
-        labels = (self._handler(path), method if method in _METHODS else "OTHER", f"{status // 100 or 4}xx")
+        handler = path if path in self._routes else _MODEL if path.startswith(_MODELS) else "none"
+        known = method in self._routes.get(handler, ())
+        labels = (handler, method if known else "OTHER", f"{status // 100 or 4}xx")
         self._requests.labels(*labels).inc()
         self._duration.labels(*labels).observe(seconds)
 
-    def _handler(self, path: str) -> str:
-        """Route names only: a label made of whatever clients ask for would grow without end."""
-        if path in self._routes:
-            return path
-        return "/v1/models/{model_id}" if path.startswith("/v1/models/") else "none"
 
-
-_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+_MODELS, _MODEL = "/v1/models/", "/v1/models/{model_id}"
 
 
 class StepMetrics:
@@ -205,11 +205,14 @@ class EngineMetrics:
 
 
 class Snapshot(msgspec.Struct):
-    """What one process knows at a moment. `stats` is None before the engine is up or if the process has none."""
+    """What one process knows at a moment. `stats` is None before the engine is up or if the process has none; `alive`:
+    whether the engine lives.
+    """
 
     numbers: Numbers
     stats: SchedulerStats | None = None
     heartbeat_age_s: float = 0.0
+    alive: bool = True
 
 
 class Observed(Protocol):
@@ -223,7 +226,8 @@ class Observed(Protocol):
 def snapshot(tallies: Tallies, engine: Observed | None) -> Snapshot:
     if engine is None:
         return Snapshot(tallies.numbers())
-    return Snapshot(tallies.numbers(), engine.stats(), engine.health().heartbeat_age_s)
+    health = engine.health()
+    return Snapshot(tallies.numbers(), engine.stats(), health.heartbeat_age_s, health.alive)
 
 
 def combined(parts: Sequence[Snapshot]) -> Snapshot:
@@ -233,7 +237,8 @@ def combined(parts: Sequence[Snapshot]) -> Snapshot:
     if not views:
         return Snapshot(numbers)
     newest = max((part.stats for part in views if part.stats is not None), key=lambda stats: stats.step)
-    return Snapshot(numbers, newest, min(part.heartbeat_age_s for part in views))
+    heartbeat_age_s = min(part.heartbeat_age_s for part in views)
+    return Snapshot(numbers, newest, heartbeat_age_s, all(part.alive for part in views))
 
 
 class Exposition:
@@ -250,8 +255,10 @@ class Exposition:
     def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
         yield from self._tallies.metrics(shown.numbers)
         if info is not None and shown.stats is not None:
-            yield from self._engine(shown.stats, shown.heartbeat_age_s)
-            yield from self._objectives(shown.stats.policy or PolicyStats())
+            yield self._gauge("roseinfer:engine_up", "1 while the engine lives, 0 when it has failed", shown.alive)
+            yield from self._engine(shown.stats if shown.alive else _dead(shown.stats), shown.heartbeat_age_s)
+            if shown.alive:
+                yield from self._objectives(shown.stats.policy or PolicyStats())
             yield from self._fixed(info)
 
     def _engine(self, stats: SchedulerStats, heartbeat_age_s: float) -> Iterator[Metric]:
@@ -309,6 +316,11 @@ class Exposition:
         family = CounterMetricFamily(name, help, labels=LABELS)
         family.add_metric(self._values, value)
         return family
+
+
+def _dead(stats: SchedulerStats) -> SchedulerStats:
+    """What is true once the engine is gone: it has counted what it had counted, and nothing runs, waits or is held."""
+    return stats._replace(running=0, waiting=0, blocks_used=0, policy=None)
 
 
 class _Collected:

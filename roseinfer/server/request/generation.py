@@ -8,7 +8,7 @@ from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.http.errors import SloUnattainable, deadline_exceeded
-from roseinfer.server.request.job import Account, Job, PromptRun, Sample
+from roseinfer.server.request.job import Account, Job, Prompt, PromptRun, Sample
 
 _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 
@@ -54,7 +54,8 @@ class Generation:
 
     def __init__(self, job: Job, engine: Engine, ids: Iterator[int], observer: Observer, clock: Clock) -> None:
         self.job = job
-        self.account = Account()
+        # All of it from the start: what a client that leaves early never brought to the engine has ended as well.
+        self.account = Account([_run_of(job, prompt) for prompt in job.prompts])
         self._engine = engine
         self._ids = ids
         self._observer = observer
@@ -77,10 +78,8 @@ class Generation:
                 n=job.n,
                 meta=prompt.meta,
             )
-            samples = [Sample() for _ in range(job.n)]
-            run = PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)
-            self.account.runs.append(run)
-            self._submissions.append(self._engine.submit(request, _PromptSink(self, position, run)))
+            sink = _PromptSink(self, position, self.account.runs[position])
+            self._submissions.append(self._engine.submit(request, sink))
 
     def cancel(self) -> None:
         self._receiver = None
@@ -143,6 +142,11 @@ class Generation:
         else:
             sample.first_s = now_s
         sample.last_s = now_s
+
+
+def _run_of(job: Job, prompt: Prompt) -> PromptRun:
+    samples = [Sample() for _ in range(job.n)]
+    return PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)
 
 
 class _PromptSink:

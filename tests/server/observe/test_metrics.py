@@ -1,14 +1,20 @@
 """/metrics: names, labels and values."""
 
 import logging
+import socket
+import struct
+import threading
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from roseinfer.core.errors import TooManyInflightError
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
-from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
-from tests.server.live import LiveServer
+from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, Snapshot, combined, length_buckets
+from tests.server.fake_engine import Wait
+from tests.server.live import LiveServer, http_post
 
 ROUTE = {"handler": "/v1/completions", "method": "POST"}
 LABELS = {"model_name": "fake", "engine": "0"}
@@ -151,13 +157,101 @@ def test_http_answers_by_route(server: LiveServer) -> None:
         (ROUTE | {"status": "2xx"}, lambda: server.post("/v1/completions", {"prompt": "x"})),
         (ROUTE | {"status": "4xx"}, lambda: server.post("/v1/completions", {})),
         ({"handler": "/v1/models/{model_id}", "method": "GET"}, lambda: server.get("/v1/models/fake")),
-        ({"handler": "none", "method": "GET", "status": "4xx"}, lambda: server.get("/secret/path")),
+        ({"handler": "none", "method": "OTHER", "status": "4xx"}, lambda: server.get("/secret/path")),
+        ({"handler": "/metrics", "method": "OTHER", "status": "4xx"}, lambda: server.post("/metrics", {})),
     ]
     for labels, request in cases:
         before = count(**labels)
         request()
         assert count(**labels) == before + 1
     assert "secret" not in server.get("/metrics").text
+
+
+def test_what_clients_make_up_adds_no_series(server: LiveServer) -> None:
+    def series() -> int:
+        return server.get("/metrics").text.count("http_requests_total{")
+
+    def ask_for_everything(word: str) -> None:
+        methods = ["GET", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "MKCOL"]
+        for path in ("/v1/completions", "/metrics", "/health", f"/{word}", f"/v1/models/{word}"):
+            for method in methods:
+                client.request(method, path)
+
+    with server.client() as client:
+        ask_for_everything("one")
+        before = series()
+        for word in ("two", "three"):
+            ask_for_everything(word)
+        assert series() == before < 30
+
+
+def test_a_dead_engine_runs_nothing(server: LiveServer) -> None:
+    server.engine.snapshot = SchedulerStats(
+        running=3,
+        waiting=4,
+        blocks_used=25,
+        blocks_total=100,
+        generation_tokens=90,
+        policy=PolicyStats(utilisation=0.5),
+    )
+    gauges = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
+    assert [server.metric(name) for name in ("roseinfer:engine_up", *gauges)] == [1, 3, 4, 0.25]
+    server.engine.alive = False
+    assert [server.metric(name) for name in ("roseinfer:engine_up", *gauges)] == [0, 0, 0, 0]
+    assert server.metric("vllm:generation_tokens_total") == 90, "counters never go back"
+    assert "slo_utilisation" not in server.get("/metrics").text
+
+
+def test_of_several_views_one_that_knows_of_the_death_counts() -> None:
+    old = Snapshot({}, SchedulerStats(step=9, running=2), 0.1)
+    knows = Snapshot({}, SchedulerStats(step=8, running=1), 0.2, alive=False)
+    assert not combined([old, knows, Snapshot({})]).alive and combined([old, Snapshot({})]).alive
+
+
+@pytest.mark.parametrize("fields", [{"n": 3, "prompt": ["a", "b"]}, {"prompt": "a"}])
+def test_samples_of_a_client_that_left_before_the_engine_had_them_count_too(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    left = threading.Event()
+    encode = server.tokenizer.encode
+
+    def slowly(*args: Any, **options: Any) -> list[int]:
+        left.wait(10)
+        return encode(*args, **options)
+
+    def ended() -> float:
+        return server.metric("vllm:request_success_total", finished_reason="abort")
+
+    samples = fields.get("n", 1) * len(fields["prompt"])
+    before, asked = ended(), len(server.engine.requests)
+    monkeypatch.setattr(server.tokenizer, "encode", slowly)
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", fields))
+        server.until(lambda: server.service.lifecycle.requests == 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # to leave is to reset
+    server.until(lambda: len(server.connections()) <= 1)
+    left.set()
+    server.until(lambda: server.service.lifecycle.requests == 0)
+    assert ended() == before + samples and len(server.engine.requests) == asked
+
+
+def test_every_prompt_counts_when_the_engine_takes_only_some(server: LiveServer) -> None:
+    submit = server.engine.submit
+
+    def one_only(request: Any, sink: Any) -> Any:
+        if len(server.engine.requests) > before_requests:
+            raise TooManyInflightError("full")
+        return submit(request, sink)
+
+    before_requests = len(server.engine.requests)
+    server.engine.script = lambda request: [Wait()]
+    before = server.metric("vllm:request_success_total", finished_reason="rejected")
+    server.engine.submit = one_only  # type: ignore[method-assign]
+    try:
+        assert server.post("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2}).status_code == 429
+    finally:
+        del server.engine.submit
+    assert server.metric("vllm:request_success_total", finished_reason="rejected") == before + 6
 
 
 def test_buckets_keep_every_bound_of_vllm() -> None:
