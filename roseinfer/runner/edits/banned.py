@@ -56,8 +56,9 @@ class BannedSequences:
     def apply(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
         banned = [self._of[rows.seats[i]] for i in using]
         last = [entry.last for entry in banned]
+        differences = self._differences(rows, using, banned)
         # Adding, since a token that ends several sequences may be excluded by one and not by another.
-        effect = torch.where(self._differences(rows, using, banned) == 0, -torch.inf, 0.0)
+        effect = torch.zeros_like(differences).masked_fill_(differences == 0, -torch.inf)
         logits.view(-1).index_add_(0, flat_index(logits, using, last), effect)
 
     def _differences(self, rows: SampledRows, using: list[int], banned: list[_Banned]) -> torch.Tensor:
