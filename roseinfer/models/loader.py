@@ -18,7 +18,7 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec
 from roseinfer.models.registry import build_model
 from roseinfer.parallel.group import Alone, Group, Share
-from roseinfer.quant.base import Build
+from roseinfer.quant.base import Build, WeightFormat
 from roseinfer.quant.plain import PlainFormat
 
 _WEIGHTS = "model.safetensors"
@@ -46,15 +46,17 @@ def load_model(
     load_format: str,
     seed: int,
     group: Group | None = None,
+    weight_format: WeightFormat | None = None,
 ) -> CausalLM:
     """A model that is ready to run, or what this process holds of one that `group` shares.
 
     `load_format` "auto" reads the safetensors of `folder`; "dummy" reads no file and draws weights from `seed` (the
-    same on the same kind of device). Weights never require gradients; run forward passes in `torch.inference_mode`.
+    same on the same kind of device). `weight_format` is that of the linear layers, by default not quantised. Weights
+    never require gradients; run forward passes in `torch.inference_mode`.
     Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped or
     not needed, `ConfigError` for a group that cannot share the model.
     """
-    build = Build(resolve_dtype(spec, dtype, device), device, group or Alone(), PlainFormat())
+    build = Build(resolve_dtype(spec, dtype, device), device, group or Alone(), weight_format or PlainFormat())
     model = build_model(spec, build)
     if load_format == "dummy":
         model.load(DummyWeights(seed, build))

@@ -9,9 +9,11 @@ from safetensors.torch import load_file, save_file
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model, resolve_dtype
+from roseinfer.models.loader import Checkpoint, load_model, resolve_dtype
+from roseinfer.parallel.group import Share
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.weights import BUILD
 
 CPU = torch.device("cpu")
 TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
@@ -140,3 +142,45 @@ def test_weights_are_converted_while_they_load(llama: Path) -> None:
     model = load(llama)
     assert model.dtype is torch.float32
     torch.testing.assert_close(logits(model), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+def part_of(folder: Path, name: str, *shard: Share, transposed: bool = False) -> torch.Tensor:
+    into = torch.full([part.width for part in shard], torch.nan)
+    with Checkpoint(folder, BUILD) as checkpoint:
+        checkpoint.read(name, into, shard=shard, transposed=transposed)
+    return into
+
+
+def test_a_part_of_a_tensor(llama: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    whole = load_file(llama / "model.safetensors")[name]
+    rows, columns = Share(16, 8, 48), Share(4, 20, 32)
+    assert torch.equal(part_of(llama, name, rows, Share(0, 32, 32)), whole[16:24])
+    assert torch.equal(part_of(llama, name, rows, columns), whole[16:24, 4:24])
+    assert torch.equal(part_of(llama, name, columns, rows, transposed=True), whole[16:24, 4:24].T)
+
+
+def test_a_part_of_a_tensor_of_another_shape(llama: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    for shard in ((Share(0, 24, 64), Share(0, 32, 32)), (Share(0, 24, 48),)):
+        with pytest.raises(UnsupportedModelError, match=rf"{name} is \[48, 32\], config\.json says \["):
+            part_of(llama, name, *shard)
+
+
+def test_a_tensor_left_to_another_rank_must_be_there_all_the_same(llama: Path) -> None:
+    with Checkpoint(llama, BUILD) as checkpoint:
+        checkpoint.leave("lm_head.weight")
+        with pytest.raises(UnsupportedModelError, match=r"lm_head\.bias is missing"):
+            checkpoint.leave("lm_head.bias")
+
+
+def test_quantised_tensors_are_read_into_their_own_dtype_only(llama: Path) -> None:
+    codes = torch.randint(-128, 127, (48, 32), dtype=torch.int8)
+    rewrite(llama, lambda tensors: {**tensors, "codes": codes})
+    with Checkpoint(llama, BUILD) as checkpoint:
+        into = torch.zeros_like(codes)
+        checkpoint.read("codes", into)
+        assert torch.equal(into, codes)
+        for dtype in (torch.float32, torch.uint8):
+            with pytest.raises(UnsupportedModelError, match="codes has dtype I8"):
+                checkpoint.read("codes", torch.empty(48, 32, dtype=dtype))
