@@ -455,6 +455,7 @@ class Scheduler:
             self.kv.copies_done(plan.copies)
         requests, running = self._requests, Status.RUNNING
         block_mask = self.kv.block_size - 1
+        several = 0  # tokens beyond one for each output
         for row, row_result in zip(plan.rows, result.rows, strict=True):
             name, _, start, count, _, sample, _, _, _, _ = row
             _, token_ids, logprobs, _, error = row_result
@@ -475,7 +476,8 @@ class Scheduler:
             settled = self._settle_row(request, row, row_result, now_s)
             if settled is not None:
                 outputs.append(settled)
-        self._generation_tokens += sum([len(output.token_ids) for output in outputs])
+                several += len(settled.token_ids) - 1
+        self._generation_tokens += len(outputs) + several
         self._steps_done, self._last_tokens, self._last_duration_s = plan.step + 1, plan.num_tokens, result.duration_s
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
         self.policy.observe(StepDone(plan, now_s, duration_s))
