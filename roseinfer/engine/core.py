@@ -205,7 +205,7 @@ class EngineCore:
 
     def _told(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """These outputs, and the ends that guides see behind them."""
-        if not self._guided:
+        if not self._guided.live:
             return outputs
         return outputs + self._end(self._guided.advance(outputs))
 

@@ -50,15 +50,12 @@ class GuideEnd:
 
 
 class GuidedSequences:
-    """The guides of the live sequences of one engine core."""
+    """The guides of the sequences of one engine core. `live`: sequence -> its guide."""
 
     def __init__(self, guides: Guides | None, vocab_size: int) -> None:
         self._guides = guides
         self._words = TokenMasks.words_per_line(vocab_size)
-        self._live: dict[str, Guide] = {}
-
-    def __len__(self) -> int:
-        return len(self._live)
+        self.live: dict[str, Guide] = {}
 
     def open(self, sequence_ids: Sequence[str], spec: str) -> None:
         """Give each of these sequences a guide, or raise `InvalidRequestError` and give none."""
@@ -71,22 +68,22 @@ class GuidedSequences:
         except Exception as error:
             log.exception("a guide could not be made")
             raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
-        self._live.update(zip(sequence_ids, made, strict=True))
+        self.live.update(zip(sequence_ids, made, strict=True))
 
     def close(self, sequence_ids: Iterable[str]) -> None:
         """Forget the guides of sequences, if they have any."""
         for name in sequence_ids:
-            self._live.pop(name, None)
+            self.live.pop(name, None)
 
     def advance(self, outputs: Iterable[RequestOutput]) -> list[GuideEnd]:
         """Tell the guides what their sequences said. A sequence that has ended needs no guide any more."""
         ends = []
         for output in outputs:
-            guide = self._live.get(output.request_id)
+            guide = self.live.get(output.request_id)
             if guide is None:
                 continue
             if output.end is not None:
-                del self._live[output.request_id]
+                del self.live[output.request_id]
             elif output.token_ids:
                 try:
                     complete = guide.advance(output.token_ids)
@@ -106,7 +103,7 @@ class GuidedSequences:
         with memoryview(words) as view:
             for row in plan.guided:
                 name = plan.rows[row].request_id
-                guide = self._live.get(name)
+                guide = self.live.get(name)
                 if guide is None:
                     continue  # ended while the step was launched: its token will be dropped
                 at = len(rows) * size

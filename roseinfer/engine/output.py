@@ -1,5 +1,6 @@
 """From token ids to text: what happens to a sequence's output between the engine and its reader."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
@@ -34,6 +35,18 @@ class SequenceText:
         After a stop string has matched, `ended` is set although the engine does not know it yet: the caller aborts.
         """
         assert not self.ended, "a sequence ends once"
+        if self._matcher is None or len(output.token_ids) < 2:
+            return self._take(output, now_s)
+        # A stop string may be complete before the last of them: the output ends there, as if one came a step.
+        chunk: SequenceChunk | None = None
+        for part in _one_by_one(output):
+            taken = self._take(part, now_s)
+            chunk = taken if chunk is None or taken is None else merge(chunk, taken)
+            if self.ended:
+                break
+        return chunk
+
+    def _take(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
         if output.prompt_logprobs:
             assert self._prompt_logprobs is not None, "sample 0 reports them, if asked for, before its first token"
             self._prompt_logprobs += output.prompt_logprobs
@@ -84,6 +97,21 @@ class SequenceText:
             chunk.finish_reason = end.reason
             if end.stop_token in self._params.stop_token_ids:
                 chunk.stop_reason = end.stop_token
+
+
+def _one_by_one(output: RequestOutput) -> Iterator[RequestOutput]:
+    """The same in outputs of one token each."""
+    name, token_ids, logprobs, prompt_logprobs, started, end = output
+    last = len(token_ids) - 1
+    for i, token in enumerate(token_ids):
+        yield RequestOutput(
+            name,
+            (token,),
+            logprobs[i : i + 1] if logprobs is not None else None,
+            prompt_logprobs if i == 0 else None,
+            started if i == 0 else None,
+            end if i == last else None,
+        )
 
 
 def _matcher(params: SamplingParams) -> StopMatcher:

@@ -87,7 +87,7 @@ def test_what_a_guide_raises_ends_its_sequence_alone(depth: int, late: int) -> N
     assert done["bad:0"].reason is FinishReason.ERROR
     assert "constraint failed" in done["bad:0"].end.error
     assert done["bad:0"].tokens == done["good:0"].tokens[:2] and len(done["good:0"].tokens) == 6
-    assert not len(core._guided)
+    assert not core._guided.live
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -101,7 +101,7 @@ def test_an_abort_between_two_steps_ends_the_guide(depth: int) -> None:
     core.abort(["a:0", "b:0"])
     run_dry(core, collected)
     assert {done.reason for done in collected.values()} == {FinishReason.ABORT}
-    assert not len(core._guided)
+    assert not core._guided.live
     assert_empty(core)
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_enforced_is_refused_and_leaves_nothing(guide: str, words
         add(core, "a", PROMPT, n=2, guide=guide)
     assert raised.value.param == "guide"
     run_dry(core)
-    assert not len(core._guided)
+    assert not core._guided.live
     add(core, "a", PROMPT, guide="3,6")
     assert len(run_dry(core)["a:0"].tokens) == 6
 

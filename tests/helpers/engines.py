@@ -108,5 +108,5 @@ def assert_empty(core: EngineCore) -> None:
     scheduler = core.scheduler
     scheduler.check_integrity()
     assert scheduler.num_live == 0
-    assert not len(core._guided), "a guide without a sequence"
+    assert not core._guided.live, "a guide without a sequence"
     assert scheduler.kv.num_free == scheduler.kv.num_blocks

@@ -1,0 +1,70 @@
+"""Outputs of several tokens give the same text, ends and scores as one token at a time."""
+
+import random
+from dataclasses import asdict
+
+import pytest
+
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import SequenceChunk
+from roseinfer.engine.output import SequenceText, merge
+from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+STARTED = Started(3, 1.0, 2.0, 3.0)
+TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
+
+
+def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]:
+    """The tokens in steps that end at `cuts`."""
+    steps = []
+    for first, last in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        part = tuple(tokens[first:last])
+        scores = tuple(TokenLogprobs(token, -float(first + i), 1, ()) for i, token in enumerate(part))
+        started, prompt = (STARTED, (TokenLogprobs(7, -0.5, 1, ()),)) if first == 0 else (None, None)
+        steps.append(RequestOutput("a:0", part, scores, prompt, started, end if last == len(tokens) else None))
+    return steps
+
+
+def said(steps: list[RequestOutput], params: SamplingParams) -> SequenceChunk:
+    """All chunks until the sequence ends, as one."""
+    text, whole = SequenceText(0, params, TOKENIZER), None
+    for output in steps:
+        chunk = text.take(output, 5.0)
+        assert chunk is not None
+        whole = chunk if whole is None else merge(whole, chunk)
+        if text.ended:
+            return whole
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("min_tokens", [0, 4])
+def test_how_many_tokens_come_at_once_changes_nothing(include: bool, min_tokens: int) -> None:
+    rng = random.Random(5)
+    params = SamplingParams(
+        stop=("ab", "bcc"), include_stop_str_in_output=include, min_tokens=min_tokens, prompt_logprobs=0, logprobs=0
+    )
+    stopped = 0
+    for _ in range(300):
+        tokens = [ord(rng.choice("abcd")) for _ in range(rng.randrange(1, 12))]
+        end = End(FinishReason.LENGTH, TIMES)
+        if rng.random() < 0.5:
+            tokens.append(EOS_ID)
+            end = End(FinishReason.STOP, TIMES, stop_token=EOS_ID)
+        expected = said(outputs(tokens, list(range(1, len(tokens))), end), params)
+        cuts = sorted(rng.sample(range(1, len(tokens)), rng.randrange(len(tokens)))) if len(tokens) > 1 else []
+        assert asdict(said(outputs(tokens, cuts, end), params)) == asdict(expected)
+        stopped += expected.stop_reason in params.stop
+    assert stopped > 20
+
+
+def test_what_follows_a_stop_string_in_the_same_step_is_not_part_of_the_output() -> None:
+    tokens = list(b"xxab tail")
+    params = SamplingParams(stop=("ab",), logprobs=0, prompt_logprobs=0)
+    chunk = said(outputs(tokens, [], End(FinishReason.LENGTH, TIMES)), params)
+    assert (chunk.text, chunk.token_ids, chunk.num_output_tokens) == ("xx", list(b"xxab"), 4)
+    assert [entry.token_id for entry in chunk.logprobs] == list(b"xxab")
+    assert (chunk.finish_reason, chunk.stop_reason) == (FinishReason.STOP, "ab")
