@@ -5,7 +5,7 @@ partly filled last block (an exact prefix hit, a fork) *borrows* it: it reads th
 block before its first append. The writer may go on appending behind the borrowed slots meanwhile: nobody reads them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from roseinfer.core.plan import BlockCopy
@@ -13,6 +13,7 @@ from roseinfer.kv.pool import BlockPool
 from roseinfer.kv.prefix import Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
 
 NO_HIT = PrefixHit()
+AUDIT_PIECE = 1024  # blocks that are looked at before an audit pauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +251,14 @@ class KvManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless free + owned = total and every reference has exactly one owner."""
+        for _ in self.audit():
+            pass
+
+    def audit(self) -> Iterator[None]:
+        """`check_integrity` in pieces of some 1,000 blocks, a millisecond or two each; nothing may change meanwhile."""
         owners = [0] * self.num_blocks
         writers: dict[int, str] = {}
+        looked_at = 0
         for sequence_id, seq in self._sequences.items():
             for block in seq.blocks:
                 owners[block] += 1
@@ -260,10 +267,18 @@ class KvManager:
                 tail = seq.blocks[-1]
                 assert tail not in writers, f"{sequence_id!r} and {writers[tail]!r} both write block {tail}"
                 writers[tail] = sequence_id
+            looked_at += len(seq.blocks)
+            if looked_at >= AUDIT_PIECE:
+                looked_at = 0
+                yield
         for block in self._pinned:
             owners[block] += 1
         assert owners == self._pool.refs, "reference counts and owners disagree"
-        free = self._pool.free_blocks()
-        assert len(free) == self._pool.num_free == owners.count(0), "free + owned != total"
-        assert all(owners[block] == 0 for block in free), "an owned block is in the free list"
-        self._index.check_integrity()
+        free = 0
+        for block in self._pool.walk_free():
+            assert owners[block] == 0, "an owned block is in the free list"
+            free += 1
+            if free % AUDIT_PIECE == 0:
+                yield
+        assert free == self._pool.num_free == owners.count(0), "free + owned != total"
+        yield from self._index.audit(AUDIT_PIECE)

@@ -1,6 +1,6 @@
 """A fixed pool of KV blocks with reference counts and a least-recently-used free list."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 
 class BlockPool:
@@ -69,12 +69,12 @@ class BlockPool:
         self._prev[block], self._next[block] = before, after
         self.num_free += 1
 
-    def free_blocks(self) -> list[int]:
-        """The free list in order of reuse (walks it: for checks and tests)."""
-        found, block = [], self._next[self.num_blocks]
-        while block != self.num_blocks:
-            found.append(block)
+    def walk_free(self) -> Iterator[int]:
+        """The free list in order of reuse; nothing may change meanwhile. For checks and tests."""
+        block = self._next[self.num_blocks]
+        for _ in range(self.num_blocks + 1):
+            if block == self.num_blocks:
+                return
+            yield block
             block = self._next[block]
-            if len(found) > self.num_blocks:
-                raise AssertionError("the free list is a loop")
-        return found
+        raise AssertionError("the free list is a loop")

@@ -6,8 +6,7 @@ digest is only a hint: the parent key and the tokens themselves are compared bef
 
 import hashlib
 from array import array
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -180,11 +179,23 @@ class PrefixIndex:
                 else:
                     del self._following[entry.parent]
 
-    def check_integrity(self) -> None:
-        """Every key points to the block that holds it, and to no other."""
-        held = {e.key: b for side in (self._full, self._partial) for b, e in enumerate(side) if e is not None}
-        assert held == self._blocks, "the index and the blocks' entries disagree"
-        entries = [e for side in (self._full, self._partial) for e in side if e is not None]
-        assert self._following == Counter(e.parent for e in entries), "entries that follow others are miscounted"
-        assert all(len(e.tokens) == self._block_size for e in self._full if e)
-        assert all(0 < len(e.tokens) < self._block_size for e in self._partial if e)
+    def audit(self, piece: int) -> Iterator[None]:
+        """Check that every key points to the block that holds it, and to no other; pauses every `piece` blocks.
+
+        Raises AssertionError. Nothing may change meanwhile.
+        """
+        entries = 0
+        following: dict[bytes, int] = {}
+        for block, (full, partial) in enumerate(zip(self._full, self._partial, strict=True)):
+            if block % piece == piece - 1:
+                yield
+            for entry in (full, partial):
+                if entry is None:
+                    continue
+                assert self._blocks.get(entry.key) == block, "the index and the blocks' entries disagree"
+                entries += 1
+                following[entry.parent] = following.get(entry.parent, 0) + 1
+            assert full is None or len(full.tokens) == self._block_size
+            assert partial is None or 0 < len(partial.tokens) < self._block_size
+        assert entries == len(self._blocks), "the index knows entries that no block holds"
+        assert following == self._following, "entries that follow others are miscounted"

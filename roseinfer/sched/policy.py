@@ -6,7 +6,8 @@ blocks run out, then `order` and `admit` who of the waiting starts.
 
 A policy may be unfair or slow, but it cannot stop the engine. If nothing is in flight and nobody runs, the first of
 the queue that could start does, whatever the policy says; if somebody runs, all that run go on once the policy has held
-them back for `HELD_BACK_TURNS` turns. Both are counted as `policy_stalls`.
+them back for `HELD_BACK_TURNS` turns; and if those that run take each other's blocks without anybody's getting a token,
+the oldest goes on until it has one (`sched/liveness.py`). All this is counted as `policy_stalls`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -5,7 +5,6 @@ some of the gap. Several steps may be in flight: `plan` counts on tokens that su
 settles what really happened.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
@@ -28,17 +27,12 @@ from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
+from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.policy import Decision, Policy, Reporting, Unconditional, Verdict, View, rejectable
 from roseinfer.sched.queue import WaitingQueue
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
-
-# Calls of `plan` in a row, with nothing in flight, in which a policy may let none of those that run compute. The loop
-# of the engine waits 2 ms before each (`HELD_BACK_S`), so a policy that waits for a moment on purpose has some 30 ms.
-HELD_BACK_TURNS = 16
-
-log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -75,7 +69,7 @@ class Scheduler:
         self._steps_done, self._last_tokens, self._last_duration_s = 0, 0, 0.0
         self._clock = StepClock()
         self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
-        self._held_back = self._stalls = self._faults = 0
+        self._liveness = Liveness(config.max_num_seqs)
 
     # --- requests come and go -----------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -132,9 +126,10 @@ class Scheduler:
         self._reject_all(decision, now_s)
         draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
         preemptions = self._preemptions
-        self._continue_running(draft, decision, running)
+        thrashing = self._liveness.thrashing and bool(running)
+        self._continue_running(draft, Unconditional() if thrashing else decision, running)
         # After a preemption nobody starts: the blocks are for those that lacked some.
-        if self._preemptions == preemptions:
+        if self._preemptions == preemptions and not thrashing:
             if self.waiting and self._free_seats and draft.tokens_left > 0:
                 self._admit_waiting(draft, decision, now_s)
             if not len(draft) and self._step == self._steps_done and self.has_work:
@@ -144,7 +139,7 @@ class Scheduler:
         if not len(draft):
             self._clock.paused()
             return None
-        self._held_back = 0
+        self._liveness.planned()
         self._clock.planned(self._step, now_s)
         self._step += 1
         released, self._released = self._released, []
@@ -178,25 +173,14 @@ class Scheduler:
         """Nothing is in flight, and the policy lets nobody do anything: see `sched/policy.py` for the rule."""
         decision = Unconditional()
         if self.running:
-            self._held_back += 1
-            if self._held_back <= HELD_BACK_TURNS:
+            if self._liveness.may_hold_back():
                 return
             self._continue_running(draft, decision, tuple(self.running.values()))
         first = self.waiting.first_ready()
         if not len(draft) and first is not None and self._start(draft, decision, first, False):
             self._seat_taken(first, now_s)
         if len(draft):
-            self._stalls += 1
-            self._complain(self._stalls, "let nobody do anything; the engine goes on without it")
-
-    def _fault(self, what: str) -> None:
-        """The policy's answer makes no sense, and is ignored."""
-        self._faults += 1
-        self._complain(self._faults, what)
-
-    def _complain(self, times: int, what: str) -> None:
-        if times & (times - 1) == 0:  # 1, 2, 4, 8, ...: a policy that always does so must not fill the disk
-            log.warning("scheduling policy %s %s (%d times so far)", type(self.policy).__name__, what, times)
+            self._liveness.stalled(self.policy, "lets nobody do anything; the engine goes on without it")
 
     def _chosen_rows(self, decision: Decision, running: tuple[Request, ...]) -> Iterable[Request]:
         """Who computes, as the policy says: each once, and only who runs."""
@@ -207,7 +191,7 @@ class Scheduler:
         distinct = set(chosen)
         if len(distinct) == len(chosen) and distinct.issubset(running):
             return chosen
-        self._fault("named rows twice, or of requests that do not run")
+        self._liveness.fault(self.policy, "named rows twice, or of requests that do not run")
         known = set(running)
         return [request for request in dict.fromkeys(chosen) if request in known]
 
@@ -272,7 +256,7 @@ class Scheduler:
             if victim is None:
                 return
             if self.running.get(victim.request_id) is not victim:
-                self._fault("took blocks from a request that does not run")
+                self._liveness.fault(self.policy, "took blocks from a request that does not run")
                 return
             self._preempt(draft, victim)
             if victim is request:
@@ -291,6 +275,7 @@ class Scheduler:
         victim.status = Status.WAITING
         victim.preemptions += 1
         self._preemptions += 1
+        self._liveness.preempted(self.policy)
         self.waiting.add_first(victim)
         self.policy.observe(Queued(victim))
         if victim.in_flight == 0:
@@ -301,7 +286,7 @@ class Scheduler:
         started: list[Request] = []
         for lead in decision.order(self._ready_now()):
             if not self.waiting.can_start(lead):
-                self._fault("started a request twice, or one that could not start")
+                self._liveness.fault(self.policy, "started a request twice, or one that could not start")
             elif not self._start_entry(draft, decision, lead, started):
                 break
         for request in started:
@@ -327,7 +312,7 @@ class Scheduler:
         """Turn requests away, and with each the samples that wait for it to compute their prompt."""
         for request, rejection in tuple(decision.rejections()):
             if request not in self.waiting or not rejectable(request):
-                self._fault("turned away a request that does not wait, or has begun")
+                self._liveness.fault(self.policy, "turned away a request that does not wait, or has begun")
                 continue
             for refused in self.waiting.family(request):
                 end = self._finish(refused, FinishReason.REJECTED, now_s, rejection=rejection)
@@ -478,6 +463,8 @@ class Scheduler:
                 outputs.append(settled)
                 several += len(settled.token_ids) - 1
         self._generation_tokens += len(outputs) + several
+        if outputs:
+            self._liveness.got_further()
         self._steps_done, self._last_tokens, self._last_duration_s = plan.step + 1, plan.num_tokens, result.duration_s
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
         self.policy.observe(StepDone(plan, now_s, duration_s))
@@ -599,8 +586,8 @@ class Scheduler:
             step_duration_s=self._last_duration_s,
             steps_done=self._steps_done,
             policy=self._reporting.stats() if self._reporting else None,
-            policy_stalls=self._stalls,
-            policy_faults=self._faults,
+            policy_stalls=self._liveness.stalls,
+            policy_faults=self._liveness.faults,
         )
 
     def check_integrity(self) -> None:

@@ -10,9 +10,9 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from roseinfer.sched.liveness import HELD_BACK_TURNS
 from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View
-from roseinfer.sched.scheduler import HELD_BACK_TURNS
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 
 POLICIES = ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"]
@@ -119,3 +119,25 @@ def test_nothing_is_a_stall_while_a_step_is_in_flight() -> None:
         gather(core.step(), collected)
     run_dry(core, collected)
     assert core.scheduler.stats().policy_stalls == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_that_take_each_other_s_blocks_come_to_an_end(policy: str) -> None:
+    """Scorpio computes prompts before it lets anybody decode: those that restart here take each other's blocks, and
+    none of them would ever get a token.
+    """
+    core = make_core(
+        scheduling_policy=policy,
+        max_num_seqs=33,
+        max_num_batched_tokens=8,
+        num_blocks=10,
+        block_size=16,
+        depth=2,
+        prefix_caching=False,
+    )
+    add_promised(core, "many", 6, n=24, length=71, slo=Slo(tpot_s=2.0))
+    add_promised(core, "one", 9, length=79, slo=Slo(tpot_s=2.0))
+    add_promised(core, "two", 2, n=2, length=74, slo=Slo(ttft_s=30.0, tpot_s=1.0))
+    done = run_dry(core, max_steps=100_000)
+    assert sum(len(each.tokens) for each in done.values()) == 24 * 71 + 79 + 2 * 74
+    assert (core.scheduler.stats().policy_stalls > 0) == (policy == "scorpio")
