@@ -92,6 +92,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = option(True, "split long prompts over steps", aliases=("chunked_prefill",))
     prefill_admission_policy: str | None = option(None, "another name of --scheduling-policy", choices=("fifo", "pack"))
     overlap: bool | None = option(None, "plan step k+1 while step k runs; default: on a GPU")
+    idle_checks: bool = option(True, "check the books of seats, queues and KV blocks while the engine idles")
     policy_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -108,7 +108,7 @@ class SchedulerStats(NamedTuple):
     `step` steps were planned, `steps_done` of them are completed; `step_tokens` and `step_duration_s` are those of the
     newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the policy let nobody
     do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were ignored because
-    they made no sense.
+    they made no sense. `integrity_errors`: audits of the idle engine that found seats, queues or blocks to disagree.
     """
 
     step: int = 0
@@ -127,3 +127,4 @@ class SchedulerStats(NamedTuple):
     policy: PolicyStats | None = None
     policy_stalls: int = 0
     policy_faults: int = 0
+    integrity_errors: int = 0

@@ -7,6 +7,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.engine.api import StepRecord
+from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.core import HELD_BACK_S, Core
 from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.messages import (
@@ -50,17 +51,24 @@ class EngineLoop:
     """Runs until the owner says `Shutdown` or leaves. An idle loop sleeps on its inbox and wakes for heartbeats only.
 
     A step's outputs go out at once, a message for each client that has some. `garbage`: collects when the loop has
-    nothing to do (None: the interpreter is not ours to look after).
+    nothing to do (None: the interpreter is not ours to look after). `audit`: goes through the books of an idle engine.
     """
 
     def __init__(
-        self, core: Core, inbox: Inbox, outbox: Outbox, clock: Clock, garbage: GarbageDuty | None = None
+        self,
+        core: Core,
+        inbox: Inbox,
+        outbox: Outbox,
+        clock: Clock,
+        garbage: GarbageDuty | None = None,
+        audit: AuditDuty | None = None,
     ) -> None:
         self._core = core
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
         self._garbage = garbage
+        self._audit = audit
         self._owners: dict[str, int] = {}  # live sequence -> who asked for it
         self._askers: set[int] = set()  # clients that have ever asked for anything
         self._steps: list[StepRecord] = []
@@ -88,9 +96,15 @@ class EngineLoop:
             return
         if self._core.busy:
             self._step()
-        elif self._garbage is not None:
-            self._garbage.idle()
+        else:
+            self._idle()
         self._beat()
+
+    def _idle(self) -> None:
+        if self._garbage is not None:
+            self._garbage.idle()
+        if self._audit is not None:
+            self._audit.idle()
 
     def _step(self) -> None:
         outputs = self._core.step()
@@ -104,6 +118,8 @@ class EngineLoop:
             self._send(outputs, stats)
         if self._garbage is not None:
             self._garbage.busy()
+        if self._audit is not None:
+            self._audit.busy()
 
     def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
         now_s = self._clock.now()
@@ -141,6 +157,8 @@ class EngineLoop:
 
     def _patience_s(self) -> float:
         if not self._core.busy:
+            if self._audit is not None and self._audit.under_way:
+                return 0.0
             return max(0.0, self._last_beat_s + HEARTBEAT_S - self._clock.now())
         return HELD_BACK_S if self._core.held_back else 0.0
 

@@ -21,6 +21,7 @@ from roseinfer.core.observer import StepObserver
 from roseinfer.core.runner import Runner
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
+from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.garbage import GarbageDuty
 from roseinfer.engine.loop import EngineLoop
@@ -132,7 +133,8 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     clock = MonotonicClock()
     garbage = GarbageDuty(clock)
     clients.greet(Ready(info))
-    return 0 if EngineLoop(core, clients, clients, clock, garbage).run() else 1
+    audit = AuditDuty(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
+    return 0 if EngineLoop(core, clients, clients, clock, garbage, audit).run() else 1
 
 
 def _exit_with_owner(stdin: int, private: Path) -> None:

@@ -5,7 +5,7 @@ some of the gap. Several steps may be in flight: `plan` counts on tokens that su
 settles what really happened.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from roseinfer.core.config import SchedulerConfig
@@ -70,6 +70,7 @@ class Scheduler:
         self._clock = StepClock()
         self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
         self._liveness = Liveness(config.max_num_seqs)
+        self.integrity_errors = 0  # counted by whoever audits
 
     # --- requests come and go -----------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -588,11 +589,17 @@ class Scheduler:
             policy=self._reporting.stats() if self._reporting else None,
             policy_stalls=self._liveness.stalls,
             policy_faults=self._liveness.faults,
+            integrity_errors=self.integrity_errors,
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError if seats, queues or blocks disagree."""
-        self.kv.check_integrity()
+        for _ in self.audit():
+            pass
+
+    def audit(self) -> Iterator[None]:
+        """`check_integrity` in pieces of a millisecond or two; nothing may change meanwhile."""
+        yield from self.kv.audit()
         seated = [r.seat for r in self._requests.values() if r.seat is not None]
         assert sorted(seated + self._free_seats) == list(range(self.config.max_num_seqs)), "seats lost or doubled"
         assert all(r.status is Status.RUNNING and r.seat is not None for r in self.running.values())

@@ -1,8 +1,9 @@
 """Random loads of many samples on tiny caches, with hints that are absent, true or false: everybody ends.
 
 Bystanders come late, with and without objectives, and must be served to their end whatever came before them. The
-policies manage by themselves: the scheduler's rescue (`policy_stalls`) is never needed but by scorpio, which as published
-lets requests take each other's blocks on a small cache; and no answer is a fault. Every plan is within the step's limits: the runner checks them.
+policies manage by themselves: the scheduler's rescue (`policy_stalls`) is never needed but by scorpio, which as
+published lets requests take each other's blocks on a small cache; and no answer is a fault. Every plan is within the
+step's limits: the runner checks them.
 """
 
 import random

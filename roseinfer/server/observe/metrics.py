@@ -274,6 +274,8 @@ class Exposition:
         help = "Times the scheduling policy let nobody do anything and the engine went on without it"
         yield self._counter("roseinfer:policy_stalls", help, stalls)
         yield self._counter("roseinfer:policy_faults", "Answers of the scheduling policy that were ignored", faults)
+        help = "Checks of the idle engine that found seats, queues or KV blocks to disagree"
+        yield self._counter("roseinfer:integrity_errors", help, stats.integrity_errors)
         yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
         help = "Since the engine's last turn"
         yield self._gauge("roseinfer:engine_heartbeat_age_seconds", help, heartbeat_age_s)

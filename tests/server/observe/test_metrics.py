@@ -55,13 +55,14 @@ def test_head_and_content_type(server: LiveServer) -> None:
 def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
     server.engine.snapshot = SchedulerStats(
         running=3, waiting=4, blocks_used=25, blocks_total=100, prefix_queries=50, prefix_hits=20, preemptions=2,
-        prompt_tokens=70, generation_tokens=90, policy_stalls=5, policy_faults=6,
+        prompt_tokens=70, generation_tokens=90, policy_stalls=5, policy_faults=6, integrity_errors=7,
     )  # fmt: skip
     for name, value in {
         "vllm:num_requests_running": 3, "vllm:num_requests_waiting": 4, "vllm:kv_cache_usage_perc": 0.25,
         "vllm:prefix_cache_queries_total": 50, "vllm:prefix_cache_hits_total": 20, "vllm:num_preemptions_total": 2,
         "roseinfer:prefill_tokens_total": 70, "vllm:generation_tokens_total": 90,
         "roseinfer:policy_stalls_total": 5, "roseinfer:policy_faults_total": 6,
+        "roseinfer:integrity_errors_total": 7,
     }.items():  # fmt: skip
         assert server.metric(name, **LABELS) == value, name
     assert server.metric("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
