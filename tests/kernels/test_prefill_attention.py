@@ -93,8 +93,18 @@ def test_every_kind_of_tile(block_m, block_n, device) -> None:
     assert_near(attend(case, config, block_map(case, config)), reference(case))
 
 
-@pytest.mark.parametrize("window", [1, 7, 16, 17, 33, 60])
-@pytest.mark.parametrize(("block_m", "block_n", "block_size"), [(16, 16, 16), (64, 16, 1), (16, 64, 32)])
+@pytest.mark.parametrize(
+    ("window", "block_m", "block_n", "block_size"),
+    [
+        (1, 16, 16, 16),
+        (7, 64, 16, 1),
+        (16, 16, 16, 16),
+        (17, 16, 64, 32),
+        (33, 64, 16, 1),
+        (33, 16, 64, 32),
+        (60, 16, 16, 16),
+    ],
+)
 def test_windows(window, block_m, block_n, block_size, device) -> None:
     """Windows narrower and wider than tiles, chunks that begin before, in and behind the first window."""
     config = PrefillConfig(block_m, block_n, 4, 2)
