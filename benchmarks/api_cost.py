@@ -23,10 +23,11 @@ import uvicorn
 from roseinfer.bench.report import header
 from roseinfer.core.config import ModelConfig, ServerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
+from roseinfer.core.request import sequence_id
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, StepRecord
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Outputs, sequence_id
+from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Outputs
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.server.app import create_app
 from roseinfer.server.hosting import configure_logging, new_event_loop, settle_garbage_collector

@@ -202,8 +202,8 @@ def test_imports_of(module):
     [
         ("roseinfer.core.plan", "import torch"),
         ("roseinfer.core.plan", "import msgspec"),
-        ("roseinfer.core.plan", "from roseinfer.kv.pool import BlockPool"),
-        ("roseinfer.kv.pool", "from roseinfer import sched"),
+        ("roseinfer.core.plan", "from roseinfer.kv.blocks import BlockPool"),
+        ("roseinfer.kv.blocks", "from roseinfer import sched"),
         ("roseinfer.sched.scheduler", "def f():\n    import numpy.linalg"),
         ("roseinfer.sched.scheduler", "from roseinfer.engine import core"),
         ("roseinfer.models.llama", "from roseinfer.kv.manager import KvManager"),
@@ -277,7 +277,7 @@ def import_all(parts: tuple[str, ...], *flags: str) -> list[str]:
 def test_what_decides_needs_the_standard_library_only():
     """-S: no installed package can be imported."""
     imported = import_all(STDLIB_ONLY, "-I", "-S")
-    assert "roseinfer.sched.scheduler" in imported and "roseinfer.kv.pool" in imported
+    assert "roseinfer.sched.scheduler" in imported and "roseinfer.kv.blocks" in imported
 
 
 def test_only_execution_needs_torch():

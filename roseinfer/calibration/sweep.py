@@ -14,9 +14,10 @@ from functools import partial
 from roseinfer.calibration.config import Grid
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.events import Event, StepDone
+from roseinfer.core.request import sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
-from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.engine.messages import Add
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.fit import Sample
 from roseinfer.sched.policy import Decision, Policy, View

@@ -11,8 +11,7 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)  # no call of ours in between: it is asked some ten times a step
 
 
 class ManualClock:

@@ -62,6 +62,11 @@ class RequestMeta:
 NO_META = RequestMeta()
 
 
+def sequence_id(request_id: str, index: int) -> str:
+    """What the engine calls sample `index` of a request."""
+    return f"{request_id}:{index}"
+
+
 class Status(IntEnum):
     WAITING = 0
     RUNNING = 1

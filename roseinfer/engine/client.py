@@ -18,10 +18,10 @@ from roseinfer.core.errors import (
     TooManyInflightError,
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
-from roseinfer.core.request import check_context
+from roseinfer.core.request import check_context, sequence_id
 from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, Sink, StepRecord
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
-from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, sequence_id
+from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.prepare import prepare
 from roseinfer.engine.transport import Transport

@@ -10,11 +10,11 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.observer import StepObserver, unobserved
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, TokenMasks
-from roseinfer.core.request import Request, RequestMeta
+from roseinfer.core.request import Request, RequestMeta, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.engine.guides import GuidedSequences, GuideEnd, Guides
-from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
 # How long to wait before asking an engine again that has work but holds all of it back, in seconds.

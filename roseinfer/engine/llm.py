@@ -20,12 +20,12 @@ from roseinfer.core.errors import (
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.request import NO_META, RequestMeta, kept_prompt_tokens
+from roseinfer.core.request import NO_META, RequestMeta, kept_prompt_tokens, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.core import HELD_BACK_S
-from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.engine.messages import Add
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.prepare import prepare
 from roseinfer.engine.start import load_tokenizer

@@ -6,6 +6,7 @@ from typing import Protocol
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.core.request import sequence_id
 from roseinfer.engine.api import StepRecord
 from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.core import HELD_BACK_S, Core
@@ -23,7 +24,6 @@ from roseinfer.engine.messages import (
     Received,
     Rejected,
     Shutdown,
-    sequence_id,
 )
 
 log = logging.getLogger(__name__)

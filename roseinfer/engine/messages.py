@@ -91,7 +91,3 @@ ClientMessage = Add | Abort | Shutdown
 EngineMessage = Ready | StartFailed | Outputs | Rejected | Heartbeat | Failed
 # (client, message): a request that cannot be read comes as the answer to it.
 Received = tuple[int, ClientMessage | Rejected | Left]
-
-
-def sequence_id(request_id: str, index: int) -> str:
-    return f"{request_id}:{index}"

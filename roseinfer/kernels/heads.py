@@ -1,7 +1,7 @@
 """What happens to queries, keys and values between their projection and attention, in one launch.
 
 Every head of every token is read once: queries and keys are normalised (Qwen3) and turned by their position (rotary
-embedding, see `roseinfer.layers.rotary`), queries go back where they came from, keys and values into the paged cache.
+embedding, see `roseinfer.attention.heads`), queries go back where they came from, keys and values into the paged cache.
 All arithmetic is float32 and rounded once.
 """
 

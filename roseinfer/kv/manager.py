@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from roseinfer.core.plan import BlockCopy
-from roseinfer.kv.pool import BlockPool
-from roseinfer.kv.prefix import Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
+from roseinfer.kv.blocks import BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
 
 NO_HIT = PrefixHit()
 AUDIT_PIECE = 1024  # blocks that are looked at before an audit pauses

@@ -53,7 +53,7 @@ class RopeSpec:
     """Rotary position embedding.
 
     `scaling` is "default" (none), "linear" (positions divided by `factor`) or "llama3" (wavelengths that are long
-    against `original_max_position` tokens are stretched by `factor`, see layers/rotary.py).
+    against `original_max_position` tokens are stretched by `factor`, see attention/heads.py).
     """
 
     theta: float

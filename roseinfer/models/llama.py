@@ -6,10 +6,9 @@ They differ in biases and in Qwen3's norm of q and k, which the spec says; the t
 import torch
 
 from roseinfer.attention.base import AttentionBackend
-from roseinfer.attention.heads import HeadTransform
+from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies, linear_frequencies, llama3_frequencies
 from roseinfer.layers.linear import GatedMLP
 from roseinfer.layers.norm import RMSNorm
-from roseinfer.layers.rotary import Rotary, default_frequencies, linear_frequencies, llama3_frequencies
 from roseinfer.models.config import ModelSpec, RopeSpec
 from roseinfer.models.decoder import Names, SelfAttention
 from roseinfer.quant.base import Build, WeightSource

@@ -36,12 +36,12 @@ from roseinfer.text.tokenizer import Tokenizer
 
 
 class Application(FastAPI):
-    """The framework's routes and documents, with middleware of our own in front."""
+    """The framework's routes and documents, with middleware of our own in front: `in_front` of the framework's."""
 
-    front: ASGIApp
+    in_front: Callable[[ASGIApp], ASGIApp]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.front(scope, receive, send)
+    def build_middleware_stack(self) -> ASGIApp:
+        return self.in_front(super().build_middleware_stack())
 
 
 def create_app(engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> Application:
@@ -89,7 +89,7 @@ def build_app(parts: ServerParts) -> Application:
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
-    app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics)
+    app.in_front = lambda inner: _in_front(inner, inferences, config, http_metrics)
     app.state.service = service
     return app
 

@@ -11,12 +11,12 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import RequestMeta, sequence_id
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.engine.messages import Add
 from roseinfer.engine.record import NO_TOKEN
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.estimates import Estimates

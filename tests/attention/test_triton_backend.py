@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.heads import HeadNorms, HeadTransform
+from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_frequencies
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.triton_support import HAS_TRITON
-from roseinfer.layers.rotary import Rotary, default_frequencies
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 from tests.helpers.interpreter import allow_loaded_loop_bounds

@@ -416,7 +416,7 @@ def test_what_cannot_be_sent_is_refused_and_leaves_nothing() -> None:
     async def main() -> None:
         core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, vocab_size=VOCAB)
         client = await AsyncEngine.start(Encoding(lambda: (core, info())), byte_tokenizer(), max_inflight_requests=1)
-        for wrong in ({"top_k": 2**70}, {"prompt": [2**70]}, {"prompt": [1.5]}, {"prompt": ["1"]}):
+        for wrong in ({"prompt": [2**70]}, {"prompt": [1.5]}, {"prompt": ["1"]}):
             with pytest.raises(InvalidRequestError, match="cannot be sent"):
                 client.generate(request("a", **wrong))
         salted = replace(request("a"), meta=RequestMeta(cache_salt="\ud800"))

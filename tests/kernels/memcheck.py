@@ -16,7 +16,7 @@ import torch
 
 from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.heads import HeadNorms, HeadTransform
+from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_frequencies
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
@@ -27,7 +27,6 @@ from roseinfer.kernels.norm import layer_norm, rms_norm
 from roseinfer.kernels.page_list import PageList, list_pages
 from roseinfer.kernels.sampling import greedy
 from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear
-from roseinfer.layers.rotary import Rotary, default_frequencies
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable

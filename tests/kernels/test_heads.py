@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from roseinfer.attention.heads import Rotary, default_frequencies, rotate
 from roseinfer.kernels.heads import cos_sin_table, store_heads, store_heads_reference
-from roseinfer.layers.rotary import Rotary, default_frequencies, rotate
 from tests.helpers.attention import store_of
 
 TOLERANCE = {

@@ -4,8 +4,8 @@ import pytest
 
 from roseinfer.core.request import Request
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.kv.blocks import Chain, Entry
 from roseinfer.kv.manager import KvManager
-from roseinfer.kv.prefix import Chain, Entry
 from tests.helpers.engines import add, gather, make_core
 
 BLOCK, SHARED, WAITING = 16, 8192, 64

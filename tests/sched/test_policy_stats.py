@@ -9,11 +9,11 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
 from roseinfer.core.plan import StepLimits
-from roseinfer.core.request import Request, RequestMeta
+from roseinfer.core.request import Request, RequestMeta, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.messages import Add, sequence_id
+from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates

@@ -49,6 +49,7 @@ class SlackPolicy:
     ) -> None:
         self.state = SlackState(config, options, known, tuning or Tuning())
         self._fifo = FifoPolicy(config, options)
+        self._fifo_planned = False
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0
         self._limit_s = inf
@@ -58,7 +59,8 @@ class SlackPolicy:
         if isinstance(event, StepDone):
             self._step_done(event)
             return
-        self._fifo.observe(event)
+        if self._fifo_planned:  # else it has nothing to forget
+            self._fifo.observe(event)
         track = self.state.ledger.observe(event)
         assert track is not None, "the ledger knows every live request"
         if isinstance(event, Queued):
@@ -79,6 +81,7 @@ class SlackPolicy:
     def begin(self, view: View) -> Decision:
         if not self.state.promised:
             self.state.backlog.tidy()
+            self._fifo_planned = True
             return self._fifo.begin(view)
         now_s, in_flight = view.now_s, self._planned > self._done
         if in_flight:  # it begins when the step in flight ends

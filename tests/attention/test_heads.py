@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from roseinfer.layers.rotary import (
+from roseinfer.attention.heads import (
     Rotary,
     default_frequencies,
     linear_frequencies,

@@ -1,4 +1,4 @@
-from roseinfer.kv.pool import BlockPool
+from roseinfer.kv.blocks import BlockPool
 
 
 def never(block: int) -> bool:
