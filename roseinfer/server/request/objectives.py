@@ -117,6 +117,9 @@ def objectives(
     given = _relevant(headers)
     name = _class_name(request, classes, model, key)
     chosen = classes.classes.get(name)
+    # Naming another class must not lift what the class of the key or model forbids.
+    for holder in {name, default_class(classes, model, key)} & classes.classes.keys():
+        _check_allowed(request, given, holder, classes.classes[holder])
     return Objectives(
         slo=_slo(request, given, chosen),
         tenant=_tenant(given),
@@ -228,6 +231,18 @@ def _ttl_s(headers: Mapping[str, str]) -> float | None:
     if not parts or "".join(number + unit for number, unit in parts) != text.removeprefix("+"):
         raise bad_request(f"{TTL} must be a duration such as 1500ms or 1m30s, got {text[:40]!r}", TTL)
     return _positive(TTL, sum(float(number) * _UNITS_S[unit] for number, unit in parts))
+
+
+def _check_allowed(request: Wishes, headers: Mapping[str, str], name: str, held: SloClass) -> None:
+    """Raises `ApiError` 400 for what a class forbids its requests to say."""
+    forbidden = {
+        "pred_output_len": not held.allow_hints and request.pred_output_len is not None,
+        "priority": not held.allow_priority and request.priority not in (None, held.priority),
+        TENANT: not held.allow_tenant and TENANT in headers,
+    }
+    for field, broken in forbidden.items():
+        if broken:
+            raise bad_request(f"{field} is not allowed in class {name}", field, "unsupported_field")
 
 
 # --- the others -------------------------------------------------------------------------------------------------

@@ -18,16 +18,22 @@ NO_CLASS, CUSTOM = "none", "custom"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _TARGETS = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
+_ALLOWANCES = ("allow_hints", "allow_priority", "allow_tenant")
 _INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """`slo` may be empty: best effort. `timeout_s`: from arrival to the end, None = no limit."""
+    """`slo` may be empty: best effort. `timeout_s`: from arrival to the end, None = no limit. `allow_...`: whether its
+    requests may bring a length hint, a priority other than the class's, and a tenant.
+    """
 
     slo: Slo
     priority: int = 0
     timeout_s: float | None = None
+    allow_hints: bool = True
+    allow_priority: bool = True
+    allow_tenant: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +99,17 @@ def _class(name: str, fields: Any) -> SloClass:
         raise _wrong(place, "the name has a meaning of its own")
     if not isinstance(fields, dict):
         raise _wrong(place, "must be a table")
-    _check_keys(f"{place}.", fields, (*_TARGETS, "priority", "timeout_s"))
+    _check_keys(f"{place}.", fields, (*_TARGETS, "priority", "timeout_s", *_ALLOWANCES))
     targets = {s: _positive(f"{place}.{ms}", fields[ms]) / 1000 for ms, s in _TARGETS.items() if ms in fields}
     priority = fields.get("priority", 0)
     if type(priority) is not int or priority not in _INT64:
         raise _wrong(f"{place}.priority", "must be an integer of 64 bits")
     timeout_s = _positive(f"{place}.timeout_s", fields["timeout_s"]) if "timeout_s" in fields else None
-    return SloClass(Slo(**targets, class_name=name), priority, timeout_s)
+    for key in _ALLOWANCES:
+        if not isinstance(fields.get(key, True), bool):
+            raise _wrong(f"{place}.{key}", "must be true or false")
+    allowances = {key: fields[key] for key in _ALLOWANCES if key in fields}
+    return SloClass(Slo(**targets, class_name=name), priority, timeout_s, **allowances)
 
 
 def _positive(place: str, value: Any) -> float:

@@ -15,7 +15,7 @@ from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.server.formats.schemas import CompletionRequest, parse
 from roseinfer.server.http.errors import ApiError
-from roseinfer.server.request.objectives import objectives
+from roseinfer.server.request.objectives import TENANT, objectives
 from roseinfer.server.request.slo_classes import SloClasses, parse_slo_classes
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO
@@ -51,6 +51,56 @@ def wrong(body: dict[str, Any] | None = None, headers: dict[str, str] | None = N
     assert raised.value.status == 400
     assert raised.value.param is not None and raised.value.param in raised.value.message
     return raised.value.param
+
+
+# --- what a class forbids ---------------------------------------------------------------------------------------
+STRICT = parse_slo_classes(
+    {
+        "classes": {
+            "paid": {
+                "ttft_ms": 500,
+                "priority": 2,
+                "allow_hints": False,
+                "allow_priority": False,
+                "allow_tenant": False,
+            },
+            "free": {"ttft_ms": 900},
+            "named": {"ttft_ms": 700, "allow_hints": False},
+        },
+        "models": {"m": "paid"},
+    }
+)
+SAID = [
+    ({"pred_output_len": 8}, {}, "pred_output_len"),
+    ({"priority": -1}, {}, "priority"),
+    ({"priority": 0}, {}, "priority"),
+    ({}, {TENANT: "me"}, TENANT),
+]
+
+
+@pytest.mark.parametrize(("body", "headers", "field"), SAID)
+@pytest.mark.parametrize("named", [None, "free", "none"])
+def test_a_class_forbids_what_cannot_be_checked(body, headers, field, named) -> None:
+    """Also to a request that names another class: that of its model, or key, holds all the same."""
+    slo = {} if named is None else {"slo": {"class": named}}
+    assert wrong(body | slo, headers, classes=STRICT) == field
+    assert read(body | slo, headers, classes=STRICT, model="other") is not None
+
+
+def test_a_named_class_forbids_too_and_says_which() -> None:
+    with pytest.raises(ApiError, match="pred_output_len is not allowed in class named") as raised:
+        read({"pred_output_len": 8, "slo": {"class": "named"}}, classes=STRICT, model="other")
+    assert raised.value.code == "unsupported_field"
+    assert read({"pred_output_len": 8, "slo": {"class": "free"}}, classes=STRICT, model="other").predicted_len == 8
+
+
+def test_the_priority_of_the_class_itself_may_be_said() -> None:
+    assert read({"priority": 2}, classes=STRICT).priority == read(classes=STRICT).priority == 2
+
+
+def test_a_hint_of_the_client_is_known_as_one() -> None:
+    assert read({"pred_output_len": 8}).meta(1.0, "").hinted
+    assert not read().meta(1.0, "").hinted
 
 
 # --- where it may be said ---------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ def test_workers_are_told_of_it(tmp_path: Path) -> None:
         ({"classes": {"a": {"priority": 1.5}}}, "classes.a.priority"),
         ({"classes": {"a": {"priority": True}}}, "classes.a.priority"),
         ({"classes": {"a": {"priority": 2**63}}}, "classes.a.priority"),
+        ({"classes": {"a": {"allow_hints": 0}}}, "classes.a.allow_hints"),
+        ({"classes": {"a": {"allow_tenant": "no"}}}, "classes.a.allow_tenant"),
         ({"classes": {"none": {}}}, "classes.none"), ({"classes": {"custom": {}}}, "classes.custom"),
         ({"classes": {"a b": {}}}, "classes.a b"), ({"classes": {"": {}}}, "classes."),
         ({"classes": {"a": {}}, "models": {"m": "b"}}, "models.m"),
