@@ -17,9 +17,8 @@ from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.ledger import Track
+from roseinfer.sched.ledger import Batch, Track
 from roseinfer.sched.lengths import OracleLengths
-from roseinfer.sched.policies.slack.batch import Batch
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, Machine, PricedRunner

@@ -13,7 +13,7 @@ from roseinfer.core.events import Event, StepDone
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.sched.cost import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates
-from roseinfer.sched.ledger import Ledger, Track
+from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.registry import register
@@ -30,6 +30,8 @@ class QoServePolicy:
     def __init__(self, config: SchedulerConfig, options: CostOptions, known: Estimates) -> None:
         self._cost = known.cost
         self._ledger = Ledger()
+        self._batch = Batch(MARGIN)
+        self._unseen: list[Track] = []  # decode, and their first token is still on its way
         self._seats = config.max_running
         self._budget_s = inf
         self._late = 0  # prompts that can no longer be in time
@@ -45,13 +47,14 @@ class QoServePolicy:
         )
 
     def observe(self, event: Event) -> None:
-        self._ledger.observe(event)
+        track = self._ledger.observe(event)
+        if track is not None and track in self._batch:  # it has ended or must wait again
+            self._batch.remove(track)
         if isinstance(event, StepDone):
             self._cost.observe(work_of(event.plan.rows), event.duration_s)
 
     def begin(self, view: View) -> Decision:
-        for track in self._ledger.promote():
-            track.anchor_s = inf
+        self._promote()
         decoding = list(self._ledger.decoding.values())
         tokens = self._room(view, decoding)
         chunks, starts, free_blocks = {}, [], view.free_blocks
@@ -73,14 +76,19 @@ class QoServePolicy:
         rows = [*(track.request for track in decoding), *filling]
         return PlannedDecision(rows, chunks, starts)
 
+    def _promote(self) -> None:
+        """Token deadlines count from the real first token."""
+        decoding = self._ledger.decoding
+        for track in [*self._unseen, *self._ledger.promote()]:
+            request = track.request
+            if request.first_token_s and track.tpot_s < inf and request.request_id in decoding:
+                self._batch.add(track, request.first_token_s)
+        self._unseen = [track for track in decoding.values() if not track.request.first_token_s]
+
     def _room(self, view: View, decoding: list[Track]) -> int:
         """Prompt tokens that fit before the first decoding request is late."""
         limit = min(LONGEST_CHUNK, view.token_budget - len(decoding))
-        slack = inf
-        for track in decoding:
-            if track.anchor_s == inf and track.request.first_token_s:
-                track.set_pace(MARGIN, track.request.first_token_s)
-            slack = min(slack, track.anchor_s + track.pace_s * len(track.tokens) - view.now_s)
+        slack = min(self._batch.due(self._batch.context()), default=inf) - view.now_s
         self._budget_s = slack
         if slack == inf:
             return limit

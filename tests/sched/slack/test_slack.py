@@ -12,8 +12,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
-from roseinfer.sched.policies.slack.batch import Margin
-from roseinfer.sched.policies.slack.capacity import Demand, PriceLimit, peak_tokens
+from roseinfer.sched.policies.slack.capacity import Demand, Margin, PriceLimit, peak_tokens
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B

@@ -10,10 +10,9 @@ from roseinfer.core.events import Ended
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.sched.cost import Work
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.ledger import Ledger, Track
+from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.policies.slack.backlog import Backlog
-from roseinfer.sched.policies.slack.batch import Batch, Margin
-from roseinfer.sched.policies.slack.capacity import Demand, PriceLimit
+from roseinfer.sched.policies.slack.capacity import Demand, Margin, PriceLimit
 from roseinfer.sched.policies.slack.tuning import Tuning
 from roseinfer.sched.policy import View, rejectable
 from roseinfer.sched.prefill import PrefillOptions
