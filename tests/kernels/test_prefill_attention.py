@@ -93,6 +93,7 @@ def test_every_kind_of_tile(block_m, block_n, device) -> None:
     assert_near(attend(case, config, block_map(case, config)), reference(case))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of rows that only pad a tile, and are not stored
 @pytest.mark.parametrize(
     ("window", "block_m", "block_n", "block_size"),
     [

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
-from roseinfer.core.errors import ConfigError, ModelNotFoundError
+from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.plan import Admission, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.build import BuiltRunner, build_runner, resolve_device
@@ -127,6 +127,14 @@ def test_chunks_change_nothing_with_a_real_model_and_backend(folder):
     assert len(set(whole)) > 2
     for chunk in (1, 3, 4, 10):
         assert generate(build(folder), prompt, 12, chunk) == whole
+
+
+def test_layers_that_no_backend_computes_are_refused_before_weights_are_read(folder, monkeypatch):
+    monkeypatch.setattr("roseinfer.attention.torch_backend.why_not", lambda specs: f"it lacks {specs[0].heads} heads")
+    with pytest.raises(
+        UnsupportedModelError, match=r"no attention backend computes this model .*torch: it lacks 4 heads"
+    ):
+        build(folder, model={"load_format": "auto", "device": "cpu"})
 
 
 def test_bfloat16_runs(folder):
