@@ -4,7 +4,7 @@ import pytest
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
-from tests.helpers.engines import EOS, Collected, add, assert_empty, gather, make_core, run_dry
+from tests.helpers.engines import EOS, Collected, add, assert_empty, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]
@@ -95,9 +95,9 @@ def test_samples_of_one_prompt_share_its_blocks_and_compute_it_once() -> None:
         add(core, "a", PROMPT, n=4, seed=7, ignore_eos=True)
         done = run_dry(core)
         assert len({tuple(c.tokens) for c in done.values()}) > 1
-        prefill = [row for plan in core._runner.submitted for row in plan.rows if row.start == 0]
+        prefill = [row for plan in submitted(core) for row in plan.rows if row.start == 0]
         assert len(prefill) == 1
-        copies = [copy for plan in core._runner.submitted for copy in plan.copies]
+        copies = [copy for plan in submitted(core) for copy in plan.copies]
         assert len(copies) == 3, "every fork copies the partly filled block, the parent appends in place"
         alone = make_core()
         for i in range(4):
@@ -193,9 +193,9 @@ def test_nobody_forks_from_a_sample_that_failed() -> None:
     while "a:0" not in collected or collected["a:0"].end is None:
         gather(core.step(), collected)
     assert collected["a:0"].reason is FinishReason.ERROR
-    later = len(core._runner.submitted)
+    later = len(submitted(core))
     run_dry(core, collected)
-    starts = [row for plan in core._runner.submitted[later:] for row in plan.rows if row.request_id == "a:2"]
+    starts = [row for plan in submitted(core)[later:] for row in plan.rows if row.request_id == "a:2"]
     assert starts[0].start == 0, "computed anew"
 
 

@@ -2,7 +2,7 @@
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
-from roseinfer.core.plan import StepLimits
+from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
@@ -46,6 +46,13 @@ def make_core(
         vocab_size=vocab_size,
         guides=guides,
     )
+
+
+def submitted(core: EngineCore) -> list[StepPlan]:
+    """The plans that the fake runner of a core has been given, the oldest first."""
+    runner = core._runner
+    assert isinstance(runner, FakeRunner)
+    return runner.submitted
 
 
 def add(

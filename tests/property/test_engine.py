@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.registry import options_of
-from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
 
 VOCAB = 12  # small, so that end tokens and shared prefixes are frequent
@@ -74,7 +74,7 @@ def run(
 def check_limits(core: EngineCore) -> None:
     """No submitted step holds more than the options allow."""
     config = core.scheduler.config
-    for plan in core._runner.submitted:
+    for plan in submitted(core):
         tokens = sum(row.count for row in plan.rows)
         assert tokens == plan.num_tokens
         if config.enable_chunked_prefill:

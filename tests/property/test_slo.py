@@ -13,7 +13,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from tests.helpers.engines import Collected, assert_empty, gather, make_core
+from tests.helpers.engines import Collected, assert_empty, gather, make_core, submitted
 from tests.helpers.fake_runner import FakeRunner
 
 VOCAB = 12
@@ -95,7 +95,7 @@ def run(jobs: list[Job], num_blocks: int, block_size: int, **options: object) ->
 
 
 def check_plans(core: EngineCore, options: dict[str, object]) -> None:
-    for plan in core._runner.submitted:
+    for plan in submitted(core):
         assert plan.num_tokens == sum(row.count for row in plan.rows) <= options["max_num_batched_tokens"]
 
 

@@ -9,7 +9,7 @@ from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request
 from roseinfer.core.runner import Capabilities
 from tests.helpers.drafters import Oracle
-from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]
@@ -65,11 +65,11 @@ def test_a_step_adds_the_right_drafts_and_the_token_behind_them(wrong_at: int | 
     told, done = steps(core, logprobs=0)
     assert [len(step) for step in told] == lengths
     assert done.tokens == tokens and done.logprobs == tokens
-    plan = core._runner.submitted[1]
+    plan = submitted(core)[1]
     (row,) = plan.rows
     assert (row.start, row.count, row.logits, row.sample) == (len(PROMPT), 4, 4, True)
     assert (plan.num_tokens, plan.num_drafts) == (4, 3)
-    assert core._runner.submitted[2].rows[0].start == len(PROMPT) + lengths[1]
+    assert submitted(core)[2].rows[0].start == len(PROMPT) + lengths[1]
 
 
 def test_log_probabilities_are_those_of_each_token() -> None:
@@ -108,7 +108,7 @@ def test_no_more_is_proposed_than_the_request_may_say(depth: int) -> None:
     core = make_core(depth=depth, drafter=drafter)
     _, done = steps(core, max_tokens=4)
     assert done.tokens == tokens and done.reason is FinishReason.LENGTH
-    assert max(map(len, verifying(core._runner.submitted))) <= 2
+    assert max(map(len, verifying(submitted(core)))) <= 2
 
 
 def test_drafts_take_what_a_step_has_left_and_nobody_waits_for_them() -> None:
@@ -119,7 +119,7 @@ def test_drafts_take_what_a_step_has_left_and_nobody_waits_for_them() -> None:
     core.step()
     add(core, "b", [40] * 14, ignore_eos=True, max_tokens=2)
     run_dry(core)
-    plans = core._runner.submitted
+    plans = submitted(core)
     assert [(row.request_id, row.count) for row in plans[1].rows] == [("a:0", 1), ("b:0", 7)]
     assert [(row.request_id, row.count) for row in plans[2].rows] == [("a:0", 1), ("b:0", 7)]
     assert all(plan.num_tokens <= 8 for plan in plans)
@@ -135,7 +135,7 @@ def test_drafts_preempt_nobody() -> None:
     done = run_dry(core)
     assert core.stats().preemptions == 0
     assert {name: end.tokens for name, end in done.items()} == dict.fromkeys(("a:0", "b:0"), said(max_tokens=4))
-    assert verifying(core._runner.submitted)
+    assert verifying(submitted(core))
 
 
 def test_what_wrong_drafts_leave_behind_is_nobodys_prefix() -> None:
@@ -205,7 +205,7 @@ def test_samples_of_one_prompt_verify_drafts_of_their_own() -> None:
         core = make_core(depth=depth, drafter=Oracle(wanted, 50, right=0.7))
         add(core, "a", PROMPT, n=3, seed=7, ignore_eos=True)
         assert {name: done.tokens for name, done in run_dry(core).items()} == wanted
-        assert verifying(core._runner.submitted)
+        assert verifying(submitted(core))
 
 
 def test_a_drafter_needs_a_runner_that_verifies() -> None:

@@ -15,7 +15,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.queue import WaitingQueue
-from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 
 
 class Seen:
@@ -60,7 +60,7 @@ def test_all_samples_start_in_the_step_after_their_prompt(policy: str) -> None:
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     core.add(Add("a", [1, 2, 3], params, 9, RequestMeta(slo=Slo(ttft_s=10.0, tpot_s=10.0))))
     run_dry(core)
-    assert [len(plan.admitted) for plan in core._runner.submitted][:2] == [1, 8]
+    assert [len(plan.admitted) for plan in submitted(core)][:2] == [1, 8]
 
 
 def test_samples_of_one_request_do_not_fill_the_window_of_slack() -> None:
@@ -74,7 +74,7 @@ def test_samples_of_one_request_do_not_fill_the_window_of_slack() -> None:
     done: dict[str, Collected] = {}
     while "other:0" not in done:
         gather(core.step(), done)
-    assert len(core._runner.submitted) < 30
+    assert len(submitted(core)) < 30
     assert max(map(len, seen.waiting)) <= 2
     run_dry(core, done)
 

@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Admitted
-from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request, Status
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.core import EngineCore
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.policy import Policy, Verdict, View
 from roseinfer.sched.registry import make_policy, scheduler_config
-from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 
 CONTEXT = 10_000
 
@@ -57,10 +55,6 @@ def started(policy: Policy, waiting: list[Request], **options: int) -> list[int]
         waiting.remove(request)
         policy.observe(Admitted(request.request_id, 0.0, 0))
     return [int(request.request_id) for request in chosen]
-
-
-def submitted(core: EngineCore) -> list[StepPlan]:
-    return core._runner.submitted
 
 
 def policy(name: str, **options: object) -> Policy:
@@ -171,7 +165,7 @@ def test_chunks_share_the_prompt_budget_with_new_requests() -> None:
     add(core, "long", [i % 50 for i in range(20)], max_tokens=3, ignore_eos=True)
     add(core, "short", [7] * 3, max_tokens=3, ignore_eos=True)
     run_dry(core)
-    rows = [{row.request_id[:-2]: row.count for row in plan.rows} for plan in core._runner.submitted]
+    rows = [{row.request_id[:-2]: row.count for row in plan.rows} for plan in submitted(core)]
     assert rows[:4] == [{"long": 8}, {"long": 8}, {"long": 4, "short": 3}, {"long": 1, "short": 1}]
 
 
@@ -180,11 +174,11 @@ def test_cached_tokens_cost_nothing() -> None:
     shared = [i % 50 for i in range(16)]
     add(core, "warm", shared, max_tokens=1)
     run_dry(core)
-    steps = len(core._runner.submitted)
+    steps = len(submitted(core))
     for i in range(4):
         add(core, str(i), shared, max_tokens=1)
     run_dry(core)
-    assert [len(plan.rows) for plan in core._runner.submitted[steps:]] == [4]
+    assert [len(plan.rows) for plan in submitted(core)[steps:]] == [4]
 
 
 def test_max_batch_size_decodes_in_turn() -> None:
@@ -192,7 +186,7 @@ def test_max_batch_size_decodes_in_turn() -> None:
     for i in range(5):
         add(core, str(i), [i + 1, 2, 3], max_tokens=5, ignore_eos=True)
     done = run_dry(core)
-    decodes = [[row.request_id for row in plan.rows if row.start >= 3] for plan in core._runner.submitted]
+    decodes = [[row.request_id for row in plan.rows if row.start >= 3] for plan in submitted(core)]
     assert max(map(len, decodes)) == 2
     first_ten = [name for names in decodes for name in names][:10]
     assert all(first_ten.count(f"{i}:0") == 2 for i in range(5))
@@ -207,7 +201,7 @@ def test_no_decode_first_gives_prompts_the_step() -> None:
         core.step()
         add(core, "long", [i % 50 for i in range(20)], max_tokens=1)
         run_dry(core)
-        plans = core._runner.submitted
+        plans = submitted(core)
         return [sum(row.request_id != "long:0" for row in p.rows) for p in plans[1:] if len(p.rows) > 1][:3]
 
     assert decoding_rows() == [4, 4, 4]

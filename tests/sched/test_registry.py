@@ -40,7 +40,7 @@ from roseinfer.sim.arrivals import make_arrivals
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
-from tests.helpers.engines import add, make_core, run_dry
+from tests.helpers.engines import add, make_core, run_dry, submitted
 
 DOCS = Path(roseinfer.__file__).parent.parent / "docs" / "scheduling.md"
 # A value of each option that is not its default.
@@ -380,7 +380,7 @@ def test_every_policy_serves_to_the_end_with_each_of_its_options(policy: str, de
             add(core, str(number), [number + 1] * length, max_tokens=4, ignore_eos=True)
         done = run_dry(core)
         assert all(len(done[f"{number}:0"].tokens) == 4 for number in range(6)), name
-        for plan in core._runner.submitted:
+        for plan in submitted(core):
             check_limits(plan, {name: OTHER[name]})
 
 

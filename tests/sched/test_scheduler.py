@@ -6,12 +6,12 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.registry import scheduler_config
-from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 
 
 def rows_of(core: EngineCore) -> list[dict[str, int]]:
     """Per submitted step: request -> tokens computed."""
-    return [{row.request_id.split(":")[0]: row.count for row in plan.rows} for plan in core._runner.submitted]
+    return [{row.request_id.split(":")[0]: row.count for row in plan.rows} for plan in submitted(core)]
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -40,7 +40,7 @@ def test_the_token_budget_is_never_exceeded_with_chunking() -> None:
     run_dry(core)
     totals = [sum(rows.values()) for rows in rows_of(core)]
     assert max(totals) == 5
-    assert [plan.num_tokens for plan in core._runner.submitted] == totals
+    assert [plan.num_tokens for plan in submitted(core)] == totals
 
 
 def test_the_chunk_threshold_bounds_one_prompt_and_leaves_room_for_the_next() -> None:
@@ -78,7 +78,7 @@ def test_the_youngest_yields_when_blocks_run_out_and_keeps_its_place() -> None:
     run_dry(core, done)
     assert done["old:0"].end.preemptions == 0
     assert done["young:0"].end.preemptions >= 1
-    starts = [a.request_id for plan in core._runner.submitted for a in plan.admitted]
+    starts = [a.request_id for plan in submitted(core) for a in plan.admitted]
     assert starts == ["old:0", "young:0", "young:0", "next:0"]
     alone = make_core()
     add(alone, "young", prompt(4, 1), max_tokens=4, ignore_eos=True, seed=2)
@@ -90,7 +90,7 @@ def test_a_preempted_request_recomputes_its_outputs_as_part_of_its_prompt() -> N
     add(core, "old", prompt(4), max_tokens=8, ignore_eos=True)
     add(core, "young", prompt(4, 1), max_tokens=4, ignore_eos=True)
     run_dry(core)
-    admissions = [a for plan in core._runner.submitted for a in plan.admitted if a.request_id == "young:0"]
+    admissions = [a for plan in submitted(core) for a in plan.admitted if a.request_id == "young:0"]
     assert len(admissions) == 2
     assert admissions[1].prompt_len == 4
     assert len(admissions[1].token_ids) > 4
@@ -101,7 +101,7 @@ def test_released_seats_are_announced_once_and_reused() -> None:
     for name in "ab":
         add(core, name, prompt(2, ord(name)), max_tokens=2, ignore_eos=True)
     run_dry(core)
-    plans = core._runner.submitted
+    plans = submitted(core)
     assert [plan.released for plan in plans] == [[], [], [0], []]
     assert [a.seat for plan in plans for a in plan.admitted] == [0, 0]
 
@@ -114,7 +114,7 @@ def test_copies_of_a_whole_batch_travel_in_one_plan() -> None:
     for i in range(5):
         add(core, str(i), shared, max_tokens=3, ignore_eos=True, seed=i)
     run_dry(core)
-    copies = [plan.copies for plan in core._runner.submitted if plan.copies]
+    copies = [plan.copies for plan in submitted(core) if plan.copies]
     assert len(copies) == 1
     assert len(copies[0]) == 5
     assert {(c.src, c.tokens) for c in copies[0]} == {(copies[0][0].src, 2)}

@@ -14,7 +14,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policy import Decision, Refusal, Unconditional, Verdict, View
 from roseinfer.sched.prefill import PrefillOptions
-from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 
 TOO_LATE = Rejection("ttft", 1.0)
 
@@ -136,7 +136,7 @@ def test_rows_named_twice_or_of_strangers_are_ignored(depth: int) -> None:
     done = run_dry(core)
     assert [len(done[f"{i}:0"].tokens) for i in range(4)] == [3, 4, 5, 6]
     assert faults(core) > 0
-    assert all(len({row.request_id for row in plan.rows}) == len(plan.rows) for plan in core._runner.submitted)
+    assert all(len({row.request_id for row in plan.rows}) == len(plan.rows) for plan in submitted(core))
 
 
 def test_starts_named_twice_of_strangers_or_of_those_that_run_are_ignored() -> None:
@@ -241,4 +241,4 @@ def test_fifo_admits_nobody_behind_one_that_has_to_wait() -> None:
     core = decided_by(lambda view: Two())
     add(core, "a", [1, 2, 3], max_tokens=9, n=5, ignore_eos=True)
     run_dry(core)
-    assert [len(plan.admitted) for plan in core._runner.submitted][:4] == [1, 2, 2, 0]
+    assert [len(plan.admitted) for plan in submitted(core)][:4] == [1, 2, 2, 0]

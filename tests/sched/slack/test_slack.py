@@ -18,7 +18,7 @@ from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival, poisson
-from tests.helpers.engines import add, make_core, run_dry
+from tests.helpers.engines import add, make_core, run_dry, submitted
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.
@@ -336,7 +336,7 @@ def test_without_objectives_the_plans_are_those_of_fifo(depth: int) -> None:
             if i % 3 == 0:
                 core.step()
         run_dry(core)
-        return core._runner.submitted
+        return submitted(core)
 
     assert plans("slack") == plans("fifo")
 
