@@ -27,7 +27,7 @@ from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
 
 TPOT_S, STEP_S = 0.020, 0.005
 
@@ -76,7 +76,8 @@ def main() -> None:
     policy = PerStep(make_policy(config, Estimates(cost=CostModel(machine.cost))))
     kv = KvManager(4 * args.running * 64, 16, prefix_caching=False)
     clock = ManualClock()
-    runner = PricedRunner(machine, clock)
+    outputs = ExpectedRunner()
+    runner = PricedRunner(outputs, machine, clock)
     limits = StepLimits.of(config, 8192)
     depth = 2 if args.overlap else 1
     core = EngineCore(
@@ -98,7 +99,7 @@ def main() -> None:
         meta = RequestMeta(arrival_s=clock.now(), slo=Slo(1e6 + added, TPOT_S), predicted_len=guess)
         new = Add(str(added), prompt_ids, SamplingParams(max_tokens=4000), meta=meta)
         core.add(new)
-        runner.expect(sequence_id(str(added), 0), len(new.prompt_ids), output)
+        outputs.expect(sequence_id(str(added), 0), len(new.prompt_ids), output)
         added += 1
 
     def turn() -> None:

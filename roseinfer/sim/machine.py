@@ -1,11 +1,12 @@
-"""The machine that is simulated: a runner that computes nothing and lets time pass as a cost model says."""
+"""The machine that is simulated: a runner that computes nothing, and one that lets time pass as a cost model says."""
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks, new_row_result
-from roseinfer.core.runner import Capabilities
+from roseinfer.core.runner import Capabilities, PassThrough, Runner
 from roseinfer.sched.cost import CostParams, work_of
 
 TOKEN, END = 1, 2
@@ -32,30 +33,66 @@ class Machine:
         return self.believed or self.cost
 
 
-class PricedRunner:
-    """Steps run one after the other on a machine that is busy until `_free_s`; `collect` moves the clock there.
-
-    A request ends when its output has the length that `expect` announced.
-    """
+class ExpectedRunner:
+    """Computes nothing, at once: a request ends when its output has the length that `expect` announced."""
 
     capabilities = Capabilities()
 
-    def __init__(
-        self, machine: Machine, clock: ManualClock, seed: int = 0, *, limits: StepLimits | None = None
-    ) -> None:
-        self._machine = machine
-        self._limits = limits
-        self._clock = clock
-        self._rng = random.Random(seed)
+    def __init__(self) -> None:
         self._last: dict[str, int] = {}
-        self._free_s = 0.0
-        self.busy_s = 0.0
 
     def expect(self, sequence_id: str, prompt_len: int, output_len: int) -> None:
         """Position `prompt_len + output_len - 2` samples the request's last token."""
         self._last[sequence_id] = prompt_len + output_len - 2
 
-    def submit(self, plan: StepPlan) -> tuple[StepPlan, float, float]:
+    def submit(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
+        """Nothing to draw."""
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        last, going, ending = self._last, (TOKEN,), (END,)
+        rows = []
+        for name, _, start, count, _, sample, _, _, _, _ in handle.rows:
+            if not sample:
+                tokens: tuple[int, ...] = ()
+            else:
+                tokens = ending if start + count > last[name] else going
+            rows.append(new_row_result((name, tokens, None, None, None)))
+        return StepResult(handle.step, rows)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class PricedHandle(NamedTuple):
+    """A step on the machine: how long it takes there, and when it is done."""
+
+    inner: Any
+    duration_s: float
+    done_s: float
+
+
+class PricedRunner(PassThrough):
+    """Another runner's steps, as long as the machine would need for them.
+
+    They run one after the other on a machine that is busy until `_free_s`; `collect` moves the clock there. Sampling is
+    priced with the forward pass.
+    """
+
+    def __init__(
+        self, inner: Runner, machine: Machine, clock: ManualClock, seed: int = 0, *, limits: StepLimits | None = None
+    ) -> None:
+        super().__init__(inner)
+        self._machine = machine
+        self._limits = limits
+        self._clock = clock
+        self._rng = random.Random(seed)
+        self._free_s = 0.0
+        self.busy_s = 0.0
+
+    def submit(self, plan: StepPlan) -> PricedHandle:
         if self._limits is not None:
             self._limits.check(plan)
         duration_s = self._machine.cost.seconds(work_of(plan.rows))
@@ -63,23 +100,13 @@ class PricedRunner:
             duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))
         self._free_s = max(self._free_s, self._clock.now()) + duration_s
         self.busy_s += duration_s
-        return plan, duration_s, self._free_s
+        return PricedHandle(self.inner.submit(plan), duration_s, self._free_s)
 
-    def sample(self, handle: tuple[StepPlan, float, float], masks: TokenMasks | None = None) -> None:
-        """Priced with the forward pass."""
+    def sample(self, handle: PricedHandle, masks: TokenMasks | None = None) -> None:
+        self.inner.sample(handle.inner, masks)
 
-    def collect(self, handle: tuple[StepPlan, float, float]) -> StepResult:
-        plan, duration_s, done_s = handle
-        self._clock.advance(max(0.0, done_s - self._clock.now()))
-        last, going, ending = self._last, (TOKEN,), (END,)
-        rows = []
-        for name, _, start, count, _, sample, _, _, _, _ in plan.rows:
-            if not sample:
-                tokens: tuple[int, ...] = ()
-            else:
-                tokens = ending if start + count > last[name] else going
-            rows.append(new_row_result((name, tokens, None, None, None)))
-        return StepResult(plan.step, rows, duration_s)
-
-    def close(self) -> None:
-        """Holds nothing."""
+    def collect(self, handle: PricedHandle) -> StepResult:
+        self._clock.advance(max(0.0, handle.done_s - self._clock.now()))
+        result = self.inner.collect(handle.inner)
+        result.duration_s = handle.duration_s
+        return result

@@ -20,7 +20,7 @@ from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
 from roseinfer.sim.workload import VOCAB, Arrival
 
 
@@ -131,7 +131,8 @@ def simulate(
     """Raises `RequestTooLongError` if a request could never run. `arrivals` are sorted by time."""
     clock = ManualClock()
     limits = StepLimits.of(scheduler, machine.max_model_len)
-    runner = PricedRunner(machine, clock, seed, limits=limits)
+    outputs = ExpectedRunner()
+    runner = PricedRunner(outputs, machine, clock, seed, limits=limits)
     kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
     estimates = estimates or Estimates(cost=CostModel(machine.belief))
     policy = TimedPolicy(make_policy(scheduler, estimates))
@@ -153,7 +154,7 @@ def simulate(
         if not core.busy and arrivals[number].at_s > clock.now():
             clock.advance(arrivals[number].at_s - clock.now())
         while number < count and arrivals[number].at_s <= clock.now():
-            _add(core, runner, arrivals[number], str(number), machine.max_model_len)
+            _add(core, outputs, arrivals[number], str(number), machine.max_model_len)
             number += 1
         _note(core.step(), lives, clock.now())
         watch.look()
@@ -170,7 +171,7 @@ def simulate(
     )
 
 
-def _add(core: EngineCore, runner: PricedRunner, arrival: Arrival, name: str, context: int) -> None:
+def _add(core: EngineCore, outputs: ExpectedRunner, arrival: Arrival, name: str, context: int) -> None:
     """`max_tokens` must not give away how long the output will be."""
     prompt_len = len(arrival.prompt_ids)
     params = SamplingParams(max_tokens=max(context - prompt_len, arrival.output_len))
@@ -182,7 +183,7 @@ def _add(core: EngineCore, runner: PricedRunner, arrival: Arrival, name: str, co
         hinted=arrival.hinted,
     )
     core.add(Add(name, list(arrival.prompt_ids), params, meta=meta))
-    runner.expect(sequence_id(name, 0), prompt_len, arrival.output_len)
+    outputs.expect(sequence_id(name, 0), prompt_len, arrival.output_len)
 
 
 def _note(outputs: list[RequestOutput], lives: dict[str, Lifetime], now_s: float) -> None:

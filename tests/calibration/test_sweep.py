@@ -20,17 +20,17 @@ from roseinfer.sched.cost import CostParams, Work
 from roseinfer.sched.fit import fit_cost
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import Machine, PricedRunner
+from roseinfer.sim.machine import ExpectedRunner, Machine, PricedRunner
 
 TRUE = CostParams(step_s=4.4e-3, token_s=27e-6, pair_s=0.4e-9, row_s=12e-6, context_s=31e-9)
 GRID = Grid(rows=(1, 4, 16, 64), contexts=(32, 200, 1000), prompts=(16, 128, 600), repeats=2)
 
 
-class Endless(PricedRunner):
+class Endless(ExpectedRunner):
     """No request ends by itself."""
 
-    def __init__(self, machine: Machine, clock: ManualClock) -> None:
-        super().__init__(machine, clock, seed=1)
+    def __init__(self) -> None:
+        super().__init__()
         self._last = defaultdict(lambda: 1 << 30)
 
 
@@ -41,7 +41,9 @@ def engine(noise: float = 0.0, *, overlap: bool = False, blocks: int = 8192) -> 
     kv = KvManager(blocks, machine.block_size)
     limits = StepLimits.of(config, machine.max_model_len)
     scheduler = Scheduler(config, kv, make_policy(config), machine.max_model_len, limits)
-    core = EngineCore(scheduler, Endless(machine, clock), clock, depth=2 if overlap else 1, vocab_size=1000)
+    core = EngineCore(
+        scheduler, PricedRunner(Endless(), machine, clock, seed=1), clock, depth=2 if overlap else 1, vocab_size=1000
+    )
     return core, Bounds(2048, blocks * machine.block_size, 80, 1000), clock
 
 

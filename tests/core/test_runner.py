@@ -5,12 +5,14 @@ from typing import Protocol
 
 import pytest
 
+from roseinfer.core.clock import ManualClock
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities, PassThrough, Runner
 from roseinfer.engine.record import RecordingRunner
 from roseinfer.runner.observed import ObservedRunner
 from roseinfer.runner.threaded import ThreadedRunner
-from roseinfer.sim.machine import PricedRunner
+from roseinfer.sched.cost import CostParams
+from roseinfer.sim.machine import ExpectedRunner, Machine, PricedRunner
 from roseinfer.sim.replay import RecordedRunner
 
 
@@ -60,19 +62,20 @@ def test_the_pass_through_hands_on_everything_that_the_protocol_has():
     assert members(PassThrough) == members(Runner) - members(Protocol)
 
 
-@pytest.mark.parametrize("wrapper", [PassThrough, RecordingRunner, ThreadedRunner, ObservedRunner])
+@pytest.mark.parametrize("wrapper", [PassThrough, RecordingRunner, ThreadedRunner, ObservedRunner, PricedRunner])
 def test_a_wrapper_hands_on_all_calls_with_all_they_carry(wrapper):
     told, plan, masks = Told(), StepPlan(3, []), TokenMasks((0,), array("I", [7]))
     assert issubclass(wrapper, PassThrough)
-    runner = wrapper(told, Silent()) if wrapper is ObservedRunner else wrapper(told)
+    further = {ObservedRunner: (Silent(),), PricedRunner: (Machine(CostParams(2.0)), ManualClock())}
+    runner = wrapper(told, *further.get(wrapper, ()))
     assert runner.capabilities is told.capabilities
     handle = runner.submit(plan)
     runner.sample(handle, masks)
-    assert runner.collect(handle) == StepResult(3, [])
+    assert runner.collect(handle) == StepResult(3, [], 2.0 if wrapper is PricedRunner else 0.0)
     runner.close()
     assert told.calls == [("submit", plan), ("sample", "handle", masks), ("collect", "handle"), ("close",)]
 
 
-@pytest.mark.parametrize("runner", [PricedRunner, RecordedRunner])
+@pytest.mark.parametrize("runner", [ExpectedRunner, RecordedRunner])
 def test_runners_that_compute_nothing_neither_verify_nor_mask(runner):
     assert runner.capabilities == Capabilities()

@@ -21,7 +21,7 @@ from roseinfer.sched.ledger import Batch, Track
 from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request, 10 us a context token.
@@ -161,16 +161,17 @@ def test_qoserve_shows_its_budget_and_late_prompts() -> None:
 
 
 # --- through the engine -----------------------------------------------------------------------------------------
-def engine(policy: str, depth: int = 1) -> tuple[EngineCore, PricedRunner]:
+def engine(policy: str, depth: int = 1) -> tuple[EngineCore, ExpectedRunner]:
     clock = ManualClock()
-    runner = PricedRunner(Machine(COST), clock)
+    outputs = ExpectedRunner()
     config = SchedulerConfig(scheduling_policy=policy, max_num_seqs=8, max_num_batched_tokens=64)
     made = make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths()))
     scheduler = Scheduler(config, KvManager(256, 16, prefix_caching=False), made, 1024, StepLimits.of(config, 1024))
-    return EngineCore(scheduler, runner, clock, depth=depth, eos_ids=(END,), vocab_size=10), runner
+    runner = PricedRunner(outputs, Machine(COST), clock)
+    return EngineCore(scheduler, runner, clock, depth=depth, eos_ids=(END,), vocab_size=10), outputs
 
 
-def steps(core: EngineCore, runner: PricedRunner, slo: Slo | None) -> list[SchedulerStats]:
+def steps(core: EngineCore, runner: ExpectedRunner, slo: Slo | None) -> list[SchedulerStats]:
     """The snapshots after each turn that completed a step, for three requests of several lengths."""
     for number, (prompt, output) in enumerate(((100, 10), (30, 5), (10, 20))):
         meta = RequestMeta(slo=slo, predicted_len=output)

@@ -19,7 +19,7 @@ from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
 from roseinfer.sim.replay import read_recording, replay
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.traces import read_trace
@@ -36,7 +36,8 @@ def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, r
     """A run with a noisy machine, a host that takes its time between steps, late arrivals and aborts."""
     clock, rng = ManualClock(), random.Random(0)
     limits = StepLimits.of(scheduler, machine.max_model_len)
-    priced = PricedRunner(machine, clock, limits=limits)
+    outputs = ExpectedRunner()
+    priced = PricedRunner(outputs, machine, clock, limits=limits)
     plans: list[StepPlan] = []
     submit = priced.submit
     priced.submit = lambda plan: plans.append(plan) or submit(plan)
@@ -60,7 +61,7 @@ def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, r
             add = Add(str(number), list(arrival.prompt_ids), SamplingParams(max_tokens=900))
             add.meta = RequestMeta(arrival_s=arrival.at_s, slo=arrival.slo, predicted_len=arrival.predicted_len)
             core.add(add)
-            priced.expect(f"{number}:0", len(arrival.prompt_ids), arrival.output_len)
+            outputs.expect(f"{number}:0", len(arrival.prompt_ids), arrival.output_len)
             number += 1
         if rng.random() < 0.01:
             core.abort([f"{rng.randrange(150)}:0"])
