@@ -284,3 +284,50 @@ def test_only_execution_needs_torch():
     parts = ("engine", "server", "text", "hub", "options", "commands", "cli", "sim", "calibration")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported
+
+
+def _import_graph() -> dict[str, set[str]]:
+    """Module -> the modules of ours that it imports, wherever the import stands."""
+    known = _modules()
+    graph = {}
+    for module, path in known.items():
+        targets = {found.target for found in imports(module, path.read_text(encoding="utf-8"))}
+        graph[module] = {target for target in targets if target in known and target != module}
+    return graph
+
+
+def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other: Tarjan's strongly connected components of more than one module."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for target in sorted(graph[module]):
+            if target not in index:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], index[target])
+        if low[module] == index[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in sorted(graph):
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_no_modules_import_each_other():
+    """Nor in functions, nor for type checkers only: who must be read first is never a question."""
+    assert _cycles(_import_graph()) == []
+
+
+def test_a_cycle_is_found():
+    assert _cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
