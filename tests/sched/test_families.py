@@ -123,8 +123,12 @@ def test_entries_and_requests_agree_whatever_comes_and_goes(seed: int) -> None:
     for _ in range(60):
         if outside and rng.random() < 0.5:
             request = outside.pop(rng.randrange(len(outside)))
-            (queue.add if rng.random() < 0.6 else queue.add_first)(request)
+            back = rng.random() < 0.4
+            (queue.add_first if back else queue.add)(request)
             inside.append(request)
+            blocked = set()
+            if back:
+                assert queue.family(queue.ready()[0])[0] is request, "it stands first, in its family and with it"
         elif inside:
             request = inside.pop(rng.randrange(len(inside)))
             queue.discard(request)
