@@ -124,7 +124,7 @@ def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path
     def run(**options: object) -> tuple[dict[str, Collected], EngineCore]:
         core = start(path, **options)
         for i, params in enumerate(settings):
-            core.add(Add(str(i), PROMPTS["long"][i:], params))
+            core.add(Add(str(i), PROMPTS["long"][i:], params, n=3 if params.bad_token_ids else 1))
         done = run_dry(core)
         core.close()
         return done, core
@@ -136,7 +136,7 @@ def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path
         assert got[name].tokens == want.tokens
         assert got[name].logprobs == want.logprobs
         assert got[name].prompt_logprobs == want.prompt_logprobs
-    for name in ("6:0", "7:0"):
+    for name in (f"{i}:{sample}" for i in (6, 7) for sample in range(3)):
         tokens = got[name].tokens
         assert set(tokens) <= set(FEW)
         assert not set(BANNED) & {tuple(tokens[i : i + n]) for n in (2, 3) for i in range(len(tokens))}
