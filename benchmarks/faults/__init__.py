@@ -1,0 +1,1 @@
+"""What the server does when something goes wrong, as a table. See `benchmarks.faults.__main__`."""

@@ -1,0 +1,202 @@
+"""The server under test: the command as an operator runs it, its processes, and what they hold."""
+
+import contextlib
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE_S = 120.0
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a server and its processes hold at a moment. `places`: requests in it; `kv`: share of the blocks in use;
+    memory in MB, resident."""
+
+    processes: int
+    descriptors: int
+    memory_mb: float
+    places: int
+    kv: float
+
+    def beyond(self, before: "Held") -> str:
+        """What it holds more than `before`."""
+        processes, descriptors = self.processes - before.processes, self.descriptors - before.descriptors
+        return (
+            f"processes {processes:+d}, descriptors {descriptors:+d}, places {self.places - before.places:+d}, "
+            f"KV {self.kv - before.kv:+.0%}, memory {self.memory_mb - before.memory_mb:+.0f} MB"
+        )
+
+
+class ServerUnderTest:
+    """Use as a context manager: up on entry; on exit nothing that it started is left, whatever happened to it."""
+
+    def __init__(self, *options: str) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="faults-")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on exit
+        command = [sys.executable, "-m", "roseinfer.cli", "serve", "--port", "0", "--threads", "1", *options]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            process_group=0,
+            env={**os.environ, "TMPDIR": self._temporary.name},
+        )
+        self.port = 0
+        self._known: set[int] = set()
+
+    def __enter__(self) -> "ServerUnderTest":
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if " is served on http://127.0.0.1:" not in line:
+            log = self.log()
+            self.close()
+            raise RuntimeError(f"the server does not start: {line}{log}")
+        self.port = int(line.split("127.0.0.1:")[1].split(";")[0])
+        self._known.update(self.processes())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._known.update(self.processes())
+        for pid in self._known:
+            if _is_ours(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.communicate()
+        self._log.close()
+        self._temporary.cleanup()
+
+    # --- processes ----------------------------------------------------------------------------------------------
+    def processes(self) -> list[int]:
+        """The server's own, then the engine's and the workers'."""
+        mine = self.process.pid
+        children = [pid for pid, parent in _parents().items() if parent == mine]
+        return [*([mine] if self.process.poll() is None else []), *children]
+
+    def engine(self) -> int:
+        return self._running("roseinfer.engine.process")[0]
+
+    def workers(self) -> list[int]:
+        return self._running("roseinfer.server.fleet.worker")
+
+    def _running(self, module: str) -> list[int]:
+        return [pid for pid in self.processes() if f"-m {module}" in _command_line(pid)]
+
+    def left(self) -> str:
+        """After its end: processes and files that are still there."""
+        self._known.update(self.processes())
+        until(lambda: not any(map(_is_ours, self._known)), 20.0)
+        alive = sum(map(_is_ours, self._known))
+        return f"processes {alive}, files {len(os.listdir(self._temporary.name))}"
+
+    def remember(self) -> None:
+        """Its present processes, for `left`: once it is dead nobody knows whose they were."""
+        self._known.update(self.processes())
+
+    def end(self) -> int:
+        """SIGTERM, and the exit code."""
+        self._known.update(self.processes())
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    # --- what it says and holds ---------------------------------------------------------------------------------
+    def get(self, path: str) -> tuple[int, str]:
+        """(status, text) on a connection of its own; status 0 if there is no answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException):
+            return 0, ""
+        finally:
+            connection.close()
+
+    def gauges(self) -> list[float]:
+        """Running, waiting, share of KV blocks in use."""
+        lines = self.get("/metrics")[1].splitlines()
+        return [sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{")) for name in GAUGES]
+
+    def idle(self) -> bool:
+        return self.get("/load")[1] == '{"server_load":0}' and self.gauges() == [0, 0, 0]
+
+    def held(self) -> Held:
+        """When it is idle, or has had long enough to become so."""
+        until(self.idle, 60.0)
+        pids = self.processes()
+        load = self.get("/load")[1]
+        return Held(
+            processes=len(pids),
+            descriptors=sum(_descriptors(pid) for pid in pids),
+            memory_mb=sum(_resident_mb(pid) for pid in pids),
+            places=int(load.rpartition(":")[2].rstrip("}")) if load else -1,
+            kv=self.gauges()[2],
+        )
+
+
+def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    """Whether the condition came true in time."""
+    end_s = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+# --- /proc --------------------------------------------------------------------------------------------------------
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and what follows."""
+    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+
+
+def _parents() -> dict[int, int]:
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return {pid: int(stat[1]) for pid in pids if (stat := _stat(pid)) and stat[0] != "Z"}
+
+
+def _command_line(pid: int) -> str:
+    return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process that was this server's still lives, and its number is not another's by now."""
+    stat = _stat(pid)
+    return bool(stat) and stat[0] != "Z" and "roseinfer" in _command_line(pid)
+
+
+def _descriptors(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def _resident_mb(pid: int) -> float:
+    fields = _read(Path(f"/proc/{pid}/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if fields else 0.0
