@@ -1,5 +1,6 @@
 """roseinfer serve: the OpenAI-compatible HTTP server."""
 
+import errno
 import os
 from argparse import Namespace
 from collections.abc import Coroutine, Mapping
@@ -9,12 +10,14 @@ from typing import Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.core.config import EngineConfig, ServerConfig, check_api_keys
-from roseinfer.core.errors import ConfigError
+from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.estimates import LengthOptions
 from roseinfer.sched.registry import options_of
 
 NAME = "serve"
+# What an OSError says when the machine is short of something: no bug of ours.
+LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # A key beside those of the options; unlike a command line, other users of the machine cannot read it.
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
@@ -93,7 +96,10 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
     import asyncio
 
     from roseinfer.hub import model_folder, tokenizer_folder
-    from roseinfer.server.hosting import new_event_loop, worker_count
+    from roseinfer.server.hosting import claim_descriptors, configure_logging, new_event_loop, worker_count
+
+    configure_logging(server)
+    claim_descriptors(server)
 
     model = engine.model
     model_folder(model)
@@ -103,7 +109,12 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
     workers = worker_count(server.api_workers, model.device)
     running = _one(engine, server, folder) if workers == 1 else _several(engine, server, folder, workers)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(running)
+        try:
+            runner.run(running)
+        except OSError as error:
+            if error.errno not in LACKING:
+                raise
+            raise ResourceError(f"the server cannot go on: {os.strerror(error.errno)}") from error
 
 
 def _one(engine: EngineConfig, server: ServerConfig, folder: Path) -> Coroutine[Any, Any, None]:

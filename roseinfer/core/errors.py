@@ -41,6 +41,10 @@ class EngineClosedError(RoseinferError):
     """The engine was closed by its owner; nothing can be added any more."""
 
 
+class ResourceError(RoseinferError):
+    """The machine, or a limit set for this process, lacks what is needed: descriptors, memory, a temporary folder."""
+
+
 class EngineDeadError(RoseinferError):
     """The engine failed; every open request ends with this."""
 

@@ -19,7 +19,7 @@ import msgspec
 from roseinfer.core import errors
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
-from roseinfer.core.errors import EngineDeadError
+from roseinfer.core.errors import EngineDeadError, ResourceError
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core
 from roseinfer.engine.frames import FrameReader, frame
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 STOP_PATIENCE_S = 10.0
 LAST_WORDS_S = 1.0
 BACKLOG = 128
+# Of a Unix socket's address, on macOS; Linux takes four more.
+MAX_SOCKET_PATH_BYTES = 103
 
 OnMessage = Callable[[EngineMessage], None]
 OnDeath = Callable[[str], None]
@@ -164,7 +166,7 @@ class ProcessTransport:
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._private = Path(tempfile.mkdtemp(prefix="roseinfer-"))
+        self._private = private_folder()
         self.address = self._private / "engine"
         self._process: asyncio.subprocess.Process | None = None
         self._link: _Link | None = None
@@ -244,6 +246,20 @@ class ProcessTransport:
             link.ready.cancel()
             await link.lost.wait()
         shutil.rmtree(self._private, ignore_errors=True)
+
+
+def private_folder() -> Path:
+    """A new folder for sockets. Raises `ResourceError` if there is none to be had, or its path is too long for them."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="roseinfer-"))
+    except OSError as error:
+        raise ResourceError(f"no temporary folder can be made ({error.strerror}): set TMPDIR to one") from error
+    length = len(os.fsencode(folder / "engine"))
+    if length > MAX_SOCKET_PATH_BYTES:
+        folder.rmdir()
+        message = f"the path of the temporary folder {folder.parent} is too long for a socket, by "
+        raise ResourceError(f"{message}{length - MAX_SOCKET_PATH_BYTES} bytes: set TMPDIR to a shorter one")
+    return folder
 
 
 async def _connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> _Link:

@@ -14,6 +14,13 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.sampling import SamplingParams
 
+# Of anything that is counted in a config: beyond it are mistakes, and loops and tables that would never end.
+MAX_SIZE = 2**24
+# A layer more costs time even if it is empty.
+MAX_LAYERS = 2**12
+# Weights that a byte of a checkpoint may hold, in the densest format there is.
+MAX_WEIGHTS_PER_BYTE = 8
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 _ACTIVATIONS = {
@@ -144,6 +151,8 @@ class _Fields:
             raise UnsupportedModelError(f"{self.where}: {key} is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             self.refuse(key, value, "a positive integer is needed")
+        if value > MAX_SIZE:
+            self.refuse(key, value, f"no model has more than {MAX_SIZE}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -195,7 +204,22 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
     fields = _Fields(data, f"{path} ({architecture})")
     spec = _READERS[architecture](fields, architecture, max_model_len)
     fields.refuse_unread(_HARMLESS, _HARMLESS_PREFIXES)
+    if spec.num_layers > MAX_LAYERS:
+        raise UnsupportedModelError(f"{fields.where}: {spec.num_layers} layers are not supported; at most {MAX_LAYERS}")
+    _check_size(spec, folder, fields.where)
     return spec
+
+
+def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
+    """Raises `UnsupportedModelError` if the config speaks of far more weights than the checkpoint's files could hold:
+    before memory is asked for them.
+    """
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    weights = spec.hidden_size * (spec.vocab_size + spec.num_layers * (attention + 2 * spec.intermediate_size))
+    if held and weights > held * MAX_WEIGHTS_PER_BYTE:
+        sizes = f"a model of {weights:.3g} weights, the checkpoint's files hold {held:.3g} bytes"
+        raise UnsupportedModelError(f"{where} describes {sizes}")
 
 
 def read_generation_config(folder: Path) -> GenerationDefaults:
@@ -228,6 +252,10 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, An
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise UnsupportedModelError(f"{path} is nested too deeply") from error
     except ValueError as error:
         raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict):

@@ -1,6 +1,7 @@
 """The application: routes, middleware and error handlers around one `Service`."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roseinfer import __version__
+from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import Engine
@@ -28,11 +30,14 @@ from roseinfer.server.http.errors import DROPPED_REASON, ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.report import Gather, Observation
-from roseinfer.server.observe.watchdog import watch_engine
+from roseinfer.server.observe.throttle import ThrottledLog
+from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import Inference
 from roseinfer.server.request.service import Service
 from roseinfer.server.routes import models, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
@@ -126,11 +131,13 @@ def _endpoint(inference: Inference) -> Callable[[], Awaitable[Response]]:
 def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watchdog = asyncio.create_task(watch_engine(service))
+        throttled = ThrottledLog(log, MonotonicClock())
+        watches = [asyncio.create_task(watch_engine(service)), asyncio.create_task(watch_descriptors(throttled))]
         try:
             yield
         finally:
-            watchdog.cancel()
+            for watch in watches:
+                watch.cancel()
             service.close()
 
     return lifespan

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 
 from roseinfer.core.config import ServerConfig
-from roseinfer.core.errors import ConfigError
+from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
 
@@ -27,6 +27,8 @@ KEEP_ALIVE_S = 75
 # Objects made since the last young collection, less those freed since: a few hundred running requests.
 YOUNG_OBJECTS = 50_000
 MAX_AUTO_WORKERS = 4
+# Open files: what a start needs, with some clients, and what is asked for if the system has no limit of its own.
+MIN_DESCRIPTORS, MAX_DESCRIPTORS = 128, 2**16
 
 
 class Server(uvicorn.Server):
@@ -90,6 +92,29 @@ def worker_count(asked: int | None, device: str) -> int:
         return asked
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 1 if device == "cpu" else min(max(1, cores // 4), MAX_AUTO_WORKERS)
+
+
+def claim_descriptors(config: ServerConfig) -> None:
+    """Raise the limit on open files as far as the process may, before it has children.
+
+    Raises `ResourceError` if that is too low to start, warns if fewer clients can connect than requests are admitted.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # macOS has limits that it does not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    if soft == resource.RLIM_INFINITY:
+        return
+    if soft < MIN_DESCRIPTORS:
+        raise ResourceError(f"only {soft} files may be open (ulimit -n), at least {MIN_DESCRIPTORS} are needed")
+    if soft < config.max_num_queued_reqs + MIN_DESCRIPTORS:
+        log.warning("only %d files may be open (ulimit -n): too few for %d requests", soft, config.max_num_queued_reqs)
 
 
 def configure_logging(config: ServerConfig) -> None:

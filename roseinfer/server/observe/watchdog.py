@@ -1,13 +1,27 @@
 """Fails open requests loudly when the engine hangs, instead of letting them wait for ever."""
 
 import asyncio
+import errno
 import logging
+import os
 
+from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.request.service import Service
 
 log = logging.getLogger(__name__)
 
 MAX_INTERVAL_S = 1.0
+
+
+async def watch_descriptors(throttled: ThrottledLog) -> None:
+    """Runs until cancelled. The event loop closes connections for which no descriptor is left without a word."""
+    while True:
+        await asyncio.sleep(MAX_INTERVAL_S)
+        try:
+            os.close(os.dup(0))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                throttled.error("no descriptor is left (ulimit -n): new connections are closed")
 
 
 async def watch_engine(service: Service) -> None:

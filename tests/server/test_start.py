@@ -1,0 +1,137 @@
+"""What keeps a server from starting is told in one line, and quickly."""
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer import cli
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.config import ServerConfig
+from roseinfer.core.errors import ResourceError
+from roseinfer.engine import transport
+from roseinfer.server import hosting
+from roseinfer.server.observe import watchdog
+from roseinfer.server.observe.throttle import ThrottledLog
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the embedded model, for a test to spoil its config."""
+    with resources.as_file(resources.files("roseinfer") / "assets" / "tiny") as folder:
+        return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def told(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """The one line that the command ends with."""
+    assert cli.main(["serve", "--port", "0", *options]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith(("roseinfer: error: ", "Traceback"))] == lines[-1:]
+    return lines[-1]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_no_temporary_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], workers: str) -> None:
+    def mkdtemp(**options: Any) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(transport.tempfile, "mkdtemp", mkdtemp)
+    assert "no temporary folder can be made (No usable temporary" in told(capsys, "--api-workers", workers)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_temporary_folder_with_a_long_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, workers: str
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(transport.tempfile, "tempdir", str(long))
+    assert "is too long for a socket" in told(capsys, "--api-workers", workers)
+    assert os.listdir(long) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("vocab_size", 10**12, "vocab_size = 1000000000000 is not supported"),
+        ("num_hidden_layers", 10**9, "num_hidden_layers = 1000000000 is not supported"),
+        ("num_hidden_layers", 10**6, "1000000 layers are not supported"),
+        ("hidden_size", 2**23, "weights, the checkpoint's files hold"),
+        ("intermediate_size", 2**23, "weights, the checkpoint's files hold"),
+        ("max_position_embeddings", 10**15, "max_position_embeddings = 1000000000000000 is not supported"),
+        ("head_dim", 10**9, "head_dim = 1000000000 is not supported"),
+    ],
+)
+def test_absurd_sizes(capsys: pytest.CaptureFixture[str], model: Path, field: str, value: int, why: str) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {field: value}))
+    assert why in told(capsys, str(model), "--api-workers", "1")
+
+
+def test_a_config_that_is_nested_without_end(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "config.json").write_text("[" * 100_000)
+    assert "config.json is nested too deeply" in told(capsys, str(model), "--api-workers", "1")
+
+
+def test_few_descriptors() -> None:
+    script = (
+        "import resource, sys; from roseinfer.cli import main;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); sys.exit(main(['serve', '--port', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == "roseinfer: error: only 40 files may be open (ulimit -n), at least 128 are needed\n"
+
+
+def test_the_limit_on_descriptors_is_raised_as_far_as_it_may(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = [256, 2000]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: limit.__setitem__(slice(None), limits))
+    hosting.claim_descriptors(ServerConfig())
+    assert limit == [2000, 2000] and caplog.records == []
+    hosting.claim_descriptors(ServerConfig(max_num_queued_reqs=1900))
+    assert "only 2000 files may be open (ulimit -n): too few for 1900 requests" in caplog.text
+    limit[:] = [100, 100]
+    with pytest.raises(ResourceError, match="only 100 files"):
+        hosting.claim_descriptors(ServerConfig())
+
+
+def test_connections_for_which_there_is_no_descriptor_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "MAX_INTERVAL_S", 0.001)
+    full = True
+
+    def dup(descriptor: int) -> int:
+        if full:
+            raise OSError(24, "Too many open files")
+        return os.open(os.devnull, os.O_RDONLY)
+
+    async def main() -> None:
+        nonlocal full
+        monkeypatch.setattr(watchdog.os, "dup", dup)
+        clock = ManualClock()
+        watching = asyncio.create_task(watchdog.watch_descriptors(ThrottledLog(logging.getLogger("x"), clock)))
+        await asyncio.sleep(0.05)
+        assert len(caplog.records) == 1
+        clock.advance(11)
+        await asyncio.sleep(0.05)
+        full = False
+        await asyncio.sleep(0.02)
+        watching.cancel()
+
+    asyncio.run(main())
+    first, second = (record.message for record in caplog.records)
+    assert first == "no descriptor is left (ulimit -n): new connections are closed"
+    assert second.startswith(first) and "times more since the last such line" in second
