@@ -177,6 +177,19 @@ def test_with_two_steps_in_flight_drafts_follow_a_token_that_nobody_has_seen() -
     ]
 
 
+def test_nobody_sits_a_step_out_while_drafts_are_verified() -> None:
+    """With two steps in flight requests would take turns: two half batches read the weights twice."""
+    core = make_core(depth=2, drafter=Oracle({"a:0": said(max_tokens=24)}, 50, right=0.8, most=2))
+    add(core, "a", PROMPT, ignore_eos=True, seed=1, max_tokens=24)
+    add(core, "b", PROMPT[:3], ignore_eos=True, seed=2, max_tokens=8)
+    for _ in range(5):
+        core.step()
+    plans = submitted(core)
+    assert sum(plan.num_drafts > 0 for plan in plans) >= 3
+    assert [len(plan.rows) for plan in plans] == [2] * len(plans)
+    run_dry(core)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_request_whose_drafts_are_verified_is_not_planned(depth: int) -> None:
     core = make_core(drafter=Script([1, 2], [3]))
