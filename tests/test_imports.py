@@ -208,7 +208,7 @@ def test_imports_of(module):
         ("roseinfer.sched.scheduler", "from roseinfer.engine import core"),
         ("roseinfer.models.llama", "from roseinfer.kv.manager import KvManager"),
         ("roseinfer.runner.sampler", "from roseinfer.sched.scheduler import Scheduler"),
-        ("roseinfer.layers.norm", "import roseinfer.runner.seats"),
+        ("roseinfer.layers.linear", "import roseinfer.runner.seats"),
         ("roseinfer.engine.core", "import torch"),
         ("roseinfer.engine.core", "def f():\n    from roseinfer.runner.build import build_runner"),
         ("roseinfer.engine.llm", "from roseinfer.engine.process import build_engine"),

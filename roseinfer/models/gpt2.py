@@ -4,8 +4,7 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform
-from roseinfer.layers.linear import MLP
-from roseinfer.layers.norm import LayerNorm
+from roseinfer.layers.linear import MLP, LayerNorm
 from roseinfer.models.config import ModelSpec
 from roseinfer.models.decoder import Names, SelfAttention
 from roseinfer.quant.base import Build, WeightSource

@@ -7,8 +7,7 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies, linear_frequencies, llama3_frequencies
-from roseinfer.layers.linear import GatedMLP
-from roseinfer.layers.norm import RMSNorm
+from roseinfer.layers.linear import GatedMLP, RMSNorm
 from roseinfer.models.config import ModelSpec, RopeSpec
 from roseinfer.models.decoder import Names, SelfAttention
 from roseinfer.quant.base import Build, WeightSource

@@ -5,8 +5,7 @@ import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.embedding import LMHead, VocabEmbedding
-from roseinfer.layers.linear import Linear, Out, Split
-from roseinfer.layers.norm import RMSNorm
+from roseinfer.layers.linear import Linear, Out, RMSNorm, Split
 from roseinfer.quant.base import WeightSource
 from tests.helpers.weights import Imagined, Named, build_for
 

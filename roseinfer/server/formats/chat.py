@@ -18,9 +18,8 @@ from roseinfer.server.formats.answers import (
     first,
 )
 from roseinfer.server.formats.planning import Draft, given
-from roseinfer.server.formats.sampling import chat_logprobs as asked_logprobs
-from roseinfer.server.formats.sampling import chat_max_tokens
-from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, parse
+from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, chat_max_tokens, parse
+from roseinfer.server.formats.schemas import chat_logprobs as asked_logprobs
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage

@@ -19,8 +19,7 @@ from roseinfer.server.formats.answers import (
     first,
 )
 from roseinfer.server.formats.planning import Draft, given
-from roseinfer.server.formats.sampling import completion_logprobs, completion_max_tokens
-from roseinfer.server.formats.schemas import CompletionRequest, parse
+from roseinfer.server.formats.schemas import CompletionRequest, completion_logprobs, completion_max_tokens, parse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage

@@ -6,8 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roseinfer.core.request import kept_prompt_tokens
-from roseinfer.server.formats.sampling import LogprobsAsked, fit, sampling_params, spelled_out
-from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions, unknown_fields
+from roseinfer.server.formats.schemas import (
+    GenerationRequest,
+    LogprobsAsked,
+    StreamOptions,
+    fit,
+    sampling_params,
+    spelled_out,
+    unknown_fields,
+)
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Prompt, StreamChoices
