@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
-    """The framework's routes and documents, with middleware of our own in front: `in_front` of the framework's."""
+    """The framework's routes and documents. `front`, with middleware of our own before them, is what is served."""
 
-    in_front: Callable[[ASGIApp], ASGIApp]
+    front: ASGIApp
 
-    def build_middleware_stack(self) -> ASGIApp:
-        return self.in_front(super().build_middleware_stack())
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front(scope, receive, send)
 
 
 def create_app(engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> Application:
@@ -94,7 +94,7 @@ def build_app(parts: ServerParts) -> Application:
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
-    app.in_front = lambda inner: _in_front(inner, inferences, config, http_metrics)
+    app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics)
     app.state.service = service
     return app
 

@@ -143,7 +143,7 @@ def listen(config: ServerConfig) -> socket.socket:
 def uvicorn_config(parts: ServerParts, on_closed: Callable[[], None] | None = None) -> uvicorn.Config:
     """`on_closed` is called when a connection has ended."""
     return uvicorn.Config(
-        build_app(parts),
+        build_app(parts).front,
         http=limited_protocol(parts.service.limits, on_closed),
         ws="none",
         lifespan="on",

@@ -55,7 +55,10 @@ class Draft:
 
     def _kept_of_prompts(self, max_tokens: int | None) -> int | None:
         """How many of each prompt's last tokens are used, None = all; the engine need not know of it any more."""
-        truncate, self.params = self.params.truncate_prompt_tokens, replace(self.params, truncate_prompt_tokens=None)
+        truncate = self.params.truncate_prompt_tokens
+        if truncate is None:
+            return None
+        self.params = replace(self.params, truncate_prompt_tokens=None)
         context = self.call.backend.info.max_model_len
         # The rest of the context is what is left, but it cannot be nothing.
         return kept_prompt_tokens(truncate, 1 if max_tokens is None else max_tokens, context)

@@ -1,0 +1,21 @@
+"""benchmarks/request_files.py: it answers a request, which stays within what a reader can hold in the head."""
+
+import re
+import subprocess
+import sys
+
+MOST_FILES = 60
+
+
+def test_one_chat_request_runs_few_files() -> None:
+    command = [sys.executable, "-m", "benchmarks.request_files", "--files"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    found = re.fullmatch(r"total files (\d+) functions (\d+)", last)
+    assert found is not None, last
+    listed = [line for line in lines if line.startswith("    ")]
+    assert len(listed) == int(found[1]) and int(found[2]) > int(found[1])
+    assert any("server/request/inference.py" in line for line in listed), "the server is seen"
+    assert any("sched/scheduler.py" in line for line in listed), "the engine's thread is seen"
+    assert int(found[1]) <= MOST_FILES, "merge what is one concept, or spare the request a hop:\n" + "\n".join(lines)
