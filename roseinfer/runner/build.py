@@ -166,7 +166,7 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str) -> int
     context = min(config.model.max_model_len or model.spec.max_position, model.spec.max_position)
     limits = StepLimits.of(config.scheduler, context)
     lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
-    context = min(context, max(lengths) + 1)
+    context = min(context, limits.max_tokens)
     num_blocks = sum(length // config.cache.block_size + 1 for length in lengths)
     torch.cuda.synchronize(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
@@ -174,7 +174,12 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str) -> int
     shape = _shape(config, num_blocks, context, backend, limits)
     shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows)
     assembly = assemble(model, shape)
-    rehearse(assembly.runner, assembly.seats, num_blocks, lengths)
+    try:
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths)
+    except torch.OutOfMemoryError as error:
+        chunked = config.scheduler.enable_chunked_prefill
+        options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"
+        raise ConfigError(f"there is no memory for a step of {limits.max_tokens} tokens; lower {options}") from error
     step_bytes = torch.cuda.max_memory_allocated(model.device) - before
     captures = assembly.graphable and not config.model.enforce_eager
     del assembly

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import Row, StepLimits, StepPlan
 from roseinfer.runner import build
 from roseinfer.runner.build import build_runner
@@ -75,16 +76,21 @@ def test_a_rehearsal_keeps_within_them(folder: Path, plans: list[StepPlan], chun
     assert all(plan.num_tokens <= facts.limits.max_tokens for plan in plans)
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-def test_the_memory_of_the_fullest_step_is_measured(
-    folder: Path, plans: list[StepPlan], chunked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without chunking that is a whole context beside all that decode, not the budget."""
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's memory, as far as it is asked about."""
     for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device=None: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (8 << 30, 8 << 30))
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_the_memory_of_the_fullest_step_is_measured(
+    folder: Path, plans: list[StepPlan], chunked: bool, pretended_gpu: None
+) -> None:
+    """Without chunking that is a whole context beside all that decode, not the budget."""
     options = config(enable_chunked_prefill=chunked)
     built = build_runner(options, folder)
     plans.clear()
@@ -92,3 +98,17 @@ def test_the_memory_of_the_fullest_step_is_measured(
     limits = built.facts.limits
     fullest = max(plans, key=lambda plan: plan.num_tokens)
     assert (len(fullest.rows), fullest.num_tokens) == (limits.max_rows, limits.max_tokens)
+
+
+def test_a_step_that_exceeds_the_memory_is_said_so(
+    folder: Path, pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = config(enable_chunked_prefill=False)
+    built = build_runner(options, folder)
+
+    def out_of_memory(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(build, "rehearse", out_of_memory)
+    with pytest.raises(ConfigError, match="a step of 67 tokens; lower max_model_len, or let prompts be chunked"):
+        build._free_cuda_bytes(options, built.runner._model, "torch")
