@@ -31,9 +31,9 @@ MAY_IMPORT = {
     "parallel": {"core"},
     "quant": {"core", "kernels", "parallel"},
     "layers": {"core", "kernels", "parallel", "quant"},
-    "attention": {"core", "kernels", "quant", "layers"},
+    "attention": {"core", "kernels", "quant"},
     "models": {"core", "attention", "layers", "parallel", "quant"},
-    "runner": {"core", "kernels", "attention", "layers", "models"},
+    "runner": {"core", "kernels", "attention", "models"},
     "server": {"core", "text", "engine", "predictor"},
     "bench": {"core", "engine", "hub", "text", "server"},
     "commands": {

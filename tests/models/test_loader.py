@@ -84,7 +84,8 @@ def test_missing_unexpected_and_misshaped_tensors_are_named(llama: Path) -> None
 
 
 def test_folders_without_weights(llama: Path) -> None:
-    (llama / "model.safetensors").write_bytes(b"\x10\x00\x00\x00not safetensors")
+    size = (llama / "model.safetensors").stat().st_size
+    (llama / "model.safetensors").write_bytes(b"\x10\x00\x00\x00not safetensors".ljust(size))
     with pytest.raises(UnsupportedModelError, match="safetensors"):
         load(llama)
     (llama / "model.safetensors").unlink()
