@@ -37,8 +37,8 @@ class RowMasks:
 class MaskTable:
     """What to add to the logits of eight tokens, for every byte of a mask: 0 where a bit is set, -inf where not.
 
-    Looking a byte up and adding took 85 us a row of 151,936 logits on one core, where taking the bits apart and filling
-    took 670.
+    On one core of an EPYC, 16 rows of 151,936 logits: 104 us a row, where taking the bits apart with shifts and filling
+    with -inf takes 1.2 ms.
     """
 
     def __init__(self, device: torch.device) -> None:
