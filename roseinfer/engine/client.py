@@ -89,7 +89,7 @@ class EngineWatch:
             self._death = reason
 
 
-class Live:
+class LiveRequest:
     """A request in the engine, until its last sample ends or it fails."""
 
     __slots__ = ("_engine", "left", "request_id", "sink", "texts", "wire_id")
@@ -144,9 +144,9 @@ class AsyncEngine(EngineWatch):
         self._inflight = inflight
         self._tokenizer = tokenizer
         self._prefix = prefix
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._numbers = itertools.count()
-        self._sequences: dict[str, tuple[Live, SequenceText]] = {}
+        self._sequences: dict[str, tuple[LiveRequest, SequenceText]] = {}
 
     @classmethod
     async def start(
@@ -172,7 +172,7 @@ class AsyncEngine(EngineWatch):
         mailbox = Mailbox(request.n)
         return MailboxStream(mailbox, self.submit(request, mailbox))
 
-    def submit(self, request: GenerateRequest, sink: Sink) -> Live:
+    def submit(self, request: GenerateRequest, sink: Sink) -> LiveRequest:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if self._death is not None:
@@ -185,7 +185,7 @@ class AsyncEngine(EngineWatch):
         # The engine knows a request by an id that is used once: a cancelled one may still be on its way there and
         # back when its request_id is used again. It is short because it comes back with every token.
         wire_id = f"{self._prefix}{next(self._numbers)}"
-        live = Live(self, request.request_id, wire_id, texts, sink)
+        live = LiveRequest(self, request.request_id, wire_id, texts, sink)
         self._send_add(request, wire_id)
         self._live[request.request_id] = live
         for text in texts:
@@ -213,7 +213,7 @@ class AsyncEngine(EngineWatch):
             raise InvalidRequestError("the prompt is empty", "prompt")
         check_context(len(request.prompt_ids), request.params.max_tokens, self.info.max_model_len)
 
-    def cancel(self, live: Live) -> None:
+    def cancel(self, live: LiveRequest) -> None:
         """Abort what is left of a request."""
         if self._live.get(live.request_id) is not live:
             return
@@ -222,11 +222,11 @@ class AsyncEngine(EngineWatch):
         if left and self._death is None and not self._closed:
             self._transport.send(Abort(left))
 
-    def _fail(self, live: Live, error: RoseinferError) -> None:
+    def _fail(self, live: LiveRequest, error: RoseinferError) -> None:
         self._forget(live)
         live.sink.fail(error)
 
-    def _forget(self, live: Live) -> None:
+    def _forget(self, live: LiveRequest) -> None:
         self._live.pop(live.request_id, None)
         for text in live.texts:
             self._sequences.pop(live.sequence_id(text), None)
@@ -279,14 +279,14 @@ class AsyncEngine(EngineWatch):
         if aborts:
             self._transport.send(Abort(aborts))
 
-    def _end_sequence(self, sequence: str, live: Live) -> None:
+    def _end_sequence(self, sequence: str, live: LiveRequest) -> None:
         del self._sequences[sequence]
         live.left -= 1
         if not live.left:
             self._live.pop(live.request_id, None)
             self._inflight.note(len(self._live))
 
-    def _fail_request(self, live: Live, error: RequestFailedError) -> None:
+    def _fail_request(self, live: LiveRequest, error: RequestFailedError) -> None:
         """End a request of which one sample failed: the other samples have no use without it."""
         left = [live.sequence_id(text) for text in live.texts if not text.ended]
         self._fail(live, error)

@@ -5,7 +5,7 @@ import os
 from enum import IntEnum
 
 from roseinfer.engine.client import Inflight
-from roseinfer.server.request.lifecycle import Room
+from roseinfer.server.request.lifecycle import Occupancy
 
 _COUNT_BYTES = 8
 
@@ -57,7 +57,7 @@ def counters_file(path: str, workers: int) -> int:
     return descriptor
 
 
-class SharedRoom(Room):
+class SharedOccupancy(Occupancy):
     """What requests take up in all workers."""
 
     def __init__(self, counters: SharedCounters, worker: int) -> None:

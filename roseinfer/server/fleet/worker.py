@@ -36,7 +36,7 @@ from roseinfer.server.fleet.control import (
     Up,
     WorkerBoot,
 )
-from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedRoom
+from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedOccupancy
 from roseinfer.server.fleet.handover import ConnectionReceiver
 from roseinfer.server.fleet.heartbeat import Pulse
 from roseinfer.server.hosting import (
@@ -99,7 +99,7 @@ class Worker:
             boot.config,
             boot.model_name,
             self._gather,
-            room=SharedRoom(self._counters, boot.index),
+            room=SharedOccupancy(self._counters, boot.index),
             share=1 / boot.workers,
             slo_classes=boot.slo_classes,
         )

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from roseinfer.core.outputs import COMPLETE, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
 from roseinfer.server.observe.tallies import Counter, Histogram, Numbers, Tallies, total
-from roseinfer.server.request.job import PromptRun, Sample
+from roseinfer.server.request.job import PromptRun, SampleRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -154,7 +154,7 @@ class EngineMetrics:
             if finish in COMPLETE:
                 self._phases(sample)
 
-    def _phases(self, sample: Sample) -> None:
+    def _phases(self, sample: SampleRecord) -> None:
         """Times on the engine's clock; those of a phase that was never reached are left out."""
         times = sample.times
         if times is None or not times.scheduled_s:

@@ -8,7 +8,7 @@ from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.http.errors import SloUnattainable, deadline_exceeded
-from roseinfer.server.request.job import Account, Job, Prompt, PromptRun, Sample
+from roseinfer.server.request.job import Account, Job, Prompt, PromptRun, SampleRecord
 
 _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 
@@ -120,7 +120,7 @@ class Generation:
         if chunk.finish_reason is not None:
             self._check_end(sample, chunk)
 
-    def _check_end(self, sample: Sample, chunk: SequenceChunk) -> None:
+    def _check_end(self, sample: SampleRecord, chunk: SequenceChunk) -> None:
         """Raises if the answer as a whole comes to nothing: one sample of it was turned away, or none has a token."""
         if chunk.finish_reason is FinishReason.REJECTED:
             assert chunk.rejection is not None, "the scheduler says why"
@@ -132,7 +132,7 @@ class Generation:
         if not sample.tokens and chunk.finish_reason in COMPLETE:  # none was wanted: the prompt was scored
             sample.first_s = sample.last_s = self._clock.now()
 
-    def _note_tokens(self, run: PromptRun, sample: Sample, tokens: int) -> None:
+    def _note_tokens(self, run: PromptRun, sample: SampleRecord, tokens: int) -> None:
         now_s = self._clock.now()
         if run.first_s is None:
             run.first_s = now_s
@@ -145,7 +145,7 @@ class Generation:
 
 
 def _run_of(job: Job, prompt: Prompt) -> PromptRun:
-    samples = [Sample() for _ in range(job.n)]
+    samples = [SampleRecord() for _ in range(job.n)]
     return PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)
 
 

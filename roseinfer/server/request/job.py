@@ -91,7 +91,7 @@ class Job:
 
 # --- what is noted of it while it runs, for usage, metrics and the log ------------------------------------------------
 @dataclass(slots=True)
-class Sample:
+class SampleRecord:
     """One choice. `first_s`, `last_s`: when its first and its newest token came, 0 before the first."""
 
     tokens: int = 0
@@ -116,7 +116,7 @@ class PromptRun:
     prompt_tokens: int
     max_tokens: int
     arrival_s: float
-    samples: list[Sample]
+    samples: list[SampleRecord]
     cached_tokens: int = 0
     first_s: float | None = None
 
@@ -197,7 +197,7 @@ def measured(runs: Sequence[PromptRun]) -> Measured | None:
     )
 
 
-def _tpot_s(sample: Sample) -> float:
+def _tpot_s(sample: SampleRecord) -> float:
     return (sample.last_s - sample.first_s) / (sample.tokens - 1) if sample.tokens > 1 else 0.0
 
 

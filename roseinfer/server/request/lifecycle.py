@@ -84,7 +84,7 @@ class DrainRate:
         return min(max(1.0, count * span_s / len(self._ends_s)), MAX_RETRY_S)
 
 
-class Room:
+class Occupancy:
     """What the requests in the server take up. Who serves beside others puts a class in its place that knows of
     theirs too.
     """
@@ -132,7 +132,7 @@ class Ticket:
         self._prompts = prompts
 
 
-class Live:
+class Registration:
     """`with` it a request is among those that can be ended together. `on_left` is called when it is not any more."""
 
     def __init__(
@@ -159,9 +159,9 @@ class Lifecycle:
     `share`: the part of the server's requests that come here, for estimates of how fast it serves.
     """
 
-    def __init__(self, max_prompts: int, clock: Clock, room: Room | None = None, share: float = 1.0) -> None:
+    def __init__(self, max_prompts: int, clock: Clock, room: Occupancy | None = None, share: float = 1.0) -> None:
         self.phase = Phase.LOADING
-        self.room = room or Room()
+        self.room = room or Occupancy()
         self._max_prompts = max_prompts
         self._share = share
         self._rate = DrainRate(clock)
@@ -213,15 +213,15 @@ class Lifecycle:
         for _ in range(min(prompts, RATE_WINDOW)):
             self._rate.note()
 
-    def live(self, request: Interruptible) -> Live:
+    def live(self, request: Interruptible) -> Registration:
         """Makes `request` known to `interrupt_all`. Raises the cause if everything was stopped already."""
         if self._stopped is not None:
             raise self._stopped
-        return Live(self._live, request, self._changed.set)
+        return Registration(self._live, request, self._changed.set)
 
-    def delivery(self, answer: Interruptible) -> Live:
+    def delivery(self, answer: Interruptible) -> Registration:
         """Makes the last part of an answer, of which the engine knows nothing any more, known to `cut`."""
-        return Live(self._deliveries, answer, self._changed.set)
+        return Registration(self._deliveries, answer, self._changed.set)
 
     @property
     def delivering(self) -> int:

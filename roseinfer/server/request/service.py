@@ -17,7 +17,7 @@ from roseinfer.server.http.errors import ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
-from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Room
+from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy
 from roseinfer.server.request.prompts import Offload, PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class Service:
         observing: Observing,
         clock: Clock | None = None,
         *,
-        room: Room | None = None,
+        room: Occupancy | None = None,
         share: float = 1.0,
         slo_classes: SloClasses | None = None,
     ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedRoom, counters_file
+from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedOccupancy, counters_file
 from roseinfer.server.request.lifecycle import Lifecycle
 
 WORKERS = 3
@@ -42,7 +42,9 @@ def test_another_process_sees_it_and_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_queue_is_full_for_everybody_at_once(counters: SharedCounters) -> None:
-    lifecycles = [Lifecycle(3, ManualClock(), SharedRoom(counters, worker), 1 / WORKERS) for worker in range(WORKERS)]
+    lifecycles = [
+        Lifecycle(3, ManualClock(), SharedOccupancy(counters, worker), 1 / WORKERS) for worker in range(WORKERS)
+    ]
     for lifecycle in lifecycles:
         lifecycle.ready()
     with lifecycles[0].ticket() as ticket, lifecycles[1].ticket():
