@@ -549,6 +549,7 @@ class Scheduler:
     ) -> End:
         self.running.pop(request.request_id, None)
         self.waiting.discard(request)
+        self._liveness.got_further()
         request.status = Status.FINISHED
         self._guided.discard(request.request_id)
         if request.in_flight == 0:

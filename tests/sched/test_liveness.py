@@ -141,3 +141,17 @@ def test_requests_that_take_each_other_s_blocks_come_to_an_end(policy: str) -> N
     done = run_dry(core, max_steps=100_000)
     assert sum(len(each.tokens) for each in done.values()) == 24 * 71 + 79 + 2 * 74
     assert (core.scheduler.stats().policy_stalls > 0) == (policy == "scorpio")
+
+
+def test_whoever_ends_leaves_the_others_a_fresh_start() -> None:
+    core = make_core(max_num_seqs=2)
+    liveness = core.scheduler._liveness
+    add(core, "a", [1, 2, 3])
+    core.step()
+    for _ in range(4):
+        assert not liveness.thrashing
+        liveness.preempted(core.scheduler.policy)
+    assert liveness.thrashing
+    core.abort(["a:0"])
+    assert not liveness.thrashing
+    run_dry(core)
