@@ -104,7 +104,9 @@ class WaitingQueue:
 
     def leads(self, request: Request) -> bool:
         """Whether the request stands for its entry, and could start."""
-        return self._lead(_family_of(request)) is request and self.can_start(request)
+        family = request.fork_of or request.request_id
+        lead = self._arrived.get(family) or self._returned.get(family)
+        return lead is request and request.seat is None and (family is request.request_id or self.can_start(request))
 
     def members(self, lead: Request) -> Sequence[Request]:
         """The lead and those of its entry that could start with it, the lead first."""

@@ -91,9 +91,10 @@ class Admission:
 
     def _first_of(self, entries: list[Entry]) -> Iterator[Track]:
         """The first that could start, each followed by the samples of the same request that could start with it."""
-        view, waiting = self._view, self._state.ledger.waiting
-        for lead in first_of(entries, lambda track: view.can_start(track.request), self._tuning.looked_at):
-            for request in view.members(lead.request):
+        members, waiting = self._view.members, self._state.ledger.waiting
+        for lead in first_of(entries, self._view.can_start, self._tuning.looked_at):
+            yield lead
+            for request in members(lead.request)[1:]:
                 yield waiting[request.request_id]
 
     def _walk_rest(self) -> None:

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from math import inf
 
-from roseinfer.core.request import Status
+from roseinfer.core.request import Request, Status
 from roseinfer.sched.ledger import Track
 
 Entry = tuple[float, int, Track]
@@ -74,7 +74,7 @@ def _waits(entry: Entry) -> bool:
     return track.request.status is Status.WAITING and track.entry == number
 
 
-def first_of(entries: list[Entry], can_start: Callable[[Track], bool], most: int) -> Iterator[Track]:
+def first_of(entries: list[Entry], can_start: Callable[[Request], bool], most: int) -> Iterator[Track]:
     """The first `most` of those that could start; drops those that wait no longer from the head.
 
     Those that could not start do not count: many samples may wait for one that is further behind.
@@ -83,4 +83,4 @@ def first_of(entries: list[Entry], can_start: Callable[[Track], bool], most: int
     while gone < len(entries) and not _waits(entries[gone]):
         gone += 1
     del entries[:gone]
-    return islice((entry[2] for entry in entries if _waits(entry) and can_start(entry[2])), most)
+    return islice((entry[2] for entry in entries if _waits(entry) and can_start(entry[2].request)), most)
