@@ -106,7 +106,7 @@ class WaitingQueue:
         """Whether the request stands for its entry, and could start."""
         family = request.fork_of or request.request_id
         lead = self._arrived.get(family) or self._returned.get(family)
-        return lead is request and request.seat is None and (family is request.request_id or self.can_start(request))
+        return lead is request and request.seat is None and (request.fork_of is None or self.can_start(request))
 
     def members(self, lead: Request) -> Sequence[Request]:
         """The lead and those of its entry that could start with it, the lead first."""
