@@ -107,7 +107,7 @@ class Linear:
     ) -> None:
         self._in = Out(in_features, unit)
         self._outs = tuple(Out(out) if isinstance(out, int) else out for out in outs)
-        self._split = split
+        self.split = split
         self._epilogue = Epilogue(activation, gated)
         self._bias = bias
         self._partial_in: Group | None = None  # the group that sums partial results
@@ -119,10 +119,10 @@ class Linear:
         dealt out to, else like `WeightSource.read`.
         """
         group = source.build.group
-        if self._split is Split.INPUTS and group.size > 1:
+        if self.split is Split.INPUTS and group.size > 1:
             self._partial_in = group
         # The bias of partial results is added once, like the residual.
-        here = self._bias and (self._split is Split.OUTPUTS or group.rank == 0)
+        here = self._bias and (self.split is Split.OUTPUTS or group.rank == 0)
         if self._bias and not here:
             for name in names:
                 source.leave(f"{name}.bias")
@@ -131,7 +131,7 @@ class Linear:
 
     def _pieces(self, group: Group, names: Sequence[str], transposed: bool, bias: bool) -> list[Piece]:
         ins = Share(0, self._in.width, self._in.width)
-        if self._split is Split.INPUTS:
+        if self.split is Split.INPUTS:
             ins = share_of(group, self._in.width, unit=self._in.unit)
             outs = [Share(0, out.width, out.width) for out in self._outs]
         else:
@@ -164,6 +164,7 @@ class NormedLinear:
     """linear(norm(x)): how every block of a transformer begins. The linear layer is one split by outputs."""
 
     def __init__(self, norm: Norm, linear: Linear) -> None:
+        assert linear.split is Split.OUTPUTS, "nothing adds up partial results here"
         self._norm = norm
         self._linear = linear
 
