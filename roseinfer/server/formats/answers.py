@@ -185,7 +185,7 @@ class EventEncoder:
         self._writer = writer
         self._usage = usage
         self._choices = Choices(job)
-        self._due: dict[Choice, None] = {}
+        self.due: dict[Choice, None] = {}  # that have something to say
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             dumps(job.id),
             dumps(writer.chunk_object),
@@ -201,11 +201,6 @@ class EventEncoder:
         job, options = self._job, self._options
         told = job.logprobs is not None or job.return_token_ids or options.continuous_usage
         return not told and options.interval == 1
-
-    @property
-    def due(self) -> bool:
-        """Whether some choice has something to say."""
-        return bool(self._due)
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
         """The event of a chunk that brings nothing but text to a choice that has begun and of which nothing waits.
@@ -224,11 +219,11 @@ class EventEncoder:
         choice = self._choices.add(prompt, chunk)
         if chunk.finish_reason is None and choice.waiting < (self._options.interval if choice.opened else 1):
             return False
-        self._due[choice] = None
+        self.due[choice] = None
         return True
 
     def take(self) -> list[tuple[Choice, Piece]]:
-        due, self._due = self._due, {}
+        due, self.due = self.due, {}
         return [(choice, choice.take()) for choice in due]
 
     def encode(self, taken: list[tuple[Choice, Piece]]) -> bytes:

@@ -4,6 +4,7 @@ What they look like on the wire is the business of the answer's format: an `Enco
 """
 
 import asyncio
+from collections.abc import Sized
 from typing import Any, Protocol
 
 from starlette.types import Send
@@ -28,8 +29,8 @@ class Encoder(Protocol):
     """Chunks of a job as the bytes of a stream. `add` each; what is then `due` is `taken` and `encode`d, in order."""
 
     @property
-    def due(self) -> bool:
-        """Whether there is something to say."""
+    def due(self) -> Sized:
+        """What has something to say; empty if nothing has. Asked once a token."""
         ...
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
