@@ -13,7 +13,7 @@ from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 
 
-class Admission:
+class SlackAdmission:
     """One step's. `admitted`: with the prompt tokens of each; they start as far as the step has tokens for them."""
 
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:

@@ -1,6 +1,4 @@
-"""What the slack policy knows from step to step. The policy tells it what happens; `Admission` and `SlackStep` plan
-from it.
-"""
+"""What the slack policy knows from step to step: the policy tells it what happens, and each step is planned from it."""
 
 from collections.abc import Sequence
 from math import inf

@@ -6,7 +6,7 @@ from math import inf
 from roseinfer.core.request import Request
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.planned import PlannedDecision
-from roseinfer.sched.policies.slack.admission import Admission
+from roseinfer.sched.policies.slack.admission import SlackAdmission
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View
 
@@ -28,7 +28,7 @@ class SlackStep:
     def decide(self) -> Decision:
         state, p = self._state, self._params
         self._measure()
-        admission = Admission(state, self._view, self._now_s)
+        admission = SlackAdmission(state, self._view, self._now_s)
         admission.run(self._slacks, self._context)
         filling = state.ledger.filling.values()
         prompts = [*((track, track.request.remaining) for track in filling), *admission.admitted]
