@@ -1,5 +1,6 @@
 """Request bodies that are wrong in some way, the same for the same seed."""
 
+import copy
 import json
 import random
 from typing import Any
@@ -51,17 +52,22 @@ def mutated(rng: random.Random) -> tuple[str, bytes]:
     return path, data
 
 
+def _odd(rng: random.Random) -> Any:
+    """A copy: what is changed further must not be changed in the list."""
+    return copy.deepcopy(rng.choice(ODD))
+
+
 def _change(rng: random.Random, body: dict[str, Any]) -> None:
     """One value somewhere in the body, or a field more or less."""
     kind = rng.randrange(4)
     if kind == 0:
-        body[rng.choice(FIELDS)] = rng.choice(ODD)
+        body[rng.choice(FIELDS)] = _odd(rng)
     elif kind == 1 and body:
         del body[rng.choice(list(body))]
     else:
         place, key = _somewhere(rng, body)
         if place is not None:
-            place[key] = rng.choice(ODD)
+            place[key] = _odd(rng)
 
 
 def _somewhere(rng: random.Random, value: Any) -> tuple[Any, Any]:
