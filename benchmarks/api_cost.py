@@ -65,6 +65,9 @@ class Wireless(asyncio.Transport):
     def write(self, data: Any) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return False
 
