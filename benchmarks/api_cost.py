@@ -65,9 +65,6 @@ class Wireless(asyncio.Transport):
     def write(self, data: Any) -> None:
         pass
 
-    def get_write_buffer_size(self) -> int:
-        return 0
-
     def is_closing(self) -> bool:
         return False
 
