@@ -77,6 +77,34 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if not self._plain():
+            self._check()
+
+    def _plain(self) -> bool:
+        """Whether all is seen to be right at a glance, as it is of most requests: each is checked in the server and
+        again in the engine, and one look at every field costs far less than `_check`, which says what is wrong.
+        """
+        return (
+            type(self.max_tokens) is type(self.min_tokens) is type(self.top_k) is int
+            and 0 <= self.min_tokens <= self.max_tokens
+            and 0 <= self.top_k <= INT64_MAX
+            and type(self.temperature) is type(self.top_p) is type(self.min_p) is float
+            and 0.0 <= self.temperature <= 2.0
+            and 0.0 < self.top_p <= 1.0
+            and 0.0 <= self.min_p <= 1.0
+            and type(self.repetition_penalty) is float
+            and self.repetition_penalty == 1.0
+            and type(self.presence_penalty) is type(self.frequency_penalty) is float
+            and self.presence_penalty == self.frequency_penalty == 0.0
+            and (self.seed is None or (type(self.seed) is int and INT64_MIN <= self.seed <= INT64_MAX))
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and () == self.logit_bias == self.stop == self.stop_token_ids == self.bad_words == self.bad_token_ids
+            and self.allowed_token_ids is None
+            and self.truncate_prompt_tokens is None
+        )
+
+    def _check(self) -> None:
         self._make_tuples()
         _check_int("max_tokens", self.max_tokens, 0, None)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)

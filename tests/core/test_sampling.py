@@ -1,5 +1,6 @@
 """Sampling parameters out of range are refused by name, whatever they are."""
 
+import dataclasses
 import math
 
 import pytest
@@ -60,3 +61,28 @@ def test_what_is_no_integer_in_range_is_refused(name: str, value: object) -> Non
     with pytest.raises(InvalidRequestError, match=f"{name} must be") as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+
+
+def unchecked(**changes: object) -> SamplingParams:
+    """Parameters as they stand before anything looked at them."""
+    params = object.__new__(SamplingParams)
+    for field in dataclasses.fields(SamplingParams):
+        object.__setattr__(params, field.name, changes.get(field.name, field.default))
+    return params
+
+
+ODD = (None, True, False, -1, 0, 1, 7, 17, 2**63, -(2**63) - 1, 10**400, 0.0, -0.01, 0.5, 1.0, 1.01, 2.0, 2.01, -2.01)
+ODD += (101.0, math.inf, math.nan, "", "x", (), [], [1], (-1,), ("",), ((1,),), ((1, 2.0),), ((1, 101.0),))
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
+def test_what_passes_at_a_glance_passes_the_checks(name: str) -> None:
+    passed = 0
+    for value in ODD:
+        params = unchecked(**{name: value})
+        if params._plain():
+            params._check()
+            assert getattr(params, name) is value
+            passed += 1
+    assert 0 < passed <= len(ODD)
+    assert unchecked()._plain()
