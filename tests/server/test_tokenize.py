@@ -71,7 +71,7 @@ def test_the_tokenizer_is_told_as_its_config_has_it(tmp_path: Path) -> None:
         "tokenizer_class": "LlamaTokenizerFast",
         "eos_token": {"content": "<|end|>", "lstrip": False},
         "bos_token": None,
-        "model_max_length": 1000,
+        "model_max_length": 1000000000000000019884624838656,
         "chat_template": "not this",
         "name_or_path": "/home/somebody/model",
     }
@@ -81,6 +81,6 @@ def test_the_tokenizer_is_told_as_its_config_has_it(tmp_path: Path) -> None:
             "tokenizer_class": "LlamaTokenizerFast",
             "eos_token": "<|end|>",
             "bos_token": None,
-            "model_max_length": 1000,
+            "model_max_length": 1000000000000000019884624838656,
             "chat_template": "{{ messages }}",
         }

@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info."""
 
+import json
 from typing import Any
 
 from fastapi import FastAPI
@@ -43,7 +44,8 @@ def add(app: FastAPI, service: Service) -> None:
             return _with_warnings({"prompt": text}, warnings)
 
     async def tokenizer_info() -> Response:
-        return JsonResponse(_description(service.backend.tokenizer))
+        # Written as it was read: orjson does not take the length of 10**30 that means "no limit" in many configs.
+        return JsonResponse(json.dumps(_description(service.backend.tokenizer)).encode())
 
     app.add_api_route("/tokenizer_info", tokenizer_info, tags=["tokens"], **docs(TokenizerInfo, 401, 503))
     errors = (400, 401, 404, 408, 413, 503)
