@@ -194,6 +194,7 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._head_arrived()
+            self._expect_nothing()
             self._buffer.stop_expecting()
             if self._probe_timer is not None:
                 self._probe_timer.cancel()
@@ -213,12 +214,14 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
                 self.send_400_response("The request's head is too large.")
 
         def on_message_begin(self) -> None:
+            self._expect_nothing()
             super().on_message_begin()
             if self._head_timer is None:
                 self._expect_head()
 
         def on_headers_complete(self) -> None:
             self._head_arrived()
+            self._expect_nothing()
             if len(self.headers) > limits.max_header_count:
                 raise TooManyHeaders
             super().on_headers_complete()
@@ -257,6 +260,7 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
             self._probe_timer = self.loop.call_later(wait_s, self._probe, count + 1)
 
         def on_response_complete(self) -> None:
+            self._expect_nothing()
             super().on_response_complete()
             if self._half_closed and self.cycle.response_complete:
                 self.transport.close()
@@ -267,9 +271,24 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
             self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
             self.transport.close()
 
+        def _unset_keepalive_if_required(self) -> None:
+            """uvicorn's, called for whatever comes. But the rest of a body that was refused before it was there, or a
+            blank line, is no new request: after it nobody would end the connection any more.
+            """
+
+        def _expect_nothing(self) -> None:
+            """Ends the wait for a next request."""
+            super()._unset_keepalive_if_required()
+
         def _expect_head(self) -> None:
             self._head_bytes = 0
-            self._head_timer = self.loop.call_later(limits.header_timeout_s, self.transport.close)
+            self._head_timer = self.loop.call_later(limits.header_timeout_s, self._on_slow_head)
+
+        def _on_slow_head(self) -> None:
+            if self.flow.read_paused:  # behind requests that wait for their turn: it is us who do not take it
+                self._head_timer = self.loop.call_later(limits.header_timeout_s, self._on_slow_head)
+            else:
+                self.transport.close()
 
         def _head_arrived(self) -> None:
             if self._head_timer is not None:

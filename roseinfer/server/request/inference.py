@@ -164,7 +164,7 @@ class Run:
         together = self._refusable and len(self._job.prompts) > 1
         receiver = AllBegun(answer, len(self._job.prompts)) if together else answer
         try:
-            last = await self._run(_Ends(receiver, self._place.release), answer.run)
+            last = await self._run(_Ends(receiver, self._on_engine_done), answer.run)
             await self._deliver(events.close(last + encoder.tail(self._usage())))
         except ClientDisconnect:
             return
@@ -172,6 +172,11 @@ class Run:
             if not events.started:
                 raise
             await self._deliver(events.fail(encoder.failure(as_api_error(error))))
+
+    def _on_engine_done(self) -> None:
+        self._place.release()
+        # A drain goes on when the last place is free: it must not end what has only to be written.
+        self._service.lifecycle.done_with(self._guard)
 
     async def _deliver(self, writing: Coroutine[Any, Any, None]) -> None:
         """Write what the engine has nothing to do with any more. Without an end if the server cannot wait for it."""

@@ -133,23 +133,23 @@ class Ticket:
 
 
 class Registration:
-    """`with` it a request is among those that can be ended together. `on_left` is called when it is not any more."""
+    """`with` it a request is in the first of `groups`, until somebody moves it to another. `on_left` is called when it
+    is in none any more.
+    """
 
     def __init__(
-        self,
-        registered: dict[Interruptible, None],
-        request: Interruptible,
-        on_left: Callable[[], None] = lambda: None,
+        self, groups: tuple[dict[Interruptible, None], ...], request: Interruptible, on_left: Callable[[], None]
     ) -> None:
-        self._registered = registered
+        self._groups = groups
         self._request = request
         self._on_left = on_left
 
     def __enter__(self) -> None:
-        self._registered[self._request] = None
+        self._groups[0][self._request] = None
 
     def __exit__(self, *exc: object) -> None:
-        del self._registered[self._request]
+        for group in self._groups:
+            group.pop(self._request, None)
         self._on_left()
 
 
@@ -214,14 +214,23 @@ class Lifecycle:
             self._rate.note()
 
     def live(self, request: Interruptible) -> Registration:
-        """Makes `request` known to `interrupt_all`. Raises the cause if everything was stopped already."""
+        """Makes `request` known to `interrupt_all`, and once the engine is `done_with` it to `cut`.
+
+        Raises the cause if everything was stopped already.
+        """
         if self._stopped is not None:
             raise self._stopped
-        return Registration(self._live, request, self._changed.set)
+        return Registration((self._live, self._deliveries), request, self._changed.set)
+
+    def done_with(self, request: Interruptible) -> None:
+        """What is left of a live request is to deliver its answer."""
+        if request in self._live:
+            del self._live[request]
+            self._deliveries[request] = None
 
     def delivery(self, answer: Interruptible) -> Registration:
         """Makes the last part of an answer, of which the engine knows nothing any more, known to `cut`."""
-        return Registration(self._deliveries, answer, self._changed.set)
+        return Registration((self._deliveries,), answer, self._changed.set)
 
     @property
     def delivering(self) -> int:

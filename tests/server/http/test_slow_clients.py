@@ -1,8 +1,11 @@
 """Clients that read or write slowly, or not at all, cost others nothing for long."""
 
 import socket
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,6 +116,37 @@ def test_the_drain_does_not_wait_for_those_who_do_not_read(serve: Serve) -> None
         server.until(lambda: not server.service.lifecycle.delivering)
 
 
+def test_a_drain_does_not_end_what_has_only_to_be_written(serve: Serve) -> None:
+    """Prompts' log probabilities are written down in threads, when the engine has nothing to do with them any more."""
+    server = serve()
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    encoding, go_on = threading.Event(), threading.Event()
+    offload = server.service.offload.run
+
+    def held_back(work: Callable[..., Any], *args: Any) -> Any:
+        encoding.set()
+        assert go_on.wait(10)
+        return work(*args)
+
+    server.service.offload.run = lambda work, *args, **options: offload(held_back, partial(work, **options), *args)
+    go_on.set()
+    with server.connect() as connection:
+        wanted = {"prompt": "x", "stream": True, "echo": True, "logprobs": 1}
+        connection.sendall(http_post("/v1/completions", wanted, "connection: close"))
+        server.until(lambda: len(server.engine.live) == 1)
+        encoding.clear(), go_on.clear()
+        server.call(server.service.lifecycle.begin_drain)
+        server.call(server.engine.release)
+        server.run(server.service.lifecycle.idle())
+        assert encoding.wait(10)
+        winding_down = threading.Thread(target=server.run, args=[server.service.wind_down(5.0)])
+        winding_down.start()
+        server.until(lambda: server.service.lifecycle.delivering == 1)
+        go_on.set()
+        winding_down.join()
+        assert b"data: [DONE]" in read_all(connection)
+
+
 # --- bodies -------------------------------------------------------------------------------------------------------
 def begins_a_body(server: LiveServer, sent: bytes = b"{", length: int = 100) -> socket.socket:
     connection = server.connect()
@@ -181,6 +215,33 @@ def test_bodies_on_their_way_end_with_the_server(serve: Serve) -> None:
         server.run(server.service.wind_down(0.1))
         raw = read_error(slow)
         assert raw.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in raw
+
+
+@pytest.mark.parametrize("more", [b"{", b"x" * 100, b"\r\n"])
+def test_what_comes_behind_an_answer_keeps_no_connection(serve: Serve, more: bytes) -> None:
+    server = serve(api_key=("secret",))
+    with server.connect() as connection:
+        server.until(lambda: len(server.connections()) == 1)
+        server.call(lambda: setattr(server.connections()[0], "timeout_keep_alive", 0.3))
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (0 if more == b"\r\n" else 100))
+        assert b"401" in connection.recv(65536)
+        connection.sendall(more)
+        assert read_all(connection) == b""
+
+
+def test_a_head_behind_requests_that_wait_may_wait_as_well(serve: Serve) -> None:
+    server = serve(limits={"header_timeout_s": 0.05})
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    request = http_post("/v1/completions", {"prompt": "x"})
+    last = http_post("/v1/completions", {"prompt": "x"}, "connection: close")
+    with server.connect() as connection:
+        connection.sendall(request)
+        server.until(lambda: len(server.engine.live) == 1)
+        connection.sendall(request + last[:30])
+        time.sleep(0.2)
+        connection.sendall(last[30:])
+        server.call(server.engine.release)
+        assert read_all(connection).count(b"HTTP/1.1 200 OK") == 3
 
 
 # --- half-closed --------------------------------------------------------------------------------------------------
