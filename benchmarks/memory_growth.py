@@ -6,7 +6,7 @@
 Products of a number of rows that was not seen before get new kernels, so what is kept of them must be bounded. One
 prompt at a time, of random tokens, every length once, in random order; the engine runs in this process, whose resident
 memory is read from /proc (Linux). The first prompts bring what every engine needs: activations of long prompts, and
-the pages of the KV cache, which is small here so that they fill it. Growth is counted after them.
+most pages of the KV cache that it keeps prefixes in. Growth is counted after them.
 """
 
 import argparse
@@ -58,12 +58,12 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=700, help="prompts of lengths not seen before, while it is counted")
     parser.add_argument("--longest", type=int, help="tokens of the longest prompt; default: all the model takes")
     parser.add_argument("--every", type=int, default=100, help="prompts between the lines of the table")
-    parser.add_argument("--kv-cache-memory-bytes", type=int, default=128 << 20)
+    parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: the engine's")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     model = ModelConfig(model=args.model, load_format=args.load_format, device="cpu", dtype=args.dtype, seed=args.seed)
-    cache = CacheConfig(kv_cache_memory_bytes=args.kv_cache_memory_bytes, enable_prefix_caching=False)
+    cache = CacheConfig(kv_cache_memory_bytes=args.kv_cache_memory_bytes)
     core, info = build_engine(EngineConfig(model=model, cache=cache), model_folder(model))
     print(header("memory growth", vars(args)))
     rng = random.Random(args.seed)

@@ -64,7 +64,12 @@ def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | No
         runner = ObservedRunner(runner, observer)
     if overlap and facts.device == "cpu":
         runner = ThreadedRunner(runner)
-    kv = KvManager(facts.num_blocks, config.cache.block_size, prefix_caching=config.cache.enable_prefix_caching)
+    kv = KvManager(
+        facts.num_blocks,
+        config.cache.block_size,
+        prefix_caching=config.cache.enable_prefix_caching,
+        spare_from=facts.spare_from,
+    )
     scheduler = Scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len, facts.limits)
     core = make_core(
         scheduler,

@@ -14,9 +14,11 @@ class BlockPool:
     O(1) when the prefix cache matches it. Blocks are reused from the head; a block goes back to the tail if its
     content may be wanted again, to the head if not. `on_reuse(block)` is called when a block is about to be
     overwritten by a new owner.
+
+    Blocks from `spare_from` on that were never used come last of all: they are taken when no other block is free.
     """
 
-    def __init__(self, num_blocks: int, on_reuse: Callable[[int], None]) -> None:
+    def __init__(self, num_blocks: int, on_reuse: Callable[[int], None], spare_from: int | None = None) -> None:
         if num_blocks <= 0:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         self.num_blocks = num_blocks
@@ -26,6 +28,8 @@ class BlockPool:
         # The list is a ring closed by a sentinel with index num_blocks.
         self._next = [*range(1, num_blocks + 1), 0]
         self._prev = [num_blocks, *range(num_blocks)]
+        # The first spare block, which the tail of those that were used lies before; the sentinel if none is left.
+        self._spare = num_blocks if spare_from is None else min(spare_from, num_blocks)
 
     def take(self, count: int) -> tuple[int, ...]:
         """Hand out `count` blocks with one reference each. The caller has checked `num_free`."""
@@ -40,6 +44,8 @@ class BlockPool:
         following[sentinel] = block
         self._prev[block] = sentinel
         self.num_free -= count
+        if self._spare < sentinel and refs[self._spare]:
+            self._spare = block  # all that lay before it were taken as well
         for block in taken:
             self._on_reuse(block)
         return tuple(taken)
@@ -66,8 +72,7 @@ class BlockPool:
                 self._insert(block, at_tail=keep(block))
 
     def _insert(self, block: int, *, at_tail: bool) -> None:
-        sentinel = self.num_blocks
-        before = self._prev[sentinel] if at_tail else sentinel
+        before = self._prev[self._spare] if at_tail else self.num_blocks
         after = self._next[before]
         self._next[before], self._prev[after] = block, block
         self._prev[block], self._next[block] = before, after

@@ -52,15 +52,22 @@ class KvManager:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, digest: Digest = sha256
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        spare_from: int | None = None,
+        digest: Digest = sha256,
     ) -> None:
+        """spare_from: blocks from there on are not used while older ones are free, be their content wanted or not."""
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
         self._index = PrefixIndex(num_blocks, block_size, digest)
-        self._pool = BlockPool(num_blocks, self._index.forget)
+        self._pool = BlockPool(num_blocks, self._index.forget, spare_from)
         self._sequences: dict[str, SequenceKv] = {}
         self._pinned: list[int] = []
 

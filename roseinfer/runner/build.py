@@ -22,6 +22,7 @@ from roseinfer.runner.cache_size import (
     default_cpu_cache_bytes,
     num_kv_blocks,
     resolve_max_model_len,
+    spare_from,
 )
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
@@ -36,13 +37,15 @@ CPU_REHEARSAL_TOKENS = 32
 class RunnerFacts:
     """What was found out while building. `model_type` is the architecture that config.json names.
 
-    `limits`: what the runner has room for in a step; plans keep within them. `default_sampling` holds the sampling
-    fields that generation_config.json sets, `startup_s` seconds per phase.
+    `limits`: what the runner has room for in a step; plans keep within them. `spare_from`: the first of the KV blocks
+    that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
+    generation_config.json sets, `startup_s` seconds per phase.
     """
 
     model_type: str
     max_model_len: int
     num_blocks: int
+    spare_from: int | None
     limits: StepLimits
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -104,6 +107,7 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         model_type=spec.architecture,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        spare_from=spare_from(config.cache, max_model_len, device.type),
         limits=limits,
         vocab_size=spec.vocab_size,
         eos_token_ids=generation.eos_token_ids,

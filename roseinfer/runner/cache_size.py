@@ -9,6 +9,9 @@ from roseinfer.core.errors import ConfigError
 
 CPU_CACHE_SHARE = 4  # the default cache takes at most one part in so many of the memory that is available
 CPU_CACHE_BYTES = 4 * 2**30
+# Full contexts that a CPU's default cache keeps blocks of. What is beyond is there for requests that run at once: a
+# page of memory is the process's from its first use on, and prefixes of long ago are no reason to take all that may be.
+CPU_KEPT_CONTEXTS = 16
 
 
 def num_kv_blocks(
@@ -57,6 +60,16 @@ def resolve_max_model_len(wanted: int | None, model_context: int, cache_tokens: 
             "num_kv_blocks or kv_cache_memory_bytes"
         )
     return wanted
+
+
+def spare_from(config: CacheConfig, context: int, device: str) -> int | None:
+    """The block from which on blocks are used only if no other is free; None if all are alike.
+
+    context: tokens. On a GPU, and where its size was asked for, the whole cache is there to be used.
+    """
+    if device != "cpu" or config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
+        return None
+    return CPU_KEPT_CONTEXTS * -(-context // config.block_size)
 
 
 def default_cpu_cache_bytes() -> int:

@@ -156,7 +156,7 @@ def test_bfloat16_is_float32_but_for_near_ties(model: Model, setting: str) -> No
     assert seen.worst > 0, "nothing was rounded: was it bfloat16?"
 
 
-@pytest.mark.parametrize(("setting", "other"), PAIRS, ids=" against ".join)
+@pytest.mark.parametrize(("setting", "other"), PAIRS)
 def test_ways_of_running_agree_but_for_near_ties(model: Model, setting: str, other: str) -> None:
     check(model.run(setting), model.run(other))
 

@@ -13,7 +13,7 @@ class Driver:
 
     def __init__(self, rng: random.Random, num_blocks: int, block_size: int) -> None:
         self.rng = rng
-        self.kv = KvManager(num_blocks, block_size)
+        self.kv = KvManager(num_blocks, block_size, spare_from=num_blocks // 2)
         self.tokens: dict[str, list[int]] = {}
         self.prompt: dict[str, int] = {}
         self.done: dict[str, int] = {}

@@ -3,7 +3,7 @@ import pytest
 from roseinfer.core.config import CacheConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.runner import cache_size
-from roseinfer.runner.cache_size import num_kv_blocks, resolve_max_model_len
+from roseinfer.runner.cache_size import num_kv_blocks, resolve_max_model_len, spare_from
 
 
 def unused() -> int:
@@ -56,3 +56,11 @@ def test_cgroup_room(tmp_path):
     assert cache_size._cgroup_room(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     assert cache_size._cgroup_room(tmp_path) == 700
+
+
+def test_what_a_cpus_default_cache_keeps():
+    """16 contexts of 100 tokens, 7 blocks each."""
+    assert spare_from(CacheConfig(), 100, "cpu") == 16 * 7
+    assert spare_from(CacheConfig(), 100, "cuda") is None
+    assert spare_from(CacheConfig(num_kv_blocks=500), 100, "cpu") is None
+    assert spare_from(CacheConfig(kv_cache_memory_bytes=10**9), 100, "cpu") is None
