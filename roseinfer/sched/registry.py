@@ -18,8 +18,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from roseinfer.core.config import CacheConfig, ModelConfig, ProfileConfig, SchedulerConfig, ServerConfig
 from roseinfer.core.errors import ConfigError
@@ -150,7 +150,35 @@ def _objection(entry: PolicyEntry, found: Mapping[str, PolicyEntry]) -> str | No
     for name in sorted(entry.option_names - shared):
         if not name.startswith(prefix) or name in TAKEN:
             return f"its option {name} must begin with {prefix}"
+    return _no_flags(entry.options)
+
+
+def _no_flags(options: type[Any]) -> str | None:
+    """Why no flags can be made of these options, if so: every command has the flags of all policies."""
+    try:
+        hints = get_type_hints(options)
+    except Exception as error:  # they may be any text
+        return f"the types of its options cannot be read: {error!r}"
+    for f in fields(options):
+        if not _fits_a_flag(hints[f.name]):
+            return f"its option {f.name} is of a type that no flag can give"
+        if _default(f).__class__.__hash__ is None:
+            return f"its option {f.name} has a default that can change"
     return None
+
+
+def _fits_a_flag(hint: Any) -> bool:
+    """Whether `options.Option` reads it: a truth value, a number or a text, also None, or any number of numbers, of
+    texts or of tuples of these.
+    """
+    if get_origin(hint) in (UnionType, Union):
+        rest = [part for part in get_args(hint) if part is not NoneType]
+        return len(rest) == 1 and _fits_a_flag(rest[0])
+    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        one = get_args(hint)[0]
+        parts = get_args(one) if get_origin(one) is tuple else (one,)
+        return all(part in (int, float, str) for part in parts)
+    return hint in (bool, int, float, str)
 
 
 def _unusable(name: str, problem: str) -> PolicyEntry:
@@ -237,8 +265,11 @@ def contenders() -> dict[str, tuple[Setting, ...]]:
 
 def _described(f: "Field[Any]") -> Any:
     help = f"{', '.join(users_of(f.name))}: {f.metadata.get('help', '')}"
-    default = f.default_factory() if f.default_factory is not MISSING else f.default
-    return field(default=default, metadata={**f.metadata, "help": help})
+    return field(default=_default(f), metadata={**f.metadata, "help": help})
+
+
+def _default(f: "Field[Any]") -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
 
 
 def _frozen(value: Any) -> Any:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -339,6 +339,36 @@ class NeedyPolicy(FifoPolicy):
     pass
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mapped:
+    mapped_share: dict | None = None
+
+
+@register("mapped", options=Mapped)
+class MappedPolicy(FifoPolicy):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    listed_ids: tuple[int, ...] = field(default_factory=lambda: [1])
+
+
+@register("listed", options=Listed)
+class ListedPolicy(FifoPolicy):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    unread_size: "a type that is none" = 3  # noqa: F722
+
+
+@register("unread", options=Unread)
+class UnreadPolicy(FifoPolicy):
+    pass
+
+
 @register("fifo")
 class Usurper(FifoPolicy):
     pass
@@ -353,6 +383,9 @@ class Unregistered(FifoPolicy):
     [
         ("loud", "LoudPolicy", "option port must begin with loud_"),
         ("needy", "NeedyPolicy", "option needy_size has no default"),
+        ("mapped", "MappedPolicy", "option mapped_share is of a type that no flag can give"),
+        ("listed", "ListedPolicy", "option listed_ids has a default that can change"),
+        ("unread", "UnreadPolicy", "the types of its options cannot be read: SyntaxError"),
         ("fifo", "Usurper", "another policy has that name"),
         ("own", "Unregistered", "no class with @register"),
         ("other", "LoudPolicy", "registers itself as loud"),
