@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -165,8 +166,11 @@ class LLM:
     # --- inside -------------------------------------------------------------------------------------------------
     def _job(self, prompt: Prompt, params: SamplingParams, n: int = 1, slo: Slo | None = None) -> "_Job":
         """Raises `InvalidRequestError` for what is wrong with the prompt or with what needs the tokenizer."""
-        prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params)) if isinstance(prompt, str) else prompt
-        ready = prepare(list(prompt_ids), params, self.tokenizer, self.info.max_model_len)
+        if isinstance(prompt, str):
+            prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params))
+        else:
+            prompt_ids = _as_ids(prompt)
+        ready = prepare(prompt_ids, params, self.tokenizer, self.info.max_model_len)
         return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, RequestMeta(slo=slo))
 
     def _kept(self, params: SamplingParams) -> int | None:
@@ -196,7 +200,7 @@ class LLM:
                 self.core.add(Add(request_id, job.prompt_ids, job.params, job.n, job.meta))
                 for text in job.texts:
                     texts[sequence_id(request_id, text.index)] = (job, text)
-        except InvalidRequestError:
+        except BaseException:  # also what interrupts us: requests that nobody waits for would shut out every later call
             self._abort(texts)
             raise
         return texts
@@ -300,6 +304,14 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if batch and all(isinstance(item, int) for item in batch):
         return [batch]  # type: ignore[list-item]  # one prompt of token ids
     return batch  # type: ignore[return-value]
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    """Raises `InvalidRequestError` for token ids that are no integers."""
+    try:
+        return list(map(operator.index, prompt))
+    except TypeError as error:
+        raise InvalidRequestError("the token ids of a prompt must be integers", "prompt") from error
 
 
 def make_engine_config(**options: Any) -> EngineConfig:

@@ -212,6 +212,31 @@ def test_wrong_requests_run_nothing(llm: LLM) -> None:
     assert not llm.core.busy
 
 
+@pytest.mark.parametrize("wrong", ["a", None, 1.5, [1]])
+def test_a_prompt_of_what_is_no_token_is_refused_and_nothing_stays_behind(llm: LLM, wrong: object) -> None:
+    with pytest.raises(InvalidRequestError, match="integers") as caught:
+        llm.generate([[1, 2, 3], [1, wrong]], GREEDY)
+    assert caught.value.param == "prompt"
+    assert llm.core.scheduler.num_live == 0
+    assert llm.generate([1, 2, 3], GREEDY)[0].samples[0].token_ids
+
+
+def test_a_failure_while_prompts_are_queued_leaves_none_of_them_behind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, left = llm.core.add, iter([True, False])
+
+    def fails_at_the_second(new: object) -> None:
+        if not next(left):
+            raise KeyboardInterrupt
+        add(new)
+
+    monkeypatch.setattr(llm.core, "add", fails_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2, 3], [1, 2]], GREEDY)
+    assert llm.core.scheduler.num_live == 0 and not llm.core.busy
+
+
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_seqs"):
         LLM("tiny", max_seqs=4)
