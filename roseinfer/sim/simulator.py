@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 
 from roseinfer.core.clock import ManualClock
@@ -12,7 +13,7 @@ from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import RequestMeta, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost import CostModel
@@ -157,6 +158,9 @@ def simulate(
             _add(core, outputs, arrivals[number], str(number), machine.max_model_len)
             number += 1
         _note(core.step(), lives, clock.now())
+        if core.held_back:  # the engine's loop waits so long, or for the next request
+            next_s = arrivals[number].at_s if number < count else inf
+            clock.advance(min(HELD_BACK_S, next_s - clock.now()))
         watch.look()
     stats = core.stats()
     return Simulation(

@@ -10,7 +10,10 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError, RequestTooLongError
 from roseinfer.core.plan import Row
 from roseinfer.sched.cost import Work, work_of
+from roseinfer.sched.policies.fifo import FifoPolicy
+from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.registry import scheduler_config
+from roseinfer.sim import simulator
 from roseinfer.sim.arrivals import make_arrivals
 from roseinfer.sim.config import CostConfig, WorkloadConfig
 from roseinfer.sim.simulator import simulate
@@ -53,6 +56,26 @@ def test_packing_helps_short_prompts_behind_long_ones() -> None:
         return sorted(life.ttft_s for life in simulate(arrivals, config, COST).lifetimes)[16]
 
     assert median_ttft("pack") < 0.5 * median_ttft("fifo")
+
+
+def test_time_passes_while_a_policy_holds_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does in the engine, whose loop waits: a policy may let a moment pass on purpose."""
+    seen: list[float] = []
+
+    class Hesitant(FifoPolicy):
+        """Lets those that run decode 20 ms after it first saw them, and no sooner."""
+
+        def begin(self, view):
+            decision = super().begin(view)
+            if view.running:
+                seen.append(view.now_s)
+                decision.select = lambda running: running if view.now_s >= seen[0] + 0.020 else ()
+            return decision
+
+    monkeypatch.setattr(simulator, "make_policy", lambda config, known: Hesitant(config, PrefillOptions()))
+    run = simulate([Arrival(0.0, [5] * 10, 3)], SchedulerConfig(), COST)
+    assert run.lifetimes[0].token_s[1] - run.lifetimes[0].token_s[0] >= 0.020
+    assert 10 <= sum(at_s < seen[0] + 0.020 for at_s in seen) <= 12, "it is asked every 2 ms"
 
 
 def test_the_same_seed_gives_the_same_run_and_overlap_changes_no_count() -> None:
