@@ -35,18 +35,8 @@ class SequenceText:
         After a stop string has matched, `ended` is set although the engine does not know it yet: the caller aborts.
         """
         assert not self.ended, "a sequence ends once"
-        if self._matcher is None or len(output.token_ids) < 2:
-            return self._take(output, now_s)
-        # A stop string may be complete before the last of them: the output ends there, as if one came a step.
-        chunk: SequenceChunk | None = None
-        for part in _one_by_one(output):
-            taken = self._take(part, now_s)
-            chunk = taken if chunk is None or taken is None else merge(chunk, taken)
-            if self.ended:
-                break
-        return chunk
-
-    def _take(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
+        if self._matcher is not None and len(output.token_ids) > 1:
+            return self._take_each(output, now_s)
         if output.prompt_logprobs:
             assert self._prompt_logprobs is not None, "sample 0 reports them, if asked for, before its first token"
             self._prompt_logprobs += output.prompt_logprobs
@@ -64,6 +54,16 @@ class SequenceText:
         self._count += len(output.token_ids)
         chunk.num_output_tokens = self._count
         self._add_text(chunk, output, now_s)
+        return chunk
+
+    def _take_each(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
+        """A stop string may be complete before the last token: the output ends there, as if one came a step."""
+        chunk: SequenceChunk | None = None
+        for part in _one_by_one(output):
+            taken = self.take(part, now_s)
+            chunk = taken if chunk is None or taken is None else merge(chunk, taken)
+            if self.ended:
+                break
         return chunk
 
     def _add_text(self, chunk: SequenceChunk, output: RequestOutput, now_s: float) -> None:

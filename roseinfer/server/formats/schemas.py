@@ -256,15 +256,27 @@ def sampling_params(
         "max_tokens": info.max_model_len if max_tokens is None else max_tokens,
         "logprobs": asked.output,
         "prompt_logprobs": asked.prompt,
-        "stop": _stop_strings(request.stop, limits),
-        "stop_token_ids": _stop_token_ids(request.stop_token_ids, info, limits),
-        "logit_bias": _logit_bias(request.logit_bias, info, limits),
-        "bad_words": _bad_words(request.bad_words, limits),
-        "allowed_token_ids": _allowed_token_ids(request.allowed_token_ids, info, limits),
         "truncate_prompt_tokens": request.truncate_prompt_tokens,
     }
-    fields |= _given(request, _PLAIN, {})
-    fields |= _given(request, _MODEL_DEFAULTS, info.default_sampling)
+    if request.stop is not None:
+        fields["stop"] = _stop_strings(request.stop, limits)
+    if request.stop_token_ids is not None:
+        fields["stop_token_ids"] = _stop_token_ids(request.stop_token_ids, info, limits)
+    if request.logit_bias is not None:
+        fields["logit_bias"] = _logit_bias(request.logit_bias, info, limits)
+    if request.bad_words is not None:
+        fields["bad_words"] = _bad_words(request.bad_words, limits)
+    if request.allowed_token_ids is not None:
+        fields["allowed_token_ids"] = _allowed_token_ids(request.allowed_token_ids, info, limits)
+    for name in _PLAIN:
+        value = getattr(request, name)
+        if value is not None:
+            fields[name] = value
+    for name in _MODEL_DEFAULTS:
+        value = getattr(request, name)
+        value = info.default_sampling.get(name) if value is None else value
+        if value is not None:
+            fields[name] = value
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
     return SamplingParams(**fields)
@@ -282,16 +294,6 @@ def fit(params: SamplingParams, prompt_len: int, max_model_len: int, param: str 
     if params.max_tokens <= room:
         return params
     return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
-
-
-def _given(request: GenerationRequest, names: tuple[str, ...], defaults: dict[str, float | int]) -> dict[str, Any]:
-    values = {}
-    for name in names:
-        value = getattr(request, name)
-        value = defaults.get(name) if value is None else value
-        if value is not None:
-            values[name] = value
-    return values
 
 
 def _prompt_logprobs(request: GenerationRequest, limits: Limits) -> int | None:
@@ -314,8 +316,8 @@ def _wider(a: int | None, b: int | None) -> int | None:
     return -1 if -1 in (a, b) else max(a, b)
 
 
-def _stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
+def _stop_strings(stop: str | list[str], limits: Limits) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > limits.max_stop_strings:
         raise bad_request(f"stop holds {len(stops)} strings, at most {limits.max_stop_strings} are allowed", "stop")
     if any(len(text) > limits.max_stop_chars for text in stops):
@@ -323,19 +325,19 @@ def _stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ..
     return tuple(stops)
 
 
-def _stop_token_ids(ids: list[int] | None, info: EngineInfo, limits: Limits) -> tuple[int, ...]:
-    if ids is not None and len(ids) > limits.max_stop_token_ids:
+def _stop_token_ids(ids: list[int], info: EngineInfo, limits: Limits) -> tuple[int, ...]:
+    if len(ids) > limits.max_stop_token_ids:
         raise bad_request(f"stop_token_ids holds more than {limits.max_stop_token_ids} entries", "stop_token_ids")
-    for token in ids or ():
+    for token in ids:
         _check_token(token, "stop_token_ids", info)
-    return tuple(ids or ())
+    return tuple(ids)
 
 
-def _logit_bias(bias: dict[str, float] | None, info: EngineInfo, limits: Limits) -> tuple[tuple[int, float], ...]:
-    if bias is not None and len(bias) > limits.max_logit_bias:
+def _logit_bias(bias: dict[str, float], info: EngineInfo, limits: Limits) -> tuple[tuple[int, float], ...]:
+    if len(bias) > limits.max_logit_bias:
         raise bad_request(f"logit_bias holds more than {limits.max_logit_bias} entries", "logit_bias")
     pairs = []
-    for key, value in (bias or {}).items():
+    for key, value in bias.items():
         if not key.isdecimal() or not key.isascii() or len(key) > 12:
             raise bad_request("logit_bias: the keys must be token ids", "logit_bias")
         _check_token(int(key), "logit_bias", info)
@@ -343,8 +345,7 @@ def _logit_bias(bias: dict[str, float] | None, info: EngineInfo, limits: Limits)
     return tuple(pairs)
 
 
-def _bad_words(words: list[str] | None, limits: Limits) -> tuple[str, ...]:
-    words = words or []
+def _bad_words(words: list[str], limits: Limits) -> tuple[str, ...]:
     if len(words) > limits.max_bad_words:
         raise bad_request(
             f"bad_words holds {len(words)} words, at most {limits.max_bad_words} are allowed", "bad_words"
@@ -362,9 +363,7 @@ def spelled_out(params: SamplingParams, tokenizer: Tokenizer, limits: Limits) ->
     return params
 
 
-def _allowed_token_ids(ids: list[int] | None, info: EngineInfo, limits: Limits) -> tuple[int, ...] | None:
-    if ids is None:
-        return None
+def _allowed_token_ids(ids: list[int], info: EngineInfo, limits: Limits) -> tuple[int, ...]:
     if len(ids) > limits.max_allowed_token_ids:
         message = f"allowed_token_ids holds more than {limits.max_allowed_token_ids} entries"
         raise bad_request(message, "allowed_token_ids")

@@ -124,14 +124,6 @@ class EngineMetrics:
         self._prompts.inc(tokens)
         self._cached.inc(cached_tokens)
 
-    def first_token(self, seconds: float) -> None:
-        """From arrival to the first token of a prompt, as the server sees it."""
-        self._ttft.observe(seconds)
-
-    def inter_token(self, seconds: float, tokens: int) -> None:
-        """`seconds` per token; several `tokens` that came together share their time."""
-        self._itl.observe(seconds, tokens)
-
     def refused(self, reason: str) -> None:
         self._rejections.labels(self._model_name, reason).inc()
 
@@ -170,8 +162,9 @@ class EngineMetrics:
 
     def _latencies(self) -> None:
         seconds = self._histogram
-        self._ttft = seconds("vllm:time_to_first_token_seconds", "Arrival to first token", TTFT_S)
-        self._itl = seconds("vllm:inter_token_latency_seconds", "Between tokens of a sequence", TOKEN_S)
+        # These two, once or more per token, are calls of the histogram itself: see `request.generation.Observer`.
+        self.first_token = seconds("vllm:time_to_first_token_seconds", "Arrival to first token", TTFT_S).observe
+        self.inter_token = seconds("vllm:inter_token_latency_seconds", "Between tokens of a sequence", TOKEN_S).observe
         self._tpot = seconds("vllm:request_time_per_output_token_seconds", "Mean time per later token", TOKEN_S)
         self._e2e = seconds("vllm:e2e_request_latency_seconds", "Arrival to end", REQUEST_S)
         self._queue = seconds("vllm:request_queue_time_seconds", "Arrival to first scheduling", REQUEST_S)

@@ -114,7 +114,9 @@ class Generation:
             if not sample.tokens and (new_tokens or chunk.finish_reason in COMPLETE):
                 self._observer.prompt_done(run.prompt_tokens, chunk.cached_tokens)
             run.cached_tokens = chunk.cached_tokens
-        sample.note(chunk)
+        sample.tokens = chunk.num_output_tokens
+        if chunk.finish_reason is not None:
+            sample.note_end(chunk)
         if new_tokens > 0:
             self._note_tokens(run, sample, new_tokens)
         if chunk.finish_reason is not None:

@@ -101,12 +101,11 @@ class SampleRecord:
     times: RequestTimes | None = None
     preemptions: int = 0
 
-    def note(self, chunk: SequenceChunk) -> None:
-        self.tokens = chunk.num_output_tokens
-        if chunk.finish_reason is not None:
-            self.finish_reason = chunk.finish_reason
-            self.times = chunk.times
-            self.preemptions = chunk.preemptions
+    def note_end(self, chunk: SequenceChunk) -> None:
+        """`chunk` is its last."""
+        self.finish_reason = chunk.finish_reason
+        self.times = chunk.times
+        self.preemptions = chunk.preemptions
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.server.http.body import BodyReaders
+from roseinfer.server.http.connection import EXTENSION, Wire
 from roseinfer.server.http.errors import ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
@@ -129,9 +130,11 @@ class Service:
 
         Raises what `admit` raises, before a byte is read and when all is there, and what `BodyReaders` raise.
         """
-        self.admit()
+        backend = self.admit()
+        wire: Wire = scope["extensions"][EXTENSION]
+        arrived = wire.arrived  # then nothing is waited for, and nothing can change meanwhile
         body = await self.bodies.read_json(scope, receive, self.limits)
-        return self.admit(), body
+        return backend if arrived else self.admit(), body
 
     def _on_refused_body(self) -> None:
         if self._backend is not None:
