@@ -155,7 +155,8 @@ class SamplingParams:
 
     def named_token_ids(self) -> Iterator[tuple[str, Iterable[int]]]:
         """All token ids that the request names, under the fields that clients know: they must be in the vocabulary."""
-        yield "stop_token_ids", self.stop_token_ids
+        if self.stop_token_ids:
+            yield "stop_token_ids", self.stop_token_ids
         if self.logit_bias:
             yield "logit_bias", (token for token, _ in self.logit_bias)
         if self.allowed_token_ids is not None:

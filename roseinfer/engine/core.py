@@ -1,8 +1,8 @@
 """The engine core: scheduler and runner joined by plans and results, with one or two steps in flight."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from roseinfer.core.clock import Clock
@@ -10,7 +10,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.observer import StepObserver, unobserved
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, TokenMasks
-from roseinfer.core.request import Request, RequestMeta, sequence_id
+from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.engine.guides import GuidedSequences, GuideEnd, Guides
@@ -94,14 +94,11 @@ class EngineCore:
             raise InvalidRequestError("n must be positive", "n")
         if new.params.bad_words or new.params.truncate_prompt_tokens is not None:
             raise InvalidRequestError("bad_words and truncate_prompt_tokens are not the engine's, see engine.prepare")
-        for name, ids in chain([("prompt", new.prompt_ids)], new.params.named_token_ids()):
-            ids = ids if isinstance(ids, list | tuple) else tuple(ids)
-            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-                raise InvalidRequestError(f"a token id is outside the vocabulary of {self.vocab_size}", name)
-        meta = new.meta
-        if meta.arrival_s is None:
-            meta = replace(meta, arrival_s=self._clock.now())
-        requests = [self._make_request(new, index, meta) for index in range(new.n)]
+        self._check_vocabulary("prompt", new.prompt_ids)
+        for name, ids in new.params.named_token_ids():
+            self._check_vocabulary(name, tuple(ids))
+        arrival_s = self._clock.now() if new.meta.arrival_s is None else new.meta.arrival_s
+        requests = [self._make_request(new, index, arrival_s) for index in range(new.n)]
         queued: list[Request] = []
         try:
             for request in requests:
@@ -114,7 +111,11 @@ class EngineCore:
                 self.scheduler.abort(request.request_id, self._clock.now())
             raise
 
-    def _make_request(self, new: Add, index: int, meta: RequestMeta) -> Request:
+    def _check_vocabulary(self, name: str, ids: Sequence[int]) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            raise InvalidRequestError(f"a token id is outside the vocabulary of {self.vocab_size}", name)
+
+    def _make_request(self, new: Add, index: int, arrival_s: float) -> Request:
         params = new.params
         if index and params.prompt_logprobs is not None:
             params = replace(params, prompt_logprobs=None)  # sample 0 reports them for all
@@ -124,16 +125,18 @@ class EngineCore:
         else:
             seed = params.seed + index
         stop_ids = frozenset(params.stop_token_ids)
-        return Request(
+        request = Request(
             sequence_id(new.request_id, index),
             new.prompt_ids,
             params,
-            meta,
+            new.meta,
             seed=_wrap_int64(seed),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
             guided=new.guide is not None,
         )
+        request.arrival_s = arrival_s
+        return request
 
     def abort(self, sequence_ids: list[str]) -> None:
         """End requests; the next `step` reports them. Unknown and ended ones are ignored: aborts race with ends."""

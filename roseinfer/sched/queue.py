@@ -40,8 +40,11 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """A new request joins at the end, or its family if that waits."""
         self._requests[request.request_id] = request
-        family = _family_of(request)
-        lead = self._lead(family)
+        family = request.fork_of or request.request_id
+        lead = self._arrived.get(family) or self._returned.get(family)
+        if lead is None and request.fork_of is None and request.seat is None:  # as most are: an entry of its own
+            self._arrived[family] = request
+            return
         if lead is not None:
             self._families.setdefault(family, {lead.request_id: lead})[request.request_id] = request
         if lead is None or request.fork_of is None:
