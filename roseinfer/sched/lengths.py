@@ -107,8 +107,9 @@ class PredictedLengths:
         return float(max(1, request.params.min_tokens, min(request.predicted_len, most)))
 
     def left(self, request: Request, outputs: int) -> float:
-        most = max(1, request.params.max_tokens - outputs)
-        if runs_to_its_limit(request):
+        params = request.params
+        most = max(1, params.max_tokens - outputs)
+        if params.ignore_eos and runs_to_its_limit(request):
             return float(most)
         if request.predicted_len is None:
             return self._otherwise.left(request, outputs)

@@ -113,8 +113,10 @@ class WaitingQueue:
 
     def members(self, lead: Request) -> Sequence[Request]:
         """The lead and those of its entry that could start with it, the lead first."""
-        others = self._families.get(_family_of(lead))
-        if others is None or lead.fork_of is None:
+        if lead.fork_of is None:  # sample 0, for which the others wait
+            return (lead,)
+        others = self._families.get(lead.fork_of)
+        if others is None:
             return (lead,)
         return (lead, *(other for other in others.values() if other is not lead and self.can_start(other)))
 

@@ -72,8 +72,10 @@ class SloMetrics:
     def _finished(self, job: Job, run: PromptRun, name: str) -> Outcome:
         came = outcome(job.slo, run)
         self._requests.labels(*self._values, name, came).inc()
+        if job.slo is None or came is Outcome.TIMEOUT:
+            return came
         seen = measured([run])
-        if seen is not None and job.slo is not None and came is not Outcome.TIMEOUT:
+        if seen is not None:
             for objective, slack in slack_s(job.slo, seen).items():
                 self._slack.labels(*self._values, name, objective).observe(slack)
         return came

@@ -74,7 +74,8 @@ def test_one_that_was_preempted_waits_once() -> None:
     made = state()
     preempted(made, "again")
     backlog = made.policy.state.backlog
-    assert [track.request.request_id for track in first_of(backlog.affordable, lambda _: True, 16)] == ["again"]
+    found = first_of(backlog.affordable, lambda _: True, lambda _: (), 16)
+    assert [track.request.request_id for track in found] == ["again"]
     backlog.sort_by_price(1e9)
     assert len(backlog.affordable) == 1
     assert made.admitted(made.begin()) == {"again": 10}

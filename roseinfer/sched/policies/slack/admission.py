@@ -91,11 +91,11 @@ class SlackAdmission:
 
     def _first_of(self, entries: list[Entry]) -> Iterator[Track]:
         """The first that could start, each followed by the samples of the same request that could start with it."""
-        members, waiting = self._view.members, self._state.ledger.waiting
-        for lead in first_of(entries, self._view.can_start, self._tuning.looked_at):
-            yield lead
-            for request in members(lead.request)[1:]:
-                yield waiting[request.request_id]
+        return first_of(entries, self._view.can_start, self._siblings, self._tuning.looked_at)
+
+    def _siblings(self, lead: Track) -> Iterator[Track]:
+        waiting = self._state.ledger.waiting
+        return (waiting[request.request_id] for request in self._view.members(lead.request)[1:])
 
     def _walk_rest(self) -> None:
         """Those without objectives, the oldest first, as far as `_may_start`."""
@@ -160,10 +160,11 @@ class SlackAdmission:
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         if track.tpot_s < inf and self._smallest_s < inf and not track.request.preemptions:
             share = self._keep - self._overhead(smallest_s)
-            if demand.peak + track.weight > limit * share:
+            least = demand.peak + track.weight
+            if least > limit * share:
                 return Verdict.STOP
             reserve = self._reserve(track, smallest_s)
-            if demand.peak + track.weight > (limit - reserve) * share:
+            if least > (limit - reserve) * share:
                 return Verdict.SKIP
             demand = self._state.demand_with(demand, track, prompt, self._now_s)
             if demand.peak > (limit - reserve) * share:

@@ -1,9 +1,9 @@
 """The waiting requests in the order of their keys, those that are too expensive at present apart."""
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count, islice
+from itertools import count
 from math import inf
 
 from roseinfer.core.request import Request, Status
@@ -74,8 +74,14 @@ def _waits(entry: Entry) -> bool:
     return track.request.status is Status.WAITING and track.entry == number
 
 
-def first_of(entries: list[Entry], can_start: Callable[[Request], bool], most: int) -> Iterator[Track]:
-    """The first `most` of those that could start; drops those that wait no longer from the head.
+def first_of(
+    entries: list[Entry],
+    can_start: Callable[[Request], bool],
+    siblings: Callable[[Track], Iterable[Track]],
+    most: int,
+) -> Iterator[Track]:
+    """The first `most` of those that could start, each followed by its `siblings`: the samples of the same request
+    that could start with it. Drops those that wait no longer from the head.
 
     Those that could not start do not count: many samples may wait for one that is further behind.
     """
@@ -83,4 +89,13 @@ def first_of(entries: list[Entry], can_start: Callable[[Request], bool], most: i
     while gone < len(entries) and not _waits(entries[gone]):
         gone += 1
     del entries[:gone]
-    return islice((entry[2] for entry in entries if _waits(entry) and can_start(entry[2].request)), most)
+    left = most
+    for _, number, track in entries:  # `_waits`, spelled out: a step looks at many
+        request = track.request
+        if request.status is Status.WAITING and track.entry == number and can_start(request):
+            yield track
+            if request.fork_of is not None:  # else it is sample 0, for which the others wait
+                yield from siblings(track)
+            left -= 1
+            if not left:
+                return
