@@ -251,6 +251,8 @@ _INERT = frozenset({"parallel_tool_calls", "best_of"})
 
 def check_extras(extras: dict[str, Any], n: int = 1) -> list[str]:
     """Names of the fields that are ignored. Raises `ApiError` 400 for those that may not be. `n`: samples."""
+    if not extras:
+        return []
     ignored = []
     for name, value in extras.items():
         refusal = REFUSALS.get(name) or (_UNHEARD_OF if name.startswith("guided_") else None)

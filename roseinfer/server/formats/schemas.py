@@ -210,7 +210,12 @@ class LogprobsAsked:
     prompt_field: int | None
 
 
+NO_LOGPROBS = LogprobsAsked(None, None, None)
+
+
 def completion_logprobs(request: CompletionRequest, limits: Limits) -> LogprobsAsked:
+    if request.logprobs is None and request.prompt_logprobs is None:
+        return NO_LOGPROBS
     _check_count(request.logprobs, "logprobs", limits)
     echoed = request.logprobs if request.echo else None
     return LogprobsAsked(request.logprobs, _wider(echoed, _prompt_logprobs(request, limits)), request.prompt_logprobs)

@@ -2,8 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -150,26 +149,19 @@ async def _read_body(receive: Receive, limit: int, count: Callable[[int], None])
 
 
 def _parse_object(data: bytes) -> dict[str, Any]:
-    try:
-        with _no_collection():
-            value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error.msg} at byte {error.pos}") from None
-    if not isinstance(value, dict):
-        raise bad_request("The body must be a JSON object")
-    return value
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A body of millions of small lists would set off one full garbage collection after the other."""
+    # A body of millions of small lists would set off one full garbage collection after the other.
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not valid JSON: {error.msg} at byte {error.pos}") from None
     finally:
         if was_on:
             gc.enable()
+    if not isinstance(value, dict):
+        raise bad_request("The body must be a JSON object")
+    return value
 
 
 # --- answers ----------------------------------------------------------------------------------------------------

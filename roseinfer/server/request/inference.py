@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -198,9 +197,14 @@ class Run:
         cause: BaseException | None = None
         self._wire.watch(self._on_gone)
         try:
-            with self._service.lifecycle.live(self._guard), self._guard, self._first_token_timer():
-                self._start(receiver)
-                result = await work()
+            with self._service.lifecycle.live(self._guard), self._guard:
+                timer = self._first_token_timer()
+                try:
+                    self._start(receiver)
+                    result = await work()
+                finally:
+                    if timer is not None:
+                        timer.cancel()
             self._service.lifecycle.finished(len(self._job.prompts))
             return result
         except BaseException as error:
@@ -214,17 +218,11 @@ class Run:
             if self._backend.lengths is not None:
                 self._backend.lengths.ended(self._job, self._generation.account)
 
-    @contextmanager
-    def _first_token_timer(self) -> Iterator[None]:
+    def _first_token_timer(self) -> asyncio.TimerHandle | None:
         by_s = self._job.first_token_by_s
         if by_s is None:
-            yield
-            return
-        timer = asyncio.get_running_loop().call_later(max(0.0, by_s - self._service.clock.now()), self._on_late)
-        try:
-            yield
-        finally:
-            timer.cancel()
+            return None
+        return asyncio.get_running_loop().call_later(max(0.0, by_s - self._service.clock.now()), self._on_late)
 
     def _on_late(self) -> None:
         if not self._generation.account.begun:
