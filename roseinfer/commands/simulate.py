@@ -27,6 +27,8 @@ OPTIONS = OptionSet(
     Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
 )
 PERCENTILES = (50, 95, 99)
+# What names one policy where none are compared.
+NAMING = ("scheduling_policy", "prefill_admission_policy")
 COST_CONSTANTS = frozenset({"step_ms", "token_us", "row_us", "context_ns", "pair_ns"})
 # Column of the table -> member of a point.
 COLUMNS = {
@@ -49,15 +51,15 @@ def configure(parser: OptionParser) -> None:
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
-    cost, scheduler = OPTIONS.build(CostConfig, given), scheduler_config(**scheduler_options(given))
+    cost = OPTIONS.build(CostConfig, given)
     if cost.cost is not None and given.keys() & COST_CONSTANTS:
         raise ConfigError(f"cost: the file holds {min(given.keys() & COST_CONSTANTS)} already")
     if workload.replay is not None:
         result = run_replay(workload.replay)
     elif workload.setup is None and not sweep.policy_list and not sweep.capacity:
-        result = run_one(workload, cost, scheduler)
+        result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
     else:
-        result = run_comparison(workload, sweep, cost, scheduler, given)
+        result = run_comparison(workload, sweep, cost, scheduler_options(given))
     if workload.json:
         Path(workload.json).write_text(json.dumps({**result, "args": given}, indent=2, default=str) + "\n")
     return 0
@@ -113,16 +115,18 @@ def run_comparison(
     workload: WorkloadConfig,
     options: SweepConfig,
     cost: CostConfig,
-    scheduler: SchedulerConfig,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
+    """`given`: options of the scheduler and of policies, each for the policies that have it."""
     from roseinfer.sim.arrivals import AtRate
     from roseinfer.sim.plot import check_plot, plot_sweep
     from roseinfer.sim.setups import SETUPS
-    from roseinfer.sim.sweep import Load, Sweep, contender, run_sweep
+    from roseinfer.sim.sweep import Load, Sweep, check_given, contender, run_sweep
 
     setup = SETUPS[workload.setup] if workload.setup else None
-    names = options.policy_list or [scheduler.policy_name]
+    chosen = {name: value for name, value in given.items() if name not in NAMING}
+    named: dict[str, Any] = {name: given.get(name) for name in NAMING}
+    names = options.policy_list or [SchedulerConfig(**named).policy_name]
     for name in names:
         contender(name)
     if options.plot:
@@ -132,18 +136,19 @@ def run_comparison(
         machine = replace(machine, cost=cost.params)
     if options.slowdown != 1.0:
         machine = machine.misjudged(options.slowdown)
-    chosen = {name: value for name, value in scheduler_options(given).items() if name != "scheduling_policy"}
     classes = _classes(workload) or (setup.mix.classes if setup else ())
     sweep = Sweep(
         machine=machine,
         loads=_loads(workload, options, setup, classes),
         policies=names,
-        common={**(setup.scheduler if setup else {}), **chosen},
+        common=setup.scheduler if setup else {},
+        given=chosen,
         lengths=options.lengths,
         seeds=options.seeds,
         false_rejects=options.false_rejects,
         jobs=options.jobs,
     )
+    check_given(sweep)
     if options.capacity:
         if not classes:
             raise ConfigError("capacity: at which objectives? Give a setup or slo_classes")

@@ -14,6 +14,7 @@ from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, Profil
 from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
+    EngineDeadError,
     InvalidRequestError,
     OutputTextError,
     TooManyInflightError,
@@ -86,6 +87,7 @@ class LLM:
         self._numbers = itertools.count()
         self._clock: Clock = MonotonicClock()  # on the scale of the engine's
         self._closed = False
+        self._broken = False  # a step ended in the middle: what it held is held for good
 
     def generate(
         self,
@@ -189,6 +191,10 @@ class LLM:
         """Queue all jobs or, if one is refused, none."""
         if self._closed:
             raise EngineClosedError("the engine is closed")
+        if self._broken:
+            raise EngineDeadError(
+                "an earlier call ended in the middle of a step, so this LLM is of no use: make a new one"
+            )
         if self.core.busy:
             raise InvalidRequestError("another call of this LLM is not finished: exhaust or close its stream first")
         if self._max_inflight is not None and len(jobs) > self._max_inflight:
@@ -221,7 +227,11 @@ class LLM:
 
     def _turn(self) -> list[RequestOutput]:
         """One step of the engine; waits a little if it holds back what it has, rather than ask again at once."""
-        outputs = self.core.step()
+        try:
+            outputs = self.core.step()
+        except BaseException:
+            self._broken = True
+            raise
         if self.core.held_back:
             time.sleep(HELD_BACK_S)
         return outputs
@@ -250,7 +260,7 @@ class LLM:
 
     def _drain(self) -> None:
         """Let the engine report what nobody waits for: ends of aborted requests, steps still in flight."""
-        while self.core.busy:
+        while self.core.busy and not self._broken:
             self._turn()
 
 

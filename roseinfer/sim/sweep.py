@@ -11,7 +11,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import EcdfLengths, OracleLengths, PredictedLengths
-from roseinfer.sched.registry import contenders, scheduler_config
+from roseinfer.sched.registry import contenders, entry_of, option_names, scheduler_config, users_of
 from roseinfer.sim.machine import Machine
 from roseinfer.sim.report import mean_of, summarise
 from roseinfer.sim.simulator import Simulation, simulate
@@ -43,10 +43,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
+    """`common`: scheduler options of all contenders, which their settings beat; `given` ones beat these, each for the
+    policies that have it.
+    """
+
     machine: Machine
     loads: Sequence[Load]
     policies: Sequence[str]
     common: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
     lengths: str = "predictor"
     seeds: int = 1
     false_rejects: bool = False
@@ -65,20 +70,43 @@ def contender(name: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     return registered[name], None
 
 
+def settings_of(sweep: Sweep, name: str) -> list[dict[str, Any]]:
+    """All scheduler options of each setting of a contender; settings that are the same count once."""
+    found: list[dict[str, Any]] = []
+    for setting in contender(name)[0]:
+        foreign = option_names() - entry_of(setting["scheduling_policy"]).option_names
+        given = {option: value for option, value in sweep.given.items() if option not in foreign}
+        options = {**sweep.common, **setting, **given}
+        if options not in found:
+            found.append(options)
+    return found
+
+
+def check_given(sweep: Sweep) -> None:
+    """Raise `ConfigError` for a given option that no contender has, and for one that is wrong."""
+    policies = {setting["scheduling_policy"] for name in sweep.policies for setting in contender(name)[0]}
+    for option in sorted(sweep.given.keys() & option_names()):
+        if not policies & set(users_of(option)):
+            raise ConfigError(f"{option} needs scheduling_policy {' or '.join(users_of(option))} among those compared")
+    for name in sweep.policies:
+        for options in settings_of(sweep, name):
+            scheduler_config(**options)
+
+
 def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
     """One point per policy and load, the best setting of each policy at each load by adherence."""
     keys, jobs = [], []
     for load in sweep.loads:
         for name in sweep.policies:
-            settings, known = contender(name)
-            for number, options in enumerate(settings):
+            _, known = contender(name)
+            for number, options in enumerate(settings_of(sweep, name)):
                 for seed in range(sweep.seeds):
                     keys.append((load.rate, name, number))
                     jobs.append(
                         Job(
                             load.arrivals,
                             sweep.machine,
-                            {**sweep.common, **options},
+                            options,
                             known or sweep.lengths,
                             seed,
                             sweep.false_rejects,
@@ -87,17 +115,25 @@ def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
     grouped: dict[tuple[float | None, str, int], list[dict[str, Any]]] = {}
     for key, summary in zip(keys, run_jobs(jobs, sweep.jobs), strict=True):
         grouped.setdefault(key, []).append(summary)
-    return [_best(load.rate, name, grouped) for load in sweep.loads for name in sweep.policies]
+    return [_best(sweep, load.rate, name, grouped) for load in sweep.loads for name in sweep.policies]
 
 
 def _best(
-    rate: float | None, name: str, grouped: Mapping[tuple[float | None, str, int], list[dict[str, Any]]]
+    sweep: Sweep,
+    rate: float | None,
+    name: str,
+    grouped: Mapping[tuple[float | None, str, int], list[dict[str, Any]]],
 ) -> dict[str, Any]:
-    settings, _ = contender(name)
+    settings = settings_of(sweep, name)
     found = [(mean_of(grouped[rate, name, number]), number) for number in range(len(settings))]
     point, number = max(found, key=lambda item: item[0]["adherence"])
     seeds = [run["adherence"] for run in grouped[rate, name, number]]
-    return {"policy": name, "rate": rate, **point, "setting": dict(settings[number]), "seeds": seeds}
+    return {"policy": name, "rate": rate, **point, "setting": _own(sweep, settings[number]), "seeds": seeds}
+
+
+def _own(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options of a setting that not all contenders share."""
+    return {name: value for name, value in options.items() if name not in sweep.common and name not in sweep.given}
 
 
 def run_jobs(jobs: Sequence[Job], workers: int | None = None) -> list[dict[str, Any]]:

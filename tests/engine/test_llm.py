@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLongError
+from roseinfer.core.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -250,3 +250,18 @@ def test_objectives_without_a_server(llm: LLM) -> None:
     for sample in llm.generate("def main(", GREEDY, n=2, slo=away)[0].samples:
         assert sample.finish_reason is FinishReason.REJECTED and not sample.text
         assert sample.rejection is not None and sample.rejection.hopeless
+
+
+def test_an_interrupt_in_the_middle_of_a_step_is_told_to_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the step held cannot be had back: without a word, later calls would wait for its seats for ever."""
+    with LLM("tiny", num_kv_blocks=64, max_num_seqs=2, threads=1) as engine:
+
+        def interrupted(handle: object) -> object:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine.core._runner, "collect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(["a", "b"], GREEDY)
+        monkeypatch.undo()
+        with pytest.raises(EngineDeadError, match="make a new one"):
+            engine.generate("c", GREEDY)

@@ -20,7 +20,7 @@ from roseinfer.sim.machine import Machine
 from roseinfer.sim.report import jain, mean_of, percentiles, summarise
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import Lifetime, Simulation, simulate
-from roseinfer.sim.sweep import Load, Sweep, contender, find_capacity, run_sweep
+from roseinfer.sim.sweep import Load, Sweep, check_given, contender, find_capacity, run_sweep, settings_of
 from roseinfer.sim.workload import Arrival, poisson
 
 SLO = Slo(1.0, 0.1, class_name="a")
@@ -193,6 +193,28 @@ def test_the_best_setting_of_a_contender_counts() -> None:
     point = sweep("sarathi", rate=6.0)[0]
     assert point["setting"]["scheduling_policy"] == "sarathi"
     assert point["setting"]["sarathi_token_budget"] in (256, 512, 1024, 2048)
+
+
+def test_given_options_beat_settings_and_are_those_of_the_policies_that_have_them() -> None:
+    compared = Sweep(SCORPIO_8B.machine, [], ["fifo", "sarathi", "slack"], SCORPIO_8B.scheduler)
+    assert len(settings_of(compared, "sarathi")) == 4
+    given = replace(compared, given={"sarathi_token_budget": 96, "max_num_seqs": 9, "decode_first": False})
+    check_given(given)
+    (sarathi,), (fifo,) = settings_of(given, "sarathi"), settings_of(given, "fifo")
+    assert (sarathi["sarathi_token_budget"], sarathi["max_num_seqs"]) == (96, 9)
+    assert "sarathi_token_budget" not in fifo and fifo["decode_first"] is False
+    with pytest.raises(ConfigError, match="scorpio_eps needs scheduling_policy scorpio"):
+        check_given(replace(compared, given={"scorpio_eps": 1.5}))
+    with pytest.raises(ConfigError, match="sarathi_token_budget must be positive"):
+        check_given(replace(compared, given={"sarathi_token_budget": 0}))
+
+
+def test_a_policys_option_in_a_comparison(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    flags = "--setup scorpio-8b --policies fifo,sarathi --rates 5 --requests 40 --jobs 1 --sarathi-token-budget 96"
+    assert cli.main(["simulate", *flags.split(), "--json", str(file)]) == 0
+    assert len(json.loads(file.read_text())["points"]) == 2
+    assert cli.main(["simulate", *flags.replace("fifo,sarathi", "fifo").split()]) != 0
 
 
 def test_names_of_contenders() -> None:
