@@ -83,18 +83,20 @@ def test_who_only_has_to_read_has_no_place(serve: Serve) -> None:
 
 def read_all_of(connection: socket.socket) -> str:
     """The events of a chunked answer."""
-    raw = b""
+    raw = bytearray()
     while not raw.endswith(b"0\r\n\r\n"):
         part = connection.recv(2**20)
         assert part
         raw += part
-    _, _, rest = raw.partition(b"\r\n\r\n")
-    body = b""
+    at = raw.index(b"\r\n\r\n") + 4
+    chunks = []
     while True:
-        size, _, rest = rest.partition(b"\r\n")
-        if size == b"0":
-            return body.decode()
-        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        start = raw.index(b"\r\n", at) + 2
+        size = int(raw[at : start - 2], 16)
+        if size == 0:
+            return b"".join(chunks).decode()
+        chunks.append(raw[start : start + size])
+        at = start + size + 2
 
 
 def test_a_closed_connection_whose_rest_nobody_reads_is_ended(serve: Serve) -> None:
