@@ -8,7 +8,7 @@ from roseinfer.core.clock import Clock
 BUSY_PATIENCE_S = 30.0
 
 
-class GarbageDuty:
+class IdleGarbageCollector:
     """Turns the interpreter's own garbage collection off and does it at better times. One per process.
 
     After start-up a process with torch holds some hundred thousand objects that live as long as it does. Python

@@ -10,7 +10,7 @@ from roseinfer.core.request import sequence_id
 from roseinfer.engine.api import StepRecord
 from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.core import HELD_BACK_S, Core
-from roseinfer.engine.garbage import GarbageDuty
+from roseinfer.engine.garbage import IdleGarbageCollector
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
@@ -60,7 +60,7 @@ class EngineLoop:
         inbox: Inbox,
         outbox: Outbox,
         clock: Clock,
-        garbage: GarbageDuty | None = None,
+        garbage: IdleGarbageCollector | None = None,
         audit: AuditDuty | None = None,
     ) -> None:
         self._core = core

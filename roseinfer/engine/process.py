@@ -23,7 +23,7 @@ from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.core import Core, EngineCore
-from roseinfer.engine.garbage import GarbageDuty
+from roseinfer.engine.garbage import IdleGarbageCollector
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.record import Recorder, RecordingCore
@@ -136,7 +136,7 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
         clients.greet(StartFailed("", f"{type(error).__name__}: {error}"[:500]))
         return 1
     clock = MonotonicClock()
-    garbage = GarbageDuty(clock)
+    garbage = IdleGarbageCollector(clock)
     clients.greet(Ready(info))
     audit = AuditDuty(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
     return 0 if EngineLoop(core, clients, clients, clock, garbage, audit).run() else 1

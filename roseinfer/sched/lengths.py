@@ -1,8 +1,8 @@
-"""How long outputs will be: estimates behind one protocol."""
+"""How long outputs will be: estimates behind one protocol, and the peak of the KV cache if they are right."""
 
 import random
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from roseinfer.core.request import Request
@@ -140,3 +140,16 @@ def make_lengths(kind: str) -> LengthEstimator:
     received), and the table of `ecdf` for requests without one.
     """
     return _KINDS[kind]()
+
+
+def peak_tokens(rows: Iterable[tuple[float, float]]) -> float:
+    """`rows`: (tokens held now, tokens still to come) of each request, all growing at the same pace.
+
+    When the i-th longest-lived leaves, those at least as long-lived hold what they hold now and what has come since;
+    the peak is the largest such sum (LightLLM's estimate).
+    """
+    held, peak = 0.0, 0.0
+    for count, (used, left) in enumerate(sorted(rows, key=lambda row: -row[1]), 1):
+        held += used
+        peak = max(peak, held + left * count)
+    return peak

@@ -11,7 +11,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
-from roseinfer.engine.garbage import BUSY_PATIENCE_S, GarbageDuty
+from roseinfer.engine.garbage import BUSY_PATIENCE_S, IdleGarbageCollector
 from roseinfer.engine.loop import HEARTBEAT_S, EngineLoop
 from roseinfer.engine.messages import (
     OWNER,
@@ -259,7 +259,7 @@ def own_collector() -> object:
     gc.enable()
 
 
-class Counted(GarbageDuty):
+class Counted(IdleGarbageCollector):
     collections = 0
 
     def _collect(self) -> None:

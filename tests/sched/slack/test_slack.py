@@ -11,8 +11,8 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths import OracleLengths
-from roseinfer.sched.policies.slack.capacity import Demand, Margin, PriceLimit, peak_tokens
+from roseinfer.sched.lengths import OracleLengths, peak_tokens
+from roseinfer.sched.policies.slack.capacity import Demand, Margin, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B

@@ -5,8 +5,8 @@ from math import inf
 
 from roseinfer.core.slo import Rejection
 from roseinfer.sched.ledger import Track
+from roseinfer.sched.lengths import peak_tokens
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
-from roseinfer.sched.policies.slack.capacity import peak_tokens
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 

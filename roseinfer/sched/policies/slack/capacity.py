@@ -1,9 +1,9 @@
 """What the machine can take in the long run: demand over some horizons, the work that is worth its price when not all
-can be served, the KV cache at its peak, and the margin for what one cannot see.
+can be served, and the margin for what one cannot see.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -104,19 +104,6 @@ class PriceLimit:
                     self.limit_s = price
                     break
         return True
-
-
-def peak_tokens(rows: Iterable[tuple[float, float]]) -> float:
-    """`rows`: (tokens held now, tokens still to come) of each request, all growing at the same pace.
-
-    When the i-th longest-lived leaves, those at least as long-lived hold what they hold now and what has come since;
-    the peak is the largest such sum (LightLLM's estimate).
-    """
-    held, peak = 0.0, 0.0
-    for count, (used, left) in enumerate(sorted(rows, key=lambda row: -row[1]), 1):
-        held += used
-        peak = max(peak, held + left * count)
-    return peak
 
 
 @dataclass(slots=True)
