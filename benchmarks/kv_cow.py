@@ -21,7 +21,7 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.bench.report import header, table, write_json
 from roseinfer.cli import run_alone
 from roseinfer.commands import Command
-from roseinfer.core.config import check_positive, option
+from roseinfer.core.config import CacheConfig, check_positive, option
 from roseinfer.core.errors import ConfigError, RoseinferError
 from roseinfer.core.plan import BlockCopy
 from roseinfer.kv.manager import KvManager
@@ -58,8 +58,7 @@ class KvCowConfig:
         check_positive(self, "old_len", "batch_size", "iters", "layers", "heads", "head_dim")
         if self.threads is not None:
             check_positive(self, "threads")
-        if self.block_size & (self.block_size - 1) or not 0 < self.block_size <= 256:
-            raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
+        CacheConfig(block_size=self.block_size)  # raises if it is no block size
         if self.old_len % self.block_size == 0:
             raise ConfigError(
                 f"old_len {self.old_len} fills its last block of block_size {self.block_size}: nothing is copied"

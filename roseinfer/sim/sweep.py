@@ -128,12 +128,13 @@ def _best(
     found = [(mean_of(grouped[rate, name, number]), number) for number in range(len(settings))]
     point, number = max(found, key=lambda item: item[0]["adherence"])
     seeds = [run["adherence"] for run in grouped[rate, name, number]]
-    return {"policy": name, "rate": rate, **point, "setting": _own(sweep, settings[number]), "seeds": seeds}
+    return {"policy": name, "rate": rate, **point, "setting": _own(name, settings[number]), "seeds": seeds}
 
 
-def _own(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options of a setting that not all contenders share."""
-    return {name: value for name, value in options.items() if name not in sweep.common and name not in sweep.given}
+def _own(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that the contender's settings name, whatever they share with other contenders."""
+    named = {option for setting in contender(name)[0] for option in setting}
+    return {option: value for option, value in options.items() if option in named}
 
 
 def run_jobs(jobs: Sequence[Job], workers: int | None = None) -> list[dict[str, Any]]:

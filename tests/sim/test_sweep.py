@@ -213,7 +213,10 @@ def test_a_policys_option_in_a_comparison(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     flags = "--setup scorpio-8b --policies fifo,sarathi --rates 5 --requests 40 --jobs 1 --sarathi-token-budget 96"
     assert cli.main(["simulate", *flags.split(), "--json", str(file)]) == 0
-    assert len(json.loads(file.read_text())["points"]) == 2
+    assert [point["setting"] for point in json.loads(file.read_text())["points"]] == [
+        {"scheduling_policy": "fifo"},
+        {"scheduling_policy": "sarathi", "sarathi_token_budget": 96},
+    ]
     assert cli.main(["simulate", *flags.replace("fifo,sarathi", "fifo").split()]) != 0
 
 
