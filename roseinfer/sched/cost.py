@@ -12,6 +12,7 @@ drafts is neither a prompt chunk nor a decode, and the constants of these would 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
@@ -82,12 +83,36 @@ class CostParams:
         return self.step_s, self.token_s, self.pair_s, self.row_s, self.context_s
 
 
+def pairs(start: int, count: int) -> float:
+    """Pairs of tokens (X) that `count` prompt tokens from position `start` on make: position p attends to p + 1."""
+    return count * start + count * (count + 1) / 2
+
+
+def prefill_seconds(params: CostParams, start: int, count: int) -> float:
+    """Seconds that computing `count` prompt tokens from position `start` on adds to steps."""
+    return params.token_s * count + params.pair_s * pairs(start, count)
+
+
+def tokens_within(params: CostParams, start: int, seconds: float, most: int = 1 << 31) -> int:
+    """How many prompt tokens from position `start` on add at most so many seconds, up to `most`.
+
+    The root of pair_s / 2 * n^2 + (token_s + pair_s * (start + 1/2)) * n = seconds, in the form that also holds for
+    pair_s = 0.
+    """
+    if seconds <= 0 or most <= 0:
+        return 0
+    each = params.token_s + params.pair_s * (start + 0.5)
+    if each <= 0 or seconds >= prefill_seconds(params, start, most):
+        return most
+    return int(2 * seconds / (each + sqrt(each * each + 2 * params.pair_s * seconds)))
+
+
 def work_of(rows: Sequence[Row]) -> Work:
     """Position p attends to p + 1 tokens. A row of one token counts as decoding, which is what it costs."""
     several = [row for row in rows if row[3] != 1]
     decodes = len(rows) - len(several)
     context = sum([row[2] for row in rows]) + decodes
-    tokens, pairs, draft_tokens = 0, 0.0, 0
+    tokens, found, draft_tokens = 0, 0.0, 0
     for _, _, start, count, _, _, _, _, _, drafts in several:
         if drafts:  # reads its context once, as a row that decodes
             decodes += 1
@@ -95,9 +120,9 @@ def work_of(rows: Sequence[Row]) -> Work:
             draft_tokens += len(drafts)
         else:
             tokens += count
-            pairs += count * start + count * (count + 1) / 2
+            found += pairs(start, count)
             context -= start
-    return Work(tokens, pairs, decodes, context, draft_tokens)
+    return Work(tokens, found, decodes, context, draft_tokens)
 
 
 class CostModel:
