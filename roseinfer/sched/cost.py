@@ -75,6 +75,20 @@ class CostParams:
             + self.token_s * work.draft_tokens
         )
 
+    def prefill_s(self, start: int, count: int) -> float:
+        """What `count` prompt tokens from position `start` on add to a step."""
+        return self.token_s * count + self.pair_s * (count * start + 0.5 * count * (count + 1))
+
+    def prefill_tokens(self, start: int, seconds: float) -> float:
+        """How many prompt tokens from position `start` on add so many seconds to a step; 0 for none left.
+
+        The positive root of `prefill_s(start, count) = seconds`.
+        """
+        if seconds <= 0:
+            return 0.0
+        each, half = self.token_s + self.pair_s * (start + 0.5), 0.5 * self.pair_s
+        return 2 * seconds / (each + sqrt(each * each + 4 * half * seconds))
+
     def slower(self, factor: float) -> "CostParams":
         """Those of a machine that takes `factor` times as long."""
         return CostParams(*(factor * value for value in self.values()))

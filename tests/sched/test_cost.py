@@ -165,3 +165,16 @@ def test_a_step_without_a_duration_teaches_nothing() -> None:
     model = CostModel(TRUE)
     model.observe(Work(1, 1.0, 1, 1), 0.0)
     assert model.params == TRUE
+
+
+@pytest.mark.parametrize("pair_s", [0.0, 3.9e-9])
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 512), (20_000, 64), (511, 30_000)])
+def test_prompt_tokens_that_fit_a_time_are_those_that_take_it(pair_s, start, count):
+    params = CostParams(step_s=1e-3, token_s=17e-6, pair_s=pair_s)
+    whole = params.seconds(Work(prompt_tokens=count, prompt_pairs=count * start + count * (count + 1) / 2))
+    assert params.prefill_s(start, count) == pytest.approx(whole - params.step_s)
+    assert params.prefill_tokens(start, params.prefill_s(start, count)) == pytest.approx(count)
+
+
+def test_no_prompt_tokens_fit_no_time():
+    assert CostParams().prefill_tokens(100, 0.0) == CostParams().prefill_tokens(100, -1.0) == 0.0
