@@ -185,6 +185,7 @@ def _add(core: EngineCore, outputs: ExpectedRunner, arrival: Arrival, name: str,
         tenant=arrival.tenant,
         predicted_len=arrival.predicted_len,
         hinted=arrival.hinted,
+        priority=arrival.priority,
     )
     core.add(Add(name, list(arrival.prompt_ids), params, meta=meta))
     outputs.expect(sequence_id(name, 0), prompt_len, arrival.output_len)

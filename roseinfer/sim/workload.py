@@ -1,11 +1,14 @@
-"""Requests that arrive: times from a process or a trace, lengths from a law or the trace, objectives from classes."""
+"""Requests that arrive: times from a process or a trace, lengths from laws or the trace, objectives from classes."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import log
+from typing import Protocol
 
 from roseinfer.core.slo import Slo
+from roseinfer.sim.laws import Law
+from roseinfer.sim.processes import Gamma, Process
 
 VOCAB = 32_000
 
@@ -23,6 +26,7 @@ class Arrival:
     predicted_len: int | None = None
     tenant: str = ""
     hinted: bool = False
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,14 @@ class Mix:
         return rng.choice(self.tenants)
 
     def predict(self, output: int, rng: random.Random) -> int | None:
-        """SCORPIO's predictor as noise: N(0, rmse), less for short outputs, and never under 8 tokens."""
-        if self.predictor_rmse is None:
-            return None
-        error = rng.gauss(0.0, self.predictor_rmse) * min(1.0, output / 300 + 0.3)
-        return max(8, round(output + error))
+        """None without a predictor."""
+        return None if self.predictor_rmse is None else predicted_len(output, self.predictor_rmse, rng)
+
+
+def predicted_len(output: int, rmse: float, rng: random.Random) -> int:
+    """SCORPIO's predictor as noise: N(0, rmse) tokens, less for short outputs, and never under 8 tokens."""
+    error = rng.gauss(0.0, rmse) * min(1.0, output / 300 + 0.3)
+    return max(8, round(output + error))
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
@@ -132,3 +139,107 @@ def bursts(rate: float, count: int, seed: int, *, factor: float = 4.0, period_s:
         if rng.random() < wanted / max(high, low):
             times.append(now)
     return times
+
+
+# --- traffic of several kinds -----------------------------------------------------------------------------------
+class Hints(Protocol):
+    """What is said of output lengths before they are known."""
+
+    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+        """The same requests, with `predicted_len` and `hinted`, and the tenants of those who lie, if they have any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficClass:
+    """Requests of one kind. `slo`: what they are promised, None = nothing. `share`: relative to the other classes.
+
+    `process`: their own arrivals at their share of the rate; None: a random part of the workload's. `hints`: what is
+    said of their outputs; None: as the workload has it. `prefix`: the first so many tokens of their prompts are the
+    same (of a shorter prompt all).
+    """
+
+    name: str
+    prompts: Law
+    outputs: Law
+    slo: Slo | None = None
+    share: float = 1.0
+    process: Process | None = None
+    tenant: str = ""
+    priority: int = 0
+    hints: Hints | None = None
+    prefix: int = 0
+
+    def draw(self, rng: random.Random, context: int | None) -> tuple[int, int]:
+        """Tokens of a prompt and of its output; drawn again until both fit into a context of so many tokens."""
+        while True:
+            prompt, output = max(1, self.prompts.draw(rng)), max(1, self.outputs.draw(rng))
+            if context is None or prompt + output <= context:
+                return prompt, output
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Traffic of several classes, `rate` requests a second in all (0: all at once).
+
+    `context`: the machine's; longer requests are drawn again. `distinct`: prompts differ behind their class's prefix,
+    for machines with a prefix cache; else each is one token repeated, which takes no time to make.
+    """
+
+    classes: Sequence[TrafficClass]
+    rate: float
+    process: Process = field(default_factory=Gamma)
+    hints: Hints | None = None
+    context: int | None = None
+    distinct: bool = False
+
+    def requests(self, count: int, seed: int | str) -> list[Arrival]:
+        """`count` of them (by rounding of shares one more or less), sorted by time; equal for equal seeds."""
+        rng = random.Random(f"workload {seed}")
+        placed = self._placed(count, rng)
+        members = [(self._arrival(at_s, of, rng), of) for at_s, of in placed]
+        arrivals: list[Arrival] = [arrival for arrival, _ in members]
+        for hints, chosen in self._hinting([of for _, of in members]):
+            for place, told in zip(chosen, hints.told([arrivals[i] for i in chosen], rng), strict=True):
+                arrivals[place] = told
+        return arrivals
+
+    def _placed(self, count: int, rng: random.Random) -> list[tuple[float, TrafficClass]]:
+        """When who arrives: classes with a process of their own, and the others as the workload's finds them."""
+        total = sum(of.share for of in self.classes)
+        own = [of for of in self.classes if of.process is not None]
+        common = [of for of in self.classes if of.process is None]
+        placed = []
+        for of in own:
+            part = of.share / total
+            placed += [(at_s, of) for at_s in self._times(of.process, part, count, rng)]
+        if common:
+            shares = [of.share for of in common]
+            times = self._times(self.process, sum(shares) / total, count, rng)
+            placed += [(at_s, rng.choices(common, shares)[0]) for at_s in times]
+        return sorted(placed, key=lambda item: item[0])
+
+    def _times(self, process: Process | None, part: float, count: int, rng: random.Random) -> list[float]:
+        wanted = round(part * count)
+        if not self.rate or process is None or not wanted:
+            return [0.0] * wanted
+        return process.times(part * self.rate, wanted, rng)
+
+    def _arrival(self, at_s: float, of: TrafficClass, rng: random.Random) -> Arrival:
+        prompt, output = of.draw(rng, self.context)
+        ids = self._prompt(of, prompt, rng) if self.distinct else [1] * prompt
+        return Arrival(at_s, ids, output, of.slo, tenant=of.tenant, priority=of.priority)
+
+    def _prompt(self, of: TrafficClass, length: int, rng: random.Random) -> list[int]:
+        common = random.Random(f"prefix {of.name}")
+        shared = [common.randrange(3, VOCAB) for _ in range(min(of.prefix, length))]
+        return shared + [rng.randrange(3, VOCAB) for _ in range(length - len(shared))]
+
+    def _hinting(self, classes: Sequence[TrafficClass]) -> list[tuple[Hints, list[int]]]:
+        """Hints, and the places of the requests that they are for."""
+        found: dict[int, tuple[Hints, list[int]]] = {}
+        for place, of in enumerate(classes):
+            hints = of.hints or self.hints
+            if hints is not None:
+                found.setdefault(id(hints), (hints, []))[1].append(place)
+        return list(found.values())
