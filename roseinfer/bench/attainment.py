@@ -25,13 +25,15 @@ def completed(outcome: Outcome) -> bool:
 
 
 def good(outcome: Outcome, limits: LoadClass) -> bool:
-    return completed(outcome) and not missed(outcome, limits)
+    """It has objectives, and kept them all."""
+    return limits.promises and completed(outcome) and not missed(outcome, limits)
 
 
 def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dict[str, Any]:
-    """Of all requests, and of each class under `classes`.
+    """Of all requests with objectives, of each class under `classes`, and of the requests without under `best_effort`
+    (None if there are none).
 
-    `adherence`: good ones of all. `goodput_req_s`: good ones over the time to the last end (drain);
+    `adherence`: good ones of all with objectives. `offered_req_s`: of all. `goodput_req_s`: good ones over the time to the last end (drain);
     `goodput_window_req_s`: over the time in which requests arrived; None if that was all at once.
     """
     limits = {entry.name: entry for entry in classes}
@@ -39,8 +41,11 @@ def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dic
     drain_s = max(o.end_s for o in outcomes) - min(o.start_s for o in outcomes) if outcomes else 0.0
     window_s = outcomes[-1].due_s - outcomes[0].due_s if outcomes else 0.0
     by_class = {name: [o for o in outcomes if o.class_name == name] for name in limits}
+    pairs = [(outcome, limits[outcome.class_name]) for outcome in outcomes]
+    free = [(outcome, entry) for outcome, entry in pairs if not entry.promises]
     return {
-        **_counts([(outcome, limits[outcome.class_name]) for outcome in outcomes]),
+        **_counts([(outcome, entry) for outcome, entry in pairs if entry.promises]),
+        "best_effort": {**_counts(free), **_times(free)} if free else None,
         "offered_req_s": len(outcomes) / window_s if window_s else None,
         "goodput_req_s": number / drain_s if drain_s else None,
         "goodput_window_req_s": number / window_s if window_s else None,
@@ -49,21 +54,26 @@ def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dic
 
 
 def _counts(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
-    """`accepted`: whose answer began. `missed` counts a request once for each objective that it did not keep."""
+    """`accepted`: whose answer began. `finished`: whose answer came to its end. `missed` counts a request once for each
+    objective that it did not keep. Without objectives there is no `adherence`, and nothing to miss.
+    """
     outcomes = [outcome for outcome, _ in pairs]
     kept = sum(good(outcome, limits) for outcome, limits in pairs)
+    promised = [(outcome, limits) for outcome, limits in pairs if limits.promises]
     accepted = sum(outcome.status == 200 for outcome in outcomes)
+    accepted_missed = sum(outcome.status == 200 and not good(outcome, limits) for outcome, limits in promised)
     late = Counter(name for outcome, limits in pairs if completed(outcome) for name in missed(outcome, limits))
     refused = [outcome for outcome in outcomes if outcome.status in REJECTED]
     return {
         "requests": len(outcomes),
+        "finished": sum(map(completed, outcomes)),
         "good": kept,
-        "adherence": kept / len(outcomes) if outcomes else None,
+        "adherence": kept / len(promised) if promised else None,
         "rejected": len(refused),
         "rejected_by_code": dict(Counter(f"{o.status} {o.code or 'without a code'}" for o in refused).most_common()),
         "accepted": accepted,
-        "accepted_missed": accepted - kept,
-        "accepted_missed_share": (accepted - kept) / accepted if accepted else None,
+        "accepted_missed": accepted_missed,
+        "accepted_missed_share": accepted_missed / accepted if accepted else None,
         "missed": {name: late[name] for name in ("ttft", "tpot", "e2e")},
         "cut_off": sum(outcome.status == 200 and not completed(outcome) for outcome in outcomes),
         "failed": sum(outcome.status not in (200, *REJECTED) for outcome in outcomes),
@@ -71,16 +81,21 @@ def _counts(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
 
 
 def _of_class(outcomes: Sequence[Outcome], limits: LoadClass) -> dict[str, Any]:
-    answered = [outcome for outcome in outcomes if completed(outcome)]
-    found = _counts([(outcome, limits) for outcome in outcomes])
+    pairs = [(outcome, limits) for outcome in outcomes]
+    found = _counts(pairs)
     found["limits_ms"] = {"ttft": 1e3 * limits.ttft_s, "tpot": 1e3 * limits.tpot_s, "e2e": 1e3 * limits.e2e_s}
     found["limits_ms"] = {name: ms for name, ms in found["limits_ms"].items() if ms < float("inf")}
-    for key, seconds in (
-        ("ttft_ms", [outcome.ttft_s for outcome in answered]),
-        ("tpot_ms", [outcome.tpot_s for outcome in answered]),
-    ):
-        found[key] = {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
-    return found
+    return {**found, **_times(pairs)}
+
+
+def _times(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
+    """TTFT and TPOT of those that finished."""
+    answered = [outcome for outcome, _ in pairs if completed(outcome)]
+    measures = {"ttft_ms": [o.ttft_s for o in answered], "tpot_ms": [o.tpot_s for o in answered]}
+    return {
+        key: {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
+        for key, seconds in measures.items()
+    }
 
 
 def as_text(slo: dict[str, Any]) -> str:
@@ -94,12 +109,16 @@ def as_text(slo: dict[str, Any]) -> str:
         )
         if value is not None
     ]
+    free = slo["best_effort"]
     lines = [f"Goodput:    {', '.join(rates)} requests/s", table([_row(name, c) for name, c in _groups(slo).items()])]
+    if free is not None:
+        waits = ", ".join(f"{p} {'-' if ms is None else f'{ms:.3f}'}" for p, ms in free["ttft_ms"].items())
+        lines.append(f"Best effort: {free['finished']} of {free['requests']} finished, TTFT ms {waits}")
     return "\n".join(lines)
 
 
 def _groups(slo: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {**slo["classes"], "all": slo}
+    return {**slo["classes"], "all with objectives": slo}
 
 
 def _row(name: str, counts: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class LoadClass:
     body: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def promises(self) -> bool:
+        """Whether it has objectives; without, its requests are best effort."""
+        return min(self.ttft_s, self.tpot_s, self.e2e_s) < inf
+
 
 def read_classes(path: str) -> tuple[LoadClass, ...]:
     """From a JSON list of `{"name", "share", "ttft", "tpot", "e2e", "body", "headers"}` or a server's `classes.toml`.

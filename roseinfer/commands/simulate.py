@@ -40,8 +40,13 @@ COLUMNS = {
     "TTFT p95 ms": ("ttft_ms", "p95"),
     "TPOT p95 ms": ("tpot_ms", "p95"),
     "good tok/s": ("good_tok_s",),
+    "best effort": ("best_effort", "finished"),
+    "wait p50 ms": ("best_effort", "ttft_ms", "p50"),
+    "p99": ("best_effort", "ttft_ms", "p99"),
     "policy us": ("scheduler_us_per_step",),
 }
+SHARES = ("adherence", "rejected", "missed", "best effort")
+BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown where there is some
 
 
 def configure(parser: OptionParser) -> None:
@@ -211,7 +216,10 @@ def print_points(points: Sequence[Mapping[str, Any]]) -> None:
         for title, path in COLUMNS.items():
             value: Any = point
             for part in path:
-                value = value[part]
-            row[title] = f"{value:.3f}" if title in ("adherence", "rejected", "missed") else value
+                value = None if value is None else value[part]
+            shown = title in SHARES and value is not None
+            row[title] = f"{value:.3f}" if shown else value
         rows.append(row)
+    if all(point["best_effort"] is None for point in points):
+        rows = [{title: row[title] for title in row if title not in BEST_EFFORT} for row in rows]
     print(table(rows))

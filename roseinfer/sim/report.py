@@ -33,31 +33,40 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-def adherence(lives: Sequence[Lifetime]) -> float:
-    return sum(life.good for life in lives) / len(lives) if lives else 0.0
+def adherence(lives: Sequence[Lifetime]) -> float | None:
+    """Good requests of all that have objectives, those turned away included; None if none has."""
+    promised = [life for life in lives if life.promised]
+    return sum(life.good for life in promised) / len(promised) if promised else None
 
 
 def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, Any]:
     """One run. Goodput over the time to the last token (`goodput_req_s`) and over that of the arrivals (`_window_`).
 
+    Shares, and what is good, are of the requests with objectives; `best_effort` is of those without. `requests`,
+    `offered_req_s`, latencies and gaps are of both.
+
     `replay`: the same arrivals with true lengths known; who is good there and was refused here is falsely rejected.
     """
     lives = run.lifetimes
+    promised = [life for life in lives if life.promised]
     served = [life for life in lives if life.served]
+    kept = [life for life in promised if life.served]
     good = [life for life in lives if life.good]
     tenants = _by_tenant(lives)
     window_s = max(lives[-1].arrival_s - lives[0].arrival_s, 1e-9)
     summary = {
         "requests": len(lives),
+        "promised": len(promised),
         "offered_req_s": len(lives) / window_s,
         "goodput_req_s": len(good) / run.elapsed_s,
         "goodput_window_req_s": len(good) / window_s,
-        "adherence": len(good) / len(lives),
-        "rejected": 1 - len(served) / len(lives),
+        "adherence": adherence(lives),
+        "rejected": 1 - len(kept) / len(promised) if promised else 0.0,
         "false_rejected": _false_rejected(lives, replay),
-        "accepted_missed": 1 - len(good) / len(served) if served else 0.0,
+        "accepted_missed": 1 - len(good) / len(kept) if kept else 0.0,
         "good_tok_s": sum(len(life.token_s) for life in good) / run.elapsed_s,
         "missed": _missed(lives),
+        "best_effort": _best_effort([life for life in lives if not life.promised]),
         "classes": _by_class(lives),
         "terciles": _by_length(lives),
         "longest_gap_ms": 1e3 * max((gap for life in served for gap in _gaps(life)), default=0.0),
@@ -105,7 +114,16 @@ def _false_rejected(lives: Sequence[Lifetime], replay: Simulation | None) -> flo
     if replay is None:
         return None
     pairs = zip(lives, replay.lifetimes, strict=True)
-    return sum(not life.served and other.good for life, other in pairs) / len(lives)
+    return sum(not life.served and other.good for life, other in pairs) / max(1, sum(life.promised for life in lives))
+
+
+def _best_effort(lives: Sequence[Lifetime]) -> dict[str, Any] | None:
+    """The share of requests without objectives that finished, and how long these waited for their first token."""
+    if not lives:
+        return None
+    served = [life for life in lives if life.served]
+    waits = percentiles([life.ttft_s for life in served])
+    return {"requests": len(lives), "finished": len(served) / len(lives), "ttft_ms": waits}
 
 
 def _by_class(lives: Sequence[Lifetime]) -> dict[str, Any]:
@@ -122,24 +140,26 @@ def _by_class(lives: Sequence[Lifetime]) -> dict[str, Any]:
 
 
 def _missed(lives: Sequence[Lifetime]) -> dict[str, float]:
-    """Shares of all that were served and late, by objective; one request may miss several."""
+    """Shares of all with objectives that were served and late, by objective; one request may miss several."""
     late = Counter(name for life in lives for name in life.missed)
-    return {name: late[name] / len(lives) for name in ("ttft", "tpot", "e2e")}
+    promised = max(1, sum(life.promised for life in lives))
+    return {name: late[name] / promised for name in ("ttft", "tpot", "e2e")}
 
 
-def _by_length(lives: Sequence[Lifetime]) -> dict[str, float]:
-    """Adherence of the third with short, middle and long outputs."""
-    ordered = sorted(lives, key=lambda life: life.output_len)
+def _by_length(lives: Sequence[Lifetime]) -> dict[str, float | None]:
+    """Adherence of the third with short, middle and long outputs, of those with objectives."""
+    ordered = sorted((life for life in lives if life.promised), key=lambda life: life.output_len)
     cuts = [round(i * len(ordered) / 3) for i in range(4)]
     return {name: adherence(ordered[cuts[i] : cuts[i + 1]]) for i, name in enumerate(("short", "middle", "long"))}
 
 
 def _by_tenant(lives: Sequence[Lifetime]) -> dict[str, float]:
-    """Adherence of each tenant's requests."""
+    """Adherence of each tenant that has requests with objectives."""
     tenants: dict[str, list[Lifetime]] = {}
     for life in lives:
-        tenants.setdefault(life.tenant, []).append(life)
-    return {name: adherence(group) for name, group in sorted(tenants.items())}
+        if life.promised:
+            tenants.setdefault(life.tenant, []).append(life)
+    return {name: sum(life.good for life in group) / len(group) for name, group in sorted(tenants.items())}
 
 
 def _cost_model(errors: Sequence[tuple[float, float]]) -> dict[str, Any] | None:

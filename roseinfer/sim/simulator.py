@@ -7,6 +7,7 @@ from time import perf_counter
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.errors import RoseinferError
 from roseinfer.core.events import Event
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput
 from roseinfer.core.plan import StepLimits
@@ -23,6 +24,14 @@ from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
 from roseinfer.sim.workload import VOCAB, Arrival
+
+# Turns in a row in which nothing is planned, nor in flight, though requests are there. The scheduler goes on without a
+# policy that holds all of them back long before (`sched/liveness.py`); whoever gets here would never end.
+STUCK_TURNS = 1000
+
+
+class StuckError(RoseinferError):
+    """The simulated scheduler plans nothing any more, although requests wait or run."""
 
 
 @dataclass(slots=True)
@@ -62,9 +71,14 @@ class Lifetime:
         return self.slo.missed(self.ttft_s, self.tpot_s or 0.0, self.latency_s)
 
     @property
+    def promised(self) -> bool:
+        """Whether it has objectives; without it is best effort, which is neither good nor bad."""
+        return self.slo is not None and not self.slo.empty
+
+    @property
     def good(self) -> bool:
-        """It finished, and kept what was promised."""
-        return self.served and not self.missed
+        """It was promised something, finished, and within all of it."""
+        return self.promised and self.served and not self.missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +143,9 @@ def simulate(
     estimates: Estimates | None = None,
     seed: int = 0,
 ) -> Simulation:
-    """Raises `RequestTooLongError` if a request could never run. `arrivals` are sorted by time."""
+    """`arrivals` are sorted by time. Raises `RequestTooLongError` if a request could never run, and `StuckError` if
+    the policy stops the engine for good.
+    """
     clock = ManualClock()
     limits = StepLimits.of(scheduler, machine.max_model_len)
     outputs = ExpectedRunner()
@@ -150,7 +166,7 @@ def simulate(
         for number, arrival in enumerate(arrivals)
     }
     watch = Watch(kv, estimates.cost)
-    number, count = 0, len(arrivals)
+    number, count, idle_turns = 0, len(arrivals), 0
     while number < count or core.busy:
         if not core.busy and arrivals[number].at_s > clock.now():
             clock.advance(arrivals[number].at_s - clock.now())
@@ -158,6 +174,9 @@ def simulate(
             _add(core, outputs, arrivals[number], str(number), machine.max_model_len)
             number += 1
         _note(core.step(), lives, clock.now())
+        idle_turns = idle_turns + 1 if core.held_back else 0
+        if idle_turns > STUCK_TURNS:
+            raise StuckError(_stuck(scheduler, core, clock.now()))
         if core.held_back:  # the engine's loop waits so long, or for the next request
             next_s = arrivals[number].at_s if number < count else inf
             clock.advance(min(HELD_BACK_S, next_s - clock.now()))
@@ -172,6 +191,14 @@ def simulate(
         kv_peak=watch.blocks / kv.num_blocks,
         cost_errors=watch.cost_errors,
         policy_s=policy.seconds,
+    )
+
+
+def _stuck(scheduler: SchedulerConfig, core: EngineCore, now_s: float) -> str:
+    running, waiting = len(core.scheduler.running), len(core.scheduler.waiting)
+    return (
+        f"scheduling_policy {scheduler.policy_name} stopped the engine at {now_s:.3f} s: nothing was planned "
+        f"{STUCK_TURNS} times in a row, with {running} requests running and {waiting} waiting"
     )
 
 

@@ -94,7 +94,10 @@ def check_given(sweep: Sweep) -> None:
 
 
 def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
-    """One point per policy and load, the best setting of each policy at each load by adherence."""
+    """One point per policy and load, the best setting of each policy at each load by adherence.
+
+    If nobody has objectives the setting counts under which most finish.
+    """
     keys, jobs = [], []
     for load in sweep.loads:
         for name in sweep.policies:
@@ -126,9 +129,14 @@ def _best(
 ) -> dict[str, Any]:
     settings = settings_of(sweep, name)
     found = [(mean_of(grouped[rate, name, number]), number) for number in range(len(settings))]
-    point, number = max(found, key=lambda item: item[0]["adherence"])
+    point, number = max(found, key=lambda item: _merit(item[0]))
     seeds = [run["adherence"] for run in grouped[rate, name, number]]
     return {"policy": name, "rate": rate, **point, "setting": _own(name, settings[number]), "seeds": seeds}
+
+
+def _merit(point: Mapping[str, Any]) -> float:
+    kept = point["best_effort"]["finished"] if point["adherence"] is None else point["adherence"]
+    return float(kept)
 
 
 def _own(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +192,10 @@ def find_capacity(
     """Bisection between a rate that is met and one that is not, to within 1%. Raises `ConfigError` if none is met."""
 
     def point(rate: float) -> dict[str, Any]:
-        return run_sweep(replace(sweep, loads=[at_rate(rate)], policies=[name]))[0]
+        found = run_sweep(replace(sweep, loads=[at_rate(rate)], policies=[name]))[0]
+        if found["adherence"] is None:
+            raise ConfigError("capacity: no request has objectives")
+        return found
 
     low, high, best, worst = 0.0, 1.0, None, None
     for _ in range(12):
@@ -204,7 +215,8 @@ def find_capacity(
             high, worst = middle, found
     if best is None:
         raise ConfigError(f"{name} does not meet the target even at {high:g} req/s")
-    misses = {name: 1 - entry["adherence"] for name, entry in worst["classes"].items()}
+    kept = {name: entry["adherence"] for name, entry in worst["classes"].items()}
+    misses = {name: 1 - share for name, share in kept.items() if share is not None}
     return Capacity(name, low, best["adherence"], max(misses, key=misses.__getitem__), misses)
 
 

@@ -128,14 +128,19 @@ def gamma(rate: float, count: int, seed: int, cv: float) -> list[float]:
 
 
 def bursts(rate: float, count: int, seed: int, *, factor: float = 4.0, period_s: float = 20.0) -> list[float]:
-    """Poisson arrivals that alternate between `factor` times the rate and what keeps the mean, half a period each."""
+    """Poisson arrivals that alternate between `factor` (>= 1) times the rate and what keeps the mean.
+
+    Half a period each up to twice the rate; beyond that nobody arrives in between, and the busy part is `period_s /
+    factor` long.
+    """
     rng = random.Random(f"times {seed}")
-    high, low = min(factor, 2.0) * rate, max(0.0, 2.0 - factor) * rate
+    high, low = factor * rate, max(0.0, 2.0 - factor) * rate
+    busy_s = period_s / max(2.0, factor)
     now = 0.0
     times: list[float] = []
     while len(times) < count:
         now += rng.expovariate(max(high, low))
-        wanted = high if now % period_s < period_s / 2 else low
+        wanted = high if now % period_s < busy_s else low
         if rng.random() < wanted / max(high, low):
             times.append(now)
     return times

@@ -119,6 +119,27 @@ def test_figures_by_hand() -> None:
     assert summarise(outcomes, classes)["errors"] == {"503 queue_full": 1, "TimeoutError()": 1}
 
 
+def test_requests_without_objectives_are_counted_apart() -> None:
+    classes = [LoadClass("a", ttft_s=0.5), LoadClass("free")]
+    outcomes = [
+        outcome(0, "a", [0.5, 0.6, 1.0], 3),
+        outcome(1, "a", [0.6, 0.7, 1.0], 3),
+        outcome(2, "free", [7.0, 7.5, 8.0], 3),
+        outcome(3, "free", [0.1], 1),  # cut off
+        Outcome(4, 5, 3, "free", due_s=4, start_s=4, end_s=4, status=503, error="full", code="queue_full"),
+    ]
+    found = attainment(outcomes, classes)
+    assert (found["requests"], found["good"], found["adherence"]) == (2, 1, 1 / 2)
+    assert (found["rejected"], found["accepted"], found["accepted_missed"]) == (0, 2, 1)
+    assert (found["offered_req_s"], found["goodput_window_req_s"]) == (5 / 4, 1 / 4)
+    free = found["best_effort"]
+    assert (free["requests"], free["finished"], free["rejected"]) == (3, 1, 1)
+    assert (free["adherence"], free["good"], free["accepted_missed"]) == (None, 0, 0)
+    assert free["ttft_ms"]["p50"] == pytest.approx(7000.0)
+    assert "Best effort: 1 of 3 finished, TTFT ms p50 7000.000" in as_text(found)
+    assert attainment(outcomes[:2], classes)["best_effort"] is None
+
+
 def test_one_token_has_no_tpot() -> None:
     single = Outcome(0, 5, 1, "a", status=200, ok=True, output_tokens=1, chunk_s=[0.1])
     assert attainment([single], [LoadClass("a", tpot_s=NEVER)])["good"] == 1

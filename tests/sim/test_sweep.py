@@ -63,6 +63,26 @@ def test_a_summary_counts_the_rejected_in_the_denominator() -> None:
     assert found["false_rejected"] is None
 
 
+def test_requests_without_objectives_are_counted_apart() -> None:
+    """They are neither good nor bad, finished or not: what was promised to nobody says nothing of promises."""
+    free = [Lifetime(0.0, None, 9, "b", [2.0, 2.1], FinishReason.STOP), Lifetime(1.0, Slo(class_name="c"), 9, "b")]
+    lives = [life(0.5, 0.05), *free, life(0.5, 0.2), Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED)]
+    assert not free[0].good
+    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    assert (found["requests"], found["promised"], found["offered_req_s"]) == (5, 3, 5 / 4)
+    assert (found["adherence"], found["rejected"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert found["accepted_missed"] == pytest.approx(1 / 2)
+    assert (found["goodput_req_s"], found["goodput_window_req_s"]) == (1 / 8, 1 / 4)
+    assert found["missed"]["tpot"] == pytest.approx(1 / 3)
+    assert found["terciles"] == {"short": 0.0, "middle": 1.0, "long": 0.0}
+    assert found["tenants"] == {"": pytest.approx(1 / 3)}
+    assert found["classes"]["c"]["adherence"] is None
+    waits = {"p50": 2000.0, "p95": 2000.0, "p99": 2000.0}
+    assert found["best_effort"] == {"requests": 2, "finished": 0.5, "ttft_ms": waits}
+    bare = summarise(Simulation(free, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    assert bare["adherence"] is None and bare["goodput_req_s"] == 0
+
+
 def test_misses_are_counted_by_objective() -> None:
     late, slow = life(1.5, 0.05), life(0.5, 0.2)
     lives = [life(0.5, 0.05), late, slow, Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED)]
@@ -218,6 +238,15 @@ def test_a_policys_option_in_a_comparison(tmp_path: Path) -> None:
         {"scheduling_policy": "sarathi", "sarathi_token_budget": 96},
     ]
     assert cli.main(["simulate", *flags.replace("fifo,sarathi", "fifo").split()]) != 0
+
+
+def test_a_comparison_of_best_effort_only(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "simulate --policies fifo,sarathi --rates 5 --requests 20 --jobs 1"
+    assert cli.main(flags.split()) == 0
+    printed = capsys.readouterr().out
+    assert "best effort" in printed and "wait p50 ms" in printed
+    assert cli.main([*flags.replace("--policies", "--setup scorpio-8b --policies").split()]) == 0
+    assert "best effort" not in capsys.readouterr().out
 
 
 def test_names_of_contenders() -> None:
