@@ -33,8 +33,8 @@ def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dic
     """Of all requests with objectives, of each class under `classes`, and of the requests without under `best_effort`
     (None if there are none).
 
-    `adherence`: good ones of all with objectives. `offered_req_s`: of all. `goodput_req_s`: good ones over the time to the last end (drain);
-    `goodput_window_req_s`: over the time in which requests arrived; None if that was all at once.
+    `adherence`: good ones of all with objectives. `offered_req_s`: of all. `goodput_req_s`: good ones over the time to
+    the last end (drain); `goodput_window_req_s`: over the time in which requests arrived; None if that was all at once.
     """
     limits = {entry.name: entry for entry in classes}
     number = sum(good(outcome, limits[outcome.class_name]) for outcome in outcomes)

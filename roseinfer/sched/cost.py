@@ -79,7 +79,7 @@ class CostParams:
 
     def prefill_s(self, start: int, count: int) -> float:
         """What `count` prompt tokens from position `start` on add to a step."""
-        return self.token_s * count + self.pair_s * (count * start + 0.5 * count * (count + 1))
+        return self.token_s * count + self.pair_s * pairs(start, count)
 
     def prefill_tokens(self, start: int, seconds: float) -> float:
         """How many prompt tokens from position `start` on add so many seconds to a step; 0 for none left.
@@ -102,25 +102,6 @@ class CostParams:
 def pairs(start: int, count: int) -> float:
     """Pairs of tokens (X) that `count` prompt tokens from position `start` on make: position p attends to p + 1."""
     return count * start + count * (count + 1) / 2
-
-
-def prefill_seconds(params: CostParams, start: int, count: int) -> float:
-    """Seconds that computing `count` prompt tokens from position `start` on adds to steps."""
-    return params.token_s * count + params.pair_s * pairs(start, count)
-
-
-def tokens_within(params: CostParams, start: int, seconds: float, most: int = 1 << 31) -> int:
-    """How many prompt tokens from position `start` on add at most so many seconds, up to `most`.
-
-    The root of pair_s / 2 * n^2 + (token_s + pair_s * (start + 1/2)) * n = seconds, in the form that also holds for
-    pair_s = 0.
-    """
-    if seconds <= 0 or most <= 0:
-        return 0
-    each = params.token_s + params.pair_s * (start + 0.5)
-    if each <= 0 or seconds >= prefill_seconds(params, start, most):
-        return most
-    return int(2 * seconds / (each + sqrt(each * each + 2 * params.pair_s * seconds)))
 
 
 def work_of(rows: Sequence[Row]) -> Work:

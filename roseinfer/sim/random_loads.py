@@ -13,7 +13,7 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.sched.cost import CostParams, prefill_seconds
+from roseinfer.sched.cost import CostParams
 from roseinfer.sim.bound import capacity
 from roseinfer.sim.hints import Exact, Liars, Noisy, Scaled, Shuffled
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
@@ -226,7 +226,7 @@ def floors(prompt: int, output: int, machine: Machine, chunk: int) -> dict[str, 
     """
     entry = space()["floors"]
     cost = machine.cost.slower(machine.slowness(0.0))
-    prefill_s = ceil(prompt / chunk) * cost.step_s + prefill_seconds(cost, 0, prompt)
+    prefill_s = ceil(prompt / chunk) * cost.step_s + cost.prefill_s(0, prompt)
     first_s = cost.step_s + cost.row_s + cost.context_s * prompt
     whole_s = prefill_s + (output - 1) * (cost.step_s + cost.row_s + cost.context_s * (prompt + output / 2))
     return {

@@ -1,12 +1,11 @@
 """The cost model learns a machine's shape and follows its speed."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from roseinfer.core.plan import Row
-from roseinfer.sched.cost import CostModel, CostParams, Work, prefill_seconds, tokens_within, work_of
+from roseinfer.sched.cost import CostModel, CostParams, Work, work_of
 from roseinfer.sched.estimates import FAST
 
 TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6)
@@ -36,31 +35,6 @@ def test_features_of_a_plan() -> None:
     rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ())]
     assert work_of(rows) == Work(2, 5 + 6, 1, 10)
     assert work_of([]) == Work()
-
-
-@pytest.mark.parametrize("pair_s", [0.0, 2e-9])
-@pytest.mark.parametrize("start", [0, 20_000])
-def test_prompt_tokens_cost_what_they_add_to_a_step(start: int, pair_s: float) -> None:
-    params = replace(TRUE, pair_s=pair_s)
-    work = work_of([Row("a", 0, start, 3000, 1, True, start, 0, ())])
-    assert prefill_seconds(params, start, 3000) == pytest.approx(params.seconds(work) - params.step_s)
-    halves = prefill_seconds(params, start, 1000) + prefill_seconds(params, start + 1000, 2000)
-    assert halves == pytest.approx(prefill_seconds(params, start, 3000)), "chunks cost what the whole does"
-
-
-@pytest.mark.parametrize("params", [TRUE, replace(TRUE, pair_s=0.0), replace(TRUE, token_s=0.0)])
-@pytest.mark.parametrize("start", [0, 20_000])
-def test_the_tokens_within_some_time_are_all_that_fit(start: int, params: CostParams) -> None:
-    for seconds in (1e-6, 0.01, 0.3, 5.0):
-        count = tokens_within(params, start, seconds)
-        assert prefill_seconds(params, start, count) <= seconds * (1 + 1e-9)
-        assert prefill_seconds(params, start, count + 1) >= seconds * (1 - 1e-9)
-
-
-def test_the_tokens_within_no_time_or_all_of_it() -> None:
-    assert tokens_within(TRUE, 0, 0.0) == tokens_within(TRUE, 0, -1.0) == tokens_within(TRUE, 0, 1.0, most=0) == 0
-    assert tokens_within(TRUE, 0, float("inf"), most=512) == tokens_within(TRUE, 0, 1e3, most=512) == 512
-    assert tokens_within(CostParams(token_s=0.0), 0, 1e-9, most=512) == 512, "what costs nothing fits"
 
 
 def test_a_row_that_verifies_drafts_decodes_and_its_drafts_are_counted_apart() -> None:
