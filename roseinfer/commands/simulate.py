@@ -1,6 +1,7 @@
 """roseinfer simulate: what a scheduling policy would do to a workload, in a moment and without a model."""
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.registry import contenders, scheduler_config
-from roseinfer.sim.config import CostConfig, SweepConfig, WorkloadConfig
+from roseinfer.sim.config import CostConfig, RandomLoadsConfig, SweepConfig, WorkloadConfig
 
 NAME = "simulate"
 # Here policies are told what steps cost and how long outputs will be in other ways: `cost` and `lengths`.
@@ -22,11 +23,14 @@ HELP = "run the scheduler on a workload without a model, with a cost model for t
 OPTIONS = OptionSet(
     Group(WorkloadConfig, "workload"),
     Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {KNOWING}"}),
+    Group(RandomLoadsConfig, "random loads"),
     Group(CostConfig, "cost model and cache (without a setup)"),
     SCHEDULER,
     Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
 )
 PERCENTILES = (50, 95, 99)
+# What goes with random loads, beside options of the scheduler and of policies.
+OF_RANDOM_LOADS = frozenset({"random_loads", "traces", "cache", "policies", "jobs", "seed", "json"})
 # What names one policy where none are compared.
 NAMING = ("scheduling_policy", "prefill_admission_policy")
 COST_CONSTANTS = frozenset({"step_ms", "token_us", "row_us", "context_ns", "pair_ns"})
@@ -57,9 +61,12 @@ def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
     cost = OPTIONS.build(CostConfig, given)
+    random_loads = OPTIONS.build(RandomLoadsConfig, given)
     if cost.cost is not None and given.keys() & COST_CONSTANTS:
         raise ConfigError(f"cost: the file holds {min(given.keys() & COST_CONSTANTS)} already")
-    if workload.replay is not None:
+    if random_loads.random_loads is not None:
+        result = run_random_loads(random_loads, workload.seed, sweep, given)
+    elif workload.replay is not None:
         result = run_replay(workload.replay)
     elif workload.setup is None and not sweep.policy_list and not sweep.capacity:
         result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
@@ -113,6 +120,80 @@ def describe(simulation: Any) -> dict[str, float | int]:
     for name, values in measures.items():
         summary |= {f"{name} ms p{p}": percentile(values, p) * 1e3 for p in PERCENTILES}
     return summary
+
+
+# --- random loads -----------------------------------------------------------------------------------------------
+def run_random_loads(
+    options: RandomLoadsConfig, seed: int, sweep: SweepConfig, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The grid's table, and how far it is while it takes long."""
+    from roseinfer.commands.progress import Progress
+    from roseinfer.sim.grid import POLICIES, Grid, check_grid, run_grid
+
+    chosen = scheduler_options(given)
+    wrong = sorted((given.keys() - OF_RANDOM_LOADS - chosen.keys()) | chosen.keys() & set(NAMING))
+    if wrong:
+        raise ConfigError(f"{wrong[0]} does not go with random_loads, which has its own (policies: who is compared)")
+    assert options.random_loads is not None
+    grid = Grid(
+        seed=seed,
+        count=options.random_loads,
+        traces=options.traces,
+        policies=sweep.policy_list or POLICIES,
+        given=chosen,
+        cache=options.cache,
+        jobs=sweep.jobs or os.cpu_count() or 1,
+    )
+    check_grid(grid)
+    with Progress("loads") as progress:
+        result = run_grid(grid, progress.show)
+    print_grid(result)
+    return result
+
+
+def print_grid(result: Mapping[str, Any]) -> None:
+    """Worst first; then what holds of all, and the late by kind."""
+    from roseinfer.bench.report import table
+
+    judged, *_ = result["policies"]
+    rows = [
+        {
+            "load": entry["number"],
+            judged: f"{entry['adherence']:.3f}",
+            "best other": f"{entry['best_other']:.3f}",
+            "who": entry["who"],
+            "ratio": f"{entry['ratio']:.3f}",
+            "goodput": f"{entry['goodput_ratio']:.3f}",
+            "late": f"{entry['late']:.1%}",
+            "of bound": "-" if entry["of_bound"] is None else f"{entry['of_bound']:.3f}",
+            "requests": entry["requests"],
+            "kinds": "+".join(entry["kinds"]),
+        }
+        for entry in result["loads"]
+    ]
+    head, *lines = table(rows).splitlines()
+    print(head)
+    for line, entry in zip(lines, result["loads"], strict=False):
+        print(f"{line}  {entry['description']}")
+    for name, title in (("ratio", "adherence"), ("goodput_ratio", "goodput")):
+        found = result["summary"][name]
+        if found["even"] is not None:
+            told = f"worst {found['worst']:.3f}, median {found['median']:.3f}"
+            print(f"{title}: at least .99 of the best other's on {found['even']:.1%} of {len(rows)} loads; {told}")
+    if result["left_out"]:
+        print(f"left out: {len(result['left_out'])} loads that need a trace (--traces DIR)")
+    print(f"late among the served of {judged}, pooled over loads of a kind:")
+    print(table(_late_rows(result["late"])))
+
+
+def _late_rows(pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A kind a row, a group of classes a column; in brackets what too few were served of."""
+    kinds, groups = (list(dict.fromkeys(pool[name] for pool in pools)) for name in ("kind", "of"))
+    rows: dict[str, dict[str, Any]] = {kind: {"kind": kind, **dict.fromkeys(groups)} for kind in kinds}
+    for pool in pools:
+        share = f"{pool['share']:.2%}"
+        rows[pool["kind"]][pool["of"]] = share if pool["enough"] else f"({share})"
+    return list(rows.values())
 
 
 # --- policies against loads -------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ CAPACITY_TARGET = 0.99
 SLIGHT_NOISE = 0.03  # what a load may have and be stationary all the same
 LIARS = "liars"  # the tenant of those who lie, where they have one of their own
 OBJECTIVES = {"both": ("ttft_s", "tpot_ms"), "ttft": ("ttft_s",), "tpot": ("tpot_ms",), "e2e": ("e2e_s",), "none": ()}
+COMMON = ("max_num_seqs", "max_num_batched_tokens")  # scheduler options of a machine
 Choice = Mapping[str, Any]
 
 
@@ -118,7 +119,7 @@ def draw_load(seed: int, number: int, *, traces: str | Path | None = None) -> Ra
         _fitted(machine, choices, arrivals),
         rate,
         most,
-        {name: _machine_entry(choices)[name] for name in ("max_num_seqs", "max_num_batched_tokens")},
+        {name: _machine_entry(choices)[name] for name in COMMON},
     )
 
 

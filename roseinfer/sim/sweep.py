@@ -161,11 +161,18 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def _simulate(job: Job, arrivals: Sequence[Arrival], lengths: str) -> Simulation:
-    config = scheduler_config(**job.options)
+    return simulate_as(arrivals, job.machine, job.options, lengths, job.seed)
+
+
+def simulate_as(
+    arrivals: Sequence[Arrival], machine: Machine, options: Mapping[str, Any], lengths: str, seed: int
+) -> Simulation:
+    """One run of a policy with these options that knows so much of `lengths`: "predictor", "oracle" or "none"."""
+    config = scheduler_config(**options)
     told = [_told(arrival, lengths) for arrival in arrivals]
-    known = OracleLengths() if lengths == "oracle" else PredictedLengths(EcdfLengths(job.seed))
-    estimates = Estimates(cost=CostModel(job.machine.belief), lengths=known)
-    return simulate(told, config, job.machine, estimates=estimates, seed=job.seed)
+    known = OracleLengths() if lengths == "oracle" else PredictedLengths(EcdfLengths(seed))
+    estimates = Estimates(cost=CostModel(machine.belief), lengths=known)
+    return simulate(told, config, machine, estimates=estimates, seed=seed)
 
 
 def _told(arrival: Arrival, lengths: str) -> Arrival:

@@ -1,0 +1,68 @@
+"""Results of runs on disk, so that what has not changed is not simulated again."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from hashlib import sha256
+from inspect import getfile
+from pathlib import Path
+from typing import Any
+
+from roseinfer import sched
+from roseinfer.sched.registry import entry_of
+
+
+class Cache:
+    """One JSON file per result, in a directory that is made if need be."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+
+    def get(self, key: Any, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """What `make` returned for this `key`, in this run or in one before."""
+        name = digest_of(text=[json.dumps(key, sort_keys=True, default=repr)])
+        file = self._directory / f"{name}.json"
+        try:
+            return dict(json.loads(file.read_text()))
+        except (FileNotFoundError, ValueError):  # not there, or cut off
+            result = dict(make())
+        self._directory.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(result))
+        part.replace(file)  # others never see half of it
+        return result
+
+
+def policy_digest(name: str, *, with_shared: bool) -> str:
+    """Of the source of a policy, and of all that schedules if `with_shared`.
+
+    Without, a change to what policies share leaves results as they are: to compare one policy that changes with others
+    that do not, these are simulated once.
+    """
+    home = Path(getfile(entry_of(name).make))
+    own = sorted(home.parent.glob("*.py")) if home.parent.name != "policies" else [home]
+    return _digest_of_files(tuple(map(str, [*own, *(_scheduling() if with_shared else [])])))
+
+
+def _scheduling() -> list[Path]:
+    return sorted(Path(sched.__path__[0]).glob("*.py"))
+
+
+def digest_of(files: Iterable[str] = (), text: Iterable[str] = ()) -> str:
+    """Of the contents of files and of texts, in order."""
+    found = sha256()
+    for file in files:
+        found.update(_digest_of_files((str(file),)).encode())
+    for part in text:
+        found.update(part.encode() + b"\n")
+    return found.hexdigest()
+
+
+@cache
+def _digest_of_files(files: tuple[str, ...]) -> str:
+    """As they were when they were first asked for, which is what runs."""
+    found = sha256()
+    for file in files:
+        found.update(Path(file).read_bytes())
+    return found.hexdigest()

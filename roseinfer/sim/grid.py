@@ -1,0 +1,247 @@
+"""Policies judged on random loads: one policy against the best of the others, load by load, the worst first."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+from typing import Any
+
+from roseinfer.sim import bound
+from roseinfer.sim.cache import Cache, digest_of, policy_digest
+from roseinfer.sim.machine import Machine
+from roseinfer.sim.random_loads import COMMON, RandomLoad, TraceNeededError, draw_load, space
+from roseinfer.sim.simulator import Lifetime, Simulation
+from roseinfer.sim.sweep import Sweep, check_given, contender, settings_of, simulate_as
+
+POLICIES = ("slack", "qoserve", "fifo", "sarathi", "scorpio", "scorpio-tuned")
+GIVEN = {"sarathi_token_budget": 512}
+EVEN = 0.99  # of the best other's, and nothing is lost
+ENOUGH = 500  # served of a class, for its late share to say something
+COUNTS = ("requests", "served", "late", "good")
+Outcome = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Loads 0 to `count` - 1 of a seed, and the policies: the first one is judged, against the others.
+
+    `given`: scheduler options, each for the policies that have it. `cache`: a directory of results. `jobs`: processes.
+    """
+
+    seed: int
+    count: int
+    traces: str | None = None
+    policies: Sequence[str] = POLICIES
+    given: Mapping[str, Any] = field(default_factory=dict)
+    cache: str | None = None
+    jobs: int = 1
+
+
+def check_grid(grid: Grid) -> None:
+    """Raise `ConfigError` for a policy that is none, and for options that none of the policies has."""
+    for name in grid.policies:
+        contender(name)
+    entry = next(iter(space()["machines"].values()))
+    common = {name: entry[name] for name in COMMON}
+    check_given(Sweep(Machine(), [], grid.policies, common, dict(grid.given)))
+
+
+def run_grid(grid: Grid, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+    """`loads` (worst first), `left_out` (numbers of those that lack a trace), `summary`, and `late`, pooled by kind.
+
+    `progress(done, total)` is called as loads are done.
+    """
+    judged, left_out = [], []
+    for done, (number, found) in enumerate(_run_all(grid), start=1):
+        if found is None:
+            left_out.append(number)
+        else:
+            judged.append(found)
+        progress(done, grid.count)
+    judged.sort(key=lambda entry: (entry["ratio"], entry["number"]))
+    return {
+        "space": space()["version"],
+        "seed": grid.seed,
+        "policies": list(grid.policies),
+        "loads": judged,
+        "left_out": sorted(left_out),
+        "summary": {name: summary_of([entry[name] for entry in judged]) for name in ("ratio", "goodput_ratio")},
+        "late": pooled_late(judged),
+    }
+
+
+def _run_all(grid: Grid) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """As they come to their end."""
+    if grid.jobs == 1:
+        yield from ((number, judge(grid, number)) for number in range(grid.count))
+        return
+    with ProcessPoolExecutor(grid.jobs) as pool:
+        running = {pool.submit(judge, grid, number): number for number in range(grid.count)}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+# --- one load ---------------------------------------------------------------------------------------------------
+def judge(grid: Grid, number: int) -> dict[str, Any] | None:
+    """What the policies make of a load; None if it needs a trace that is not there."""
+    try:
+        load = draw_load(grid.seed, number, traces=grid.traces)
+    except TraceNeededError:
+        return None
+    outcomes = {name: run_policy(grid, load, name) for name in grid.policies}
+    return compare(load, outcomes, bound_of(grid, load))
+
+
+def run_policy(grid: Grid, load: RandomLoad, name: str) -> list[dict[str, Any]]:
+    """The outcome of each of its settings."""
+    sweep = Sweep(load.machine, [], [name], load.scheduler, {**GIVEN, **grid.given})
+    known = contender(name)[1] or "predictor"
+    return [_run(grid, load, options, known, name == grid.policies[0]) for options in settings_of(sweep, name)]
+
+
+def _run(grid: Grid, load: RandomLoad, options: Mapping[str, Any], known: str, judged: bool) -> dict[str, Any]:
+    def run() -> dict[str, Any]:
+        try:
+            return outcome_of(simulate_as(load.arrivals, load.machine, options, known, load.number))
+        except Exception as error:
+            error.add_note(f"{load.name}, {options}")
+            raise
+
+    if grid.cache is None:
+        return {"options": dict(options), **run()}
+    policy = options["scheduling_policy"]
+    key = [load_digest(load), sorted(options.items()), known, policy_digest(policy, with_shared=judged)]
+    return {"options": dict(options), **Cache(grid.cache).get(key, run)}
+
+
+def bound_of(grid: Grid, load: RandomLoad) -> float | None:
+    """The share that nobody could exceed."""
+    fluid_bound = getattr(bound, "fluid_bound", None)
+    if fluid_bound is None:
+        return None
+
+    def share() -> dict[str, Any]:
+        return {"share": fluid_bound(load.arrivals, load.machine)}
+
+    if grid.cache is None:
+        return share()["share"]
+    return Cache(grid.cache).get([load_digest(load), "bound", digest_of([bound.__file__])], share)["share"]
+
+
+def load_digest(load: RandomLoad) -> str:
+    """Of all that a run depends on; not of how it came about."""
+    parts = [repr((load.machine, sorted(load.scheduler.items()), load.number))]
+    for a in load.arrivals:
+        told = (a.predicted_len, a.hinted, a.tenant, a.priority)
+        parts.append(repr((a.at_s, len(a.prompt_ids), a.output_len, a.slo, told)))
+    return digest_of(text=parts)
+
+
+def outcome_of(run: Simulation) -> dict[str, Any]:
+    """Requests that were promised something, in all, by class and by tenant; best effort is only counted.
+
+    `served`: finished; `late`: of these, without what was promised; `good`: with it.
+    """
+    promised = [life for life in run.lifetimes if life.promised]
+    whole = _counts(promised)
+    return {
+        **whole,
+        "adherence": whole["good"] / whole["requests"] if promised else 1.0,
+        "goodput_req_s": whole["good"] / run.elapsed_s,
+        "classes": _grouped(promised, lambda life: life.slo.class_name if life.slo else ""),
+        "tenants": _grouped(promised, lambda life: life.tenant),
+        "best_effort": len(run.lifetimes) - len(promised),
+        "elapsed_s": run.elapsed_s,
+        "steps": run.steps,
+        "preemptions": run.preemptions,
+    }
+
+
+def _grouped(lives: Sequence[Lifetime], key: Callable[[Lifetime], str]) -> dict[str, dict[str, int]]:
+    groups: dict[str, list[Lifetime]] = {}
+    for life in lives:
+        groups.setdefault(key(life), []).append(life)
+    return {name: _counts(group) for name, group in sorted(groups.items())}
+
+
+def _counts(lives: Sequence[Lifetime]) -> dict[str, int]:
+    served, good = sum(life.served for life in lives), sum(life.good for life in lives)
+    return dict(zip(COUNTS, (len(lives), served, served - good, good), strict=True))
+
+
+# --- judgement --------------------------------------------------------------------------------------------------
+def compare(load: RandomLoad, outcomes: Mapping[str, Sequence[Outcome]], share: float | None) -> dict[str, Any]:
+    """The first policy's best setting against the best of all others', by adherence and by goodput."""
+    first, *others = outcomes
+    own = max(outcomes[first], key=lambda outcome: outcome["adherence"])
+    best = best_of(outcomes, others, "adherence")
+    most = best_of(outcomes, others, "goodput_req_s")
+    return {
+        "number": load.number,
+        "kinds": list(load.kinds),
+        "description": load.description,
+        "load": load.choices.load,
+        "rate": load.rate,
+        "capacity": load.capacity,
+        "requests": len(load.arrivals),
+        "promised": own["requests"],
+        "objectives": [chosen["objectives"] for chosen in load.choices.of_classes],
+        "hints": load.choices.of_load["hints"]["kind"],
+        "adherence": own["adherence"],
+        "best_other": best[1],
+        "who": best[0],
+        "ratio": ratio(own["adherence"], best[1]),
+        "goodput_ratio": ratio(own["goodput_req_s"], most[1]),
+        "goodput_who": most[0],
+        "late": own["late"] / own["served"] if own["served"] else 0.0,
+        "bound": share,
+        "of_bound": None if share is None else ratio(own["adherence"], share),
+        "classes": own["classes"],
+        "outcomes": {name: list(found) for name, found in outcomes.items()},
+    }
+
+
+def best_of(outcomes: Mapping[str, Sequence[Outcome]], names: Iterable[str], measure: str) -> tuple[str, float]:
+    """Who has most of it with the best of its settings, and how much; 0 if there is nobody."""
+    found = [(max(outcome[measure] for outcome in outcomes[name]), name) for name in names]
+    most, who = max(found, default=(0.0, ""), key=lambda item: item[0])
+    return who, most
+
+
+def ratio(own: float, other: float) -> float:
+    """1 where both have nothing."""
+    if other > 0:
+        return own / other
+    return inf if own > 0 else 1.0
+
+
+def summary_of(ratios: Sequence[float]) -> dict[str, float | None]:
+    """The share of loads on which at most a hundredth is lost, the worst, and the median."""
+    if not ratios:
+        return {"even": None, "worst": None, "median": None}
+    even = sum(value >= EVEN for value in ratios) / len(ratios)
+    return {"even": even, "worst": min(ratios), "median": median(ratios)}
+
+
+def pooled_late(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The late among the served of the judged policy, by kind of load: by number of the class (1, 2, ...), by what
+    classes are promised, and of all. `enough`: whether enough were served to judge it.
+
+    A load of several kinds counts in each. Class 1 of one load has nothing to do with class 1 of another: numbers
+    split what is pooled into random parts, objectives into those that are alike.
+    """
+    pools: dict[tuple[str, str], list[int]] = {}
+    for entry in judged:
+        for name, counts in entry["classes"].items():
+            promised = entry["objectives"][int(name) - 1]
+            for kind in entry["kinds"]:
+                for group in ("all", f"class {name}", promised):
+                    pool = pools.setdefault((kind, group), [0, 0])
+                    pool[0] += counts["served"]
+                    pool[1] += counts["late"]
+    return [
+        {"kind": kind, "of": group, "served": served, "late": late, "share": late / served, "enough": served >= ENOUGH}
+        for (kind, group), (served, late) in sorted(pools.items())
+        if served
+    ]
