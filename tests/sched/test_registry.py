@@ -16,6 +16,7 @@ from roseinfer.commands.groups import NESTED, POLICY, SCHEDULER, engine_config, 
 from roseinfer.commands.serve import OPTIONS as SERVE
 from roseinfer.core.config import EngineConfig, SchedulerConfig, option
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.options import OptionParser
@@ -102,15 +103,16 @@ def test_a_policy_takes_its_options_and_refuses_the_others(policy: str, name: st
                 make()
 
 
-LOADS = ((True, 60.0), (False, 60.0), (True, 12.0))
+LOADS = (("classes", 60.0), ("nothing", 60.0), ("classes", 12.0), ("e2e", 12.0))
 
 
-def token_times(promised: bool, rate: float, **options: object) -> list[list[float]]:
+def token_times(promised: str, rate: float, **options: object) -> list[list[float]]:
     """When each token of a busy run came."""
     work = WorkloadConfig(setup="scorpio-8b", num_requests=80, request_rate=rate, seed=4)
     arrivals = make_arrivals(work, SCORPIO_8B)
-    if not promised:
-        arrivals = [replace(arrival, slo=None) for arrival in arrivals]
+    if promised != "classes":
+        slo = Slo(e2e_s=20.0) if promised == "e2e" else None
+        arrivals = [replace(arrival, slo=slo) for arrival in arrivals]
     config = scheduler_config(max_num_batched_tokens=128, **options)
     run = simulate(arrivals, config, SCORPIO_8B.machine, estimates=Estimates.of(options_of(config)))
     return [life.token_s for life in run.lifetimes]

@@ -3,33 +3,51 @@
 Order: arrival + TTFT objective + c * prompt tokens left, c = 8 ms under load and 1 ms without. Prompts that can no
 longer be in time queue behind all others. Nobody is turned away, and every running request decodes in each step.
 After QoServe/Niyama (ASPLOS 2026); token deadlines count from the real first token, brought forward by 5%.
+
+A request with an objective for the whole of it has its first token due while the expected others can still be in time;
+those are paced to the deadline, anew when there are more of them than expected.
 """
 
+from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
 
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Event, StepDone
-from roseinfer.core.outputs import PolicyStats
-from roseinfer.sched.cost import Work, work_of
-from roseinfer.sched.estimates import CostOptions, Estimates
+from roseinfer.core.events import Ended, Event, Queued, StepDone
+from roseinfer.core.outputs import COMPLETE, PolicyStats
+from roseinfer.sched.cost import CostParams, Work, work_of
+from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.registry import register
+from roseinfer.sched.whole import deadline_s, latest_first_s, pace_s
 
 MARGIN = 0.05
 LONGEST_CHUNK = 2500
 LOADED_S = 0.25  # seconds of queued prefill
 WEIGHT_LOADED_S, WEIGHT_LIGHT_S = 8e-3, 1e-3  # per prompt token
+HOPELESS_STEPS = 2.0  # of an idle machine: no prompt waits for a deadline that asks for a faster pace
 AGEING_S = 10.0  # in place of a TTFT objective
 
 
-@register("qoserve", options=CostOptions)
+def tokens_within(params: CostParams, start: int, seconds: float) -> float:
+    """Whole prompt tokens from position `start` on that take so many seconds."""
+    return inf if seconds == inf else int(params.prefill_tokens(start, seconds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QoServeOptions(CostOptions, LengthOptions):
+    """Expected lengths are used for objectives of whole requests only."""
+
+
+@register("qoserve", options=QoServeOptions)
 class QoServePolicy:
-    def __init__(self, config: SchedulerConfig, options: CostOptions, known: Estimates) -> None:
+    def __init__(self, config: SchedulerConfig, options: QoServeOptions, known: Estimates) -> None:
         self._cost = known.cost
+        self._lengths = known.lengths
         self._ledger = Ledger()
+        self._paced: dict[str, float] = {}  # request -> tokens behind which its pace to the deadline is set anew
         self._batch = Batch(MARGIN)
         self._unseen: list[Track] = []  # decode, and their first token is still on its way
         self._seats = config.max_running
@@ -48,19 +66,30 @@ class QoServePolicy:
 
     def observe(self, event: Event) -> None:
         track = self._ledger.observe(event)
-        if track is not None and track in self._batch:  # it has ended or must wait again
-            self._batch.remove(track)
+        if track is not None:
+            self._paced.pop(track.request.request_id, None)
+            if track in self._batch:  # it has ended or must wait again
+                self._batch.remove(track)
+            if isinstance(event, Queued):
+                length = self._lengths.total(track.request)
+                track.due_s = min(track.due_s, latest_first_s(track.request, length, self._cost.params))
+            elif isinstance(event, Ended) and event.reason in COMPLETE:
+                self._lengths.finished(track.request, event.num_outputs)
         if isinstance(event, StepDone):
             self._cost.observe(work_of(event.plan.rows), event.duration_s)
 
     def begin(self, view: View) -> Decision:
         self._promote()
+        self._pace(view.now_s)
         decoding = list(self._ledger.decoding.values())
-        tokens = self._room(view, decoding)
+        tokens, spare_s = self._room(view, decoding)
+        params = self._cost.params
         chunks, starts, free_blocks = {}, [], view.free_blocks
         seats = min(view.free_seats, self._seats - len(view.running))
-        for track, left in self._order(view) if tokens > 0 else ():
-            if tokens <= 0:
+        for track, left in self._order(view) if tokens > 0 and spare_s > 0 else ():
+            start = len(track.tokens) - left
+            chunk = min(left, tokens, tokens_within(params, start, spare_s))
+            if chunk <= 0:
                 break
             request = track.request
             if request.request_id in self._ledger.waiting:
@@ -70,8 +99,9 @@ class QoServePolicy:
                 seats -= 1
                 free_blocks -= blocks
                 starts.append(request)
-            chunks[request.request_id] = min(left, tokens)
-            tokens -= chunks[request.request_id]
+            chunks[request.request_id] = chunk
+            tokens -= chunk
+            spare_s -= params.prefill_s(start, chunk)
         filling = [track.request for track in self._ledger.filling.values()]
         rows = [*(track.request for track in decoding), *filling]
         return PlannedDecision(rows, chunks, starts)
@@ -81,23 +111,46 @@ class QoServePolicy:
         decoding = self._ledger.decoding
         for track in [*self._unseen, *self._ledger.promote()]:
             request = track.request
-            if request.first_token_s and track.tpot_s < inf and request.request_id in decoding:
+            if not request.first_token_s or request.request_id not in decoding:
+                continue
+            if deadline_s(request) < inf:
+                self._paced[request.request_id] = 0.0
+            elif track.tpot_s < inf:
                 self._batch.add(track, request.first_token_s)
         self._unseen = [track for track in decoding.values() if not track.request.first_token_s]
 
-    def _room(self, view: View, decoding: list[Track]) -> int:
-        """Prompt tokens that fit before the first decoding request is late."""
+    def _pace(self, now_s: float) -> None:
+        """Those with a deadline for the whole, when they begin to decode and when they outlive what was expected.
+
+        Who needs a token nearly every time that a step takes by itself holds nobody up: prompts would stand still.
+        """
+        for name, until in self._paced.items():
+            track = self._ledger.decoding[name]
+            if track.outputs < until:
+                continue
+            left = max(1.0, self._lengths.left(track.request, max(1, track.outputs)))
+            self._paced[name] = track.outputs + left
+            if track in self._batch:
+                self._batch.remove(track)
+            slo = track.request.slo
+            own_s = inf if slo is None or slo.tpot_s is None else slo.tpot_s
+            track.tpot_s = min(own_s, pace_s(track.request, now_s, left))
+            if track.tpot_s > HOPELESS_STEPS * self._cost.params.step_s:
+                self._batch.add(track, now_s - track.tpot_s * (1 - MARGIN) * (track.outputs - 1))
+
+    def _room(self, view: View, decoding: list[Track]) -> tuple[int, float]:
+        """Tokens of prompts at most, and the seconds that these may take before the first decoding request is late."""
         limit = min(LONGEST_CHUNK, view.token_budget - len(decoding))
         slack = min(self._batch.due(self._batch.context()), default=inf) - view.now_s
         self._budget_s = slack
         if slack == inf:
-            return limit
+            return limit, inf
         params = self._cost.params
         context = sum(len(track.tokens) for track in decoding)
         decode_s = params.seconds(Work(0, 0.0, len(decoding), context))
         spare = slack - decode_s
         self._budget_s = max(slack, decode_s)
-        return int(max(0.0, min(limit, spare / params.token_s)))
+        return limit, spare
 
     def _order(self, view: View) -> list[tuple[Track, int]]:
         """Prompts that run or could start, the most urgent first, with the tokens left of each."""
@@ -105,14 +158,17 @@ class QoServePolicy:
         found = [(track, track.request.remaining) for track in self._ledger.filling.values()]
         for lead in view.waiting():
             found += [(self._ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
-        queued_s = params.token_s * sum(left for _, left in found)
+        token_s, pair_s = params.token_s, params.pair_s
+        # `CostParams.prefill_s`, inlined: the last `left` of n tokens attend to (2 n - left + 1) / 2 each in the mean.
+        prefill_s = [left * (token_s + 0.5 * pair_s * (2 * len(track.tokens) - left + 1)) for track, left in found]
+        queued_s = sum(prefill_s)
         weight = WEIGHT_LOADED_S if queued_s > LOADED_S else WEIGHT_LIGHT_S
 
         in_time: list[tuple[float, Track, int]] = []
         late: list[tuple[float, Track, int]] = []
-        for track, left in found:
+        for (track, left), own_s in zip(found, prefill_s, strict=True):
             due_s = track.due_s if track.due_s < inf else track.request.arrival_s + AGEING_S
-            missed = view.now_s + params.step_s + params.token_s * left > due_s
+            missed = view.now_s + params.step_s + own_s > due_s
             (late if missed else in_time).append((due_s + weight * left, track, left))
         self._late = sum(track.due_s < inf for _, track, _ in late)
         by_key = itemgetter(0)

@@ -8,7 +8,9 @@ TPOT objective.
 
 As published, any admissible prompt makes a step of prompts alone in which every decode waits (`scorpio_mixed` mixes
 them), and credits start at 0 (`scorpio_stagger` spreads them). Requests without a TPOT objective are outside the set:
-they decode in what is left.
+they decode in what is left. With an objective for the whole request (which the paper does not know) the first token is
+due while the others can still be in time on an idle machine, and the request stays outside the set: a pace made of its
+expected length refuses more than it saves.
 """
 
 from dataclasses import dataclass, field
@@ -16,16 +18,17 @@ from math import inf
 
 from roseinfer.core.config import SchedulerConfig, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.events import Ended, Event, StepDone
+from roseinfer.core.events import Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
-from roseinfer.sched.ledger import Ledger, Track
+from roseinfer.sched.ledger import SHORTEST_S, Ledger, Track
 from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, Refusal, View, rejectable
 from roseinfer.sched.registry import register
+from roseinfer.sched.whole import latest_first_s
 
 EARNED = 1 - 1e-9  # ten additions of 0.1 stay below 1
 GOLDEN = 0.6180339887
@@ -117,7 +120,9 @@ class ScorpioPolicy:
 
     def observe(self, event: Event) -> None:
         track = self._ledger.observe(event)
-        if isinstance(event, StepDone):
+        if track is not None and isinstance(event, Queued) and not track.request.preemptions:
+            self._bound_whole(track)
+        elif isinstance(event, StepDone):
             self._cost.observe(work_of(event.plan.rows), event.duration_s)
         elif track is not None and isinstance(event, Ended) and event.reason in COMPLETE:
             self._lengths.finished(track.request, event.num_outputs)
@@ -141,13 +146,20 @@ class ScorpioPolicy:
         rows = [*decoding, *(track.request for track in filling)]
         return PlannedDecision(rows, chunks, starts, rejections)
 
+    def _bound_whole(self, track: Track) -> None:
+        """With an objective for the whole request, its first token is due while the others can still be in time."""
+        request = track.request
+        due_s = latest_first_s(request, self._lengths.total(request), self._cost.params)
+        track.due_s = min(track.due_s, due_s)
+        track.ttft_s = min(track.ttft_s, max(SHORTEST_S, due_s - request.arrival_s))
+
     # --- TTFT guard ---------------------------------------------------------------------------------------------
     def _guard_ttft(self, view: View) -> tuple[list[Refusal], list[Track]]:
         """Least deadline first; a lower bound of the wait, since running decodes are ignored."""
         rejections, kept, ahead_s = [], [], 0.0
         ready = [self._ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
         for track in sorted(ready, key=lambda track: track.due_s):
-            own_s = self._prefill_s(view.uncached(track.request))
+            own_s = self._prefill_s(track, view.uncached(track.request))
             if track.due_s - view.now_s < ahead_s + own_s + ALLOWANCE_S and rejectable(track.request):
                 waited = view.now_s - track.request.arrival_s
                 rejection = Rejection("ttft", waited + ahead_s + own_s, own_s > track.ttft_s)
@@ -157,8 +169,10 @@ class ScorpioPolicy:
                 kept.append(track)
         return rejections, kept
 
-    def _prefill_s(self, tokens: int) -> float:
-        return max(MIN_PREFILL_S, self._cost.params.step_s + self._cost.params.token_s * tokens)
+    def _prefill_s(self, track: Track, tokens: int) -> float:
+        """Of the last `tokens` that are known."""
+        p = self._cost.params
+        return max(MIN_PREFILL_S, p.step_s + p.prefill_s(len(track.tokens) - tokens, tokens))
 
     # --- TPOT guard ---------------------------------------------------------------------------------------------
     def _guard_tpot(self, view: View, queue: list[Track], batch: VirtualBatch) -> list[Track]:
