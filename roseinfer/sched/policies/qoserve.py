@@ -15,7 +15,7 @@ from operator import itemgetter
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
-from roseinfer.sched.cost import CostParams, Work, work_of
+from roseinfer.sched.cost import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.planned import PlannedDecision
@@ -29,11 +29,6 @@ LOADED_S = 0.25  # seconds of queued prefill
 WEIGHT_LOADED_S, WEIGHT_LIGHT_S = 8e-3, 1e-3  # per prompt token
 HOPELESS_STEPS = 2.0  # of an idle machine: no prompt waits for a deadline that asks for a faster pace
 AGEING_S = 10.0  # in place of a TTFT objective
-
-
-def tokens_within(params: CostParams, start: int, seconds: float) -> float:
-    """Whole prompt tokens from position `start` on that take so many seconds."""
-    return inf if seconds == inf else int(params.prefill_tokens(start, seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +83,9 @@ class QoServePolicy:
         seats = min(view.free_seats, self._seats - len(view.running))
         for track, left in self._order(view) if tokens > 0 and spare_s > 0 else ():
             start = len(track.tokens) - left
-            chunk = min(left, tokens, tokens_within(params, start, spare_s))
+            chunk = min(left, tokens)
+            if spare_s < inf:
+                chunk = min(chunk, int(params.prefill_tokens(start, spare_s)))
             if chunk <= 0:
                 break
             request = track.request
