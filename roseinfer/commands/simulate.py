@@ -188,7 +188,10 @@ def print_grid(result: Mapping[str, Any]) -> None:
 
 def _late_rows(pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A kind a row, a group of classes a column; in brackets what too few were served of."""
-    kinds, groups = (list(dict.fromkeys(pool[name] for pool in pools)) for name in ("kind", "of"))
+    kinds = dict.fromkeys(pool["kind"] for pool in pools)
+    groups = sorted(
+        {pool["of"] for pool in pools}, key=lambda group: (group != "all", group.startswith("class "), group)
+    )
     rows: dict[str, dict[str, Any]] = {kind: {"kind": kind, **dict.fromkeys(groups)} for kind in kinds}
     for pool in pools:
         share = f"{pool['share']:.2%}"
