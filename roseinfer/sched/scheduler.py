@@ -352,8 +352,7 @@ class Scheduler:
             return known
         if request.fork_of is not None and request.num_outputs == 0 and request.fork_of in self.running:
             return 1
-        hit = self.kv.match(request.request_id, request.tokens).tokens
-        return known - min(hit, known - 1) if hit else known
+        return known - min(self.kv.match(request.request_id, request.tokens).tokens, known - 1)
 
     def _awaits_parent(self, request: Request) -> bool:
         """A fork waits until its parent has computed the prompt, so that it need not be computed twice."""

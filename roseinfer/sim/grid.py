@@ -99,7 +99,10 @@ def run_policy(grid: Grid, load: RandomLoad, name: str) -> list[dict[str, Any]]:
     """The outcome of each of its settings."""
     sweep = Sweep(load.machine, [], [name], load.scheduler, {**GIVEN, **grid.given})
     known = contender(name)[1] or "predictor"
-    return [_run(grid, load, options, known, name == grid.policies[0]) for options in settings_of(sweep, name)]
+    judged = {setting["scheduling_policy"] for setting in contender(grid.policies[0])[0]}
+    return [
+        _run(grid, load, options, known, options["scheduling_policy"] in judged) for options in settings_of(sweep, name)
+    ]
 
 
 def _run(grid: Grid, load: RandomLoad, options: Mapping[str, Any], known: str, judged: bool) -> dict[str, Any]:
