@@ -49,7 +49,7 @@ def _scheduling() -> list[Path]:
     return sorted(Path(sched.__path__[0]).glob("*.py"))
 
 
-def digest_of(files: Iterable[str] = (), text: Iterable[str] = ()) -> str:
+def digest_of(files: Iterable[str | Path] = (), text: Iterable[str] = ()) -> str:
     """Of the contents of files and of texts, in order."""
     found = sha256()
     for file in files:

@@ -6,15 +6,17 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from roseinfer.sim import bound
 from roseinfer.sim.cache import Cache, digest_of, policy_digest
 from roseinfer.sim.machine import Machine
-from roseinfer.sim.random_loads import COMMON, RandomLoad, TraceNeededError, draw_load, space
+from roseinfer.sim.random_loads import COMMON, RandomLoad, TraceNeededError, capacity_of, draw_load, space
 from roseinfer.sim.simulator import Lifetime, Simulation
 from roseinfer.sim.sweep import Sweep, check_given, contender, settings_of, simulate_as
+from roseinfer.sim.workload import Arrival
 
 POLICIES = ("slack", "qoserve", "fifo", "sarathi", "scorpio", "scorpio-tuned")
 GIVEN = {"sarathi_token_budget": 512}
@@ -87,8 +89,13 @@ def _run_all(grid: Grid) -> Iterator[tuple[int, dict[str, Any] | None]]:
 # --- one load ---------------------------------------------------------------------------------------------------
 def judge(grid: Grid, number: int) -> dict[str, Any] | None:
     """What the policies make of a load; None if it needs a trace that is not there."""
+
+    def measure(sample: Sequence[Arrival], machine: Machine) -> float:
+        key = ["capacity", requests_digest(sample, machine)]
+        return _kept_number(grid, key, lambda: capacity_of(sample, machine))
+
     try:
-        load = draw_load(grid.seed, number, traces=grid.traces)
+        load = draw_load(grid.seed, number, traces=grid.traces, measure=measure)
     except TraceNeededError:
         return None
     outcomes = {name: run_policy(grid, load, name) for name in grid.policies}
@@ -139,19 +146,28 @@ def bound_of(grid: Grid, load: RandomLoad) -> float | None:
     fluid_bound = getattr(bound, "fluid_bound", None)
     if fluid_bound is None:
         return None
+    return _kept_number(
+        grid, ["bound", requests_digest(load.arrivals, load.machine)], lambda: fluid_bound(load.arrivals, load.machine)
+    )
 
-    def share() -> dict[str, Any]:
-        return {"share": fluid_bound(load.arrivals, load.machine)}
 
+def _kept_number(grid: Grid, key: list[Any], make: Callable[[], float]) -> float:
+    """From the cache, as long as nothing has changed in the simulation."""
     if grid.cache is None:
-        return share()["share"]
-    return Cache(grid.cache).get([load_digest(load), "bound", digest_of([bound.__file__])], share)["share"]
+        return make()
+    sources = sorted(Path(bound.__file__).parent.glob("*.py"))
+    return float(Cache(grid.cache).get([*key, digest_of(sources)], lambda: {"value": make()})["value"])
 
 
 def load_digest(load: RandomLoad) -> str:
     """Of all that a run depends on; not of how it came about."""
-    parts = [repr((load.machine, sorted(load.scheduler.items()), load.number))]
-    for a in load.arrivals:
+    common = repr((sorted(load.scheduler.items()), load.number))
+    return digest_of(text=[common, requests_digest(load.arrivals, load.machine)])
+
+
+def requests_digest(arrivals: Sequence[Arrival], machine: Machine) -> str:
+    parts = [repr(machine)]
+    for a in arrivals:
         told = (a.predicted_len, a.hinted, a.tenant, a.priority)
         parts.append(repr((a.at_s, len(a.prompt_ids), a.output_len, a.slo, told)))
     return digest_of(text=parts)

@@ -2,7 +2,7 @@
 
 import random
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -91,8 +91,22 @@ def space() -> Mapping[str, Any]:
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------
-def draw_load(seed: int, number: int, *, traces: str | Path | None = None) -> RandomLoad:
-    """Raises `TraceNeededError` if it needs a trace and `traces`, the directory, is None or lacks it."""
+def capacity_of(sample: Sequence[Arrival], machine: Machine) -> float:
+    """Requests a second at which a clairvoyant scheduler could just serve them."""
+    return capacity(sample, machine, CAPACITY_TARGET)
+
+
+def draw_load(
+    seed: int,
+    number: int,
+    *,
+    traces: str | Path | None = None,
+    measure: Callable[[Sequence[Arrival], Machine], float] = capacity_of,
+) -> RandomLoad:
+    """Raises `TraceNeededError` if it needs a trace and `traces`, the directory, is None or lacks it.
+
+    `measure` gives the capacity, for who knows it from before.
+    """
     choices = draw_choices(seed, number)
     records = _records(choices, traces)
     rng = random.Random(f"random load {seed} {number} lengths")
@@ -107,7 +121,7 @@ def draw_load(seed: int, number: int, *, traces: str | Path | None = None) -> Ra
     )
     name = f"random load {seed} {number}"
     sample = workload.requests(SAMPLE, f"{name} sample")
-    most = capacity(sample, machine, CAPACITY_TARGET)
+    most = measure(sample, machine)
     rate = choices.load * most
     arrivals = replace(workload, rate=rate).requests(_count(sample), name)
     return RandomLoad(
