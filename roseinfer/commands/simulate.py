@@ -68,10 +68,10 @@ def run(args: Namespace) -> int:
         result = run_random_loads(random_loads, workload.seed, sweep, given)
     elif workload.replay is not None:
         result = run_replay(workload.replay)
-    elif workload.setup is None and not sweep.policy_list and not sweep.capacity:
+    elif workload.setup is None and workload.file is None and not sweep.policy_list and not sweep.capacity:
         result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
     else:
-        result = run_comparison(workload, sweep, cost, scheduler_options(given))
+        result = run_comparison(workload, sweep, cost, given)
     if workload.json:
         Path(workload.json).write_text(json.dumps({**result, "args": given}, indent=2, default=str) + "\n")
     return 0
@@ -88,10 +88,11 @@ def run_replay(path: str) -> dict[str, Any]:
 
 # --- one run ----------------------------------------------------------------------------------------------------
 def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConfig) -> dict[str, Any]:
+    from roseinfer.commands.scenario import slo_classes
     from roseinfer.sim.arrivals import make_arrivals
     from roseinfer.sim.simulator import simulate
 
-    result = describe(simulate(make_arrivals(workload, classes=_classes(workload)), scheduler, cost.machine))
+    result = describe(simulate(make_arrivals(workload, classes=slo_classes(workload)), scheduler, cost.machine))
     width = max(map(len, result))
     for name, value in result.items():
         print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
@@ -206,31 +207,30 @@ def run_comparison(
     cost: CostConfig,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """`given`: options of the scheduler and of policies, each for the policies that have it."""
-    from roseinfer.sim.arrivals import AtRate
+    """`given`: all options that were given; those of the scheduler and of policies hold for the policies that have
+    them.
+    """
+    from roseinfer.commands.scenario import scenario_of
     from roseinfer.sim.plot import check_plot, plot_sweep
-    from roseinfer.sim.setups import SETUPS
-    from roseinfer.sim.sweep import Load, Sweep, check_given, contender, run_sweep
+    from roseinfer.sim.sweep import Sweep, check_given, contender, run_sweep
 
-    setup = SETUPS[workload.setup] if workload.setup else None
-    chosen = {name: value for name, value in given.items() if name not in NAMING}
-    named: dict[str, Any] = {name: given.get(name) for name in NAMING}
+    scheduler = scheduler_options(given)
+    chosen = {name: value for name, value in scheduler.items() if name not in NAMING}
+    named: dict[str, Any] = {name: scheduler.get(name) for name in NAMING}
     names = options.policy_list or [SchedulerConfig(**named).policy_name]
     for name in names:
         contender(name)
     if options.plot:
         check_plot(options.plot)
-    machine = setup.machine if setup else cost.machine
-    if cost.cost is not None:
-        machine = replace(machine, cost=cost.params)
+    scenario = scenario_of(workload, cost, given)
+    machine = scenario.machine
     if options.slowdown != 1.0:
         machine = machine.misjudged(options.slowdown)
-    classes = _classes(workload) or (setup.mix.classes if setup else ())
     sweep = Sweep(
         machine=machine,
-        loads=_loads(workload, options, setup, classes),
+        loads=_loads(scenario, options),
         policies=names,
-        common=setup.scheduler if setup else {},
+        common=scenario.common,
         given=chosen,
         lengths=options.lengths,
         seeds=options.seeds,
@@ -239,43 +239,28 @@ def run_comparison(
     )
     check_given(sweep)
     if options.capacity:
-        if not classes:
+        if all(slo.empty for slo in scenario.classes):
             raise ConfigError("capacity: at which objectives? Give a setup or slo_classes")
-
-        def at_rate(rate: float) -> Load:
-            return Load(rate, AtRate(workload, setup, rate, classes))
-
-        return _capacities(sweep, at_rate, options.target, classes)
+        return _capacities(sweep, scenario.at_rate, options.target, scenario.classes)
     points = run_sweep(sweep)
     print_points(points)
+    if workload.file is not None:
+        print_classes(points)
     if options.plot:
         plot_sweep(options.plot, points)
     return {"points": points}
 
 
-def _classes(workload: WorkloadConfig) -> tuple[Any, ...]:
-    """Those of the file, if one is given."""
-    if workload.slo_classes is None:
-        return ()
-    from roseinfer.server.request.slo_classes import read_slo_classes
-
-    return tuple(entry.slo for entry in read_slo_classes(workload.slo_classes).classes.values())
-
-
-def _loads(workload: WorkloadConfig, options: SweepConfig, setup: Any, classes: tuple[Any, ...]) -> list[Any]:
-    from roseinfer.sim.arrivals import AtRate
-    from roseinfer.sim.sweep import Load
-
+def _loads(scenario: Any, options: SweepConfig) -> list[Any]:
+    traced = None in scenario.rates
     if options.capacity:
-        if workload.workload == "trace":
+        if traced:
             raise ConfigError("capacity needs a rate that can vary, not a trace")
         return []
-    if workload.workload == "trace":
-        return [Load(None, AtRate(workload, setup, None, classes))]
-    rates = options.rate_list or [workload.request_rate]
-    if not all(rates):
+    rates = scenario.rates if traced else options.rate_list or scenario.rates
+    if not rates:
         raise ConfigError("rates: at which arrival rates?")
-    return [Load(rate, AtRate(workload, setup, rate, classes)) for rate in rates]
+    return [scenario.at_rate(rate) for rate in rates]
 
 
 def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any]) -> dict[str, Any]:
@@ -306,4 +291,21 @@ def print_points(points: Sequence[Mapping[str, Any]]) -> None:
         rows.append(row)
     if all(point["best_effort"] is None for point in points):
         rows = [{title: row[title] for title in row if title not in BEST_EFFORT} for row in rows]
+    print(table(rows))
+
+
+def print_classes(points: Sequence[Mapping[str, Any]]) -> None:
+    """What became of each class."""
+    from roseinfer.bench.report import table
+
+    rows = []
+    for point in points:
+        for name, found in point["classes"].items():
+            kept = found["adherence"]
+            row = {"policy": point["policy"], "req/s": point["rate"], "class": name}
+            row |= {"adherence": None if kept is None else f"{kept:.3f}", "rejected": f"{found['rejected']:.3f}"}
+            for title in ("ttft_ms", "tpot_ms"):
+                row[f"{title[:4].upper()} p50 ms"] = found[title]["p50"]
+                row[f"{title[:4].upper()} p95 ms"] = found[title]["p95"]
+            rows.append(row)
     print(table(rows))

@@ -32,7 +32,11 @@ class WorkloadConfig:
 
     setup: str | None = option(None, "machine, lengths and objectives of a published experiment", choices=SETUPS)
     num_requests: int = option(256, "requests of a run; a trace: at most", aliases=("requests",))
-    workload: str = option("poisson", "how requests arrive", choices=WORKLOADS)
+    workload: str = option(
+        "poisson",
+        f"how requests arrive: {', '.join(WORKLOADS)}; or a file that says that and all else (docs/workloads.md)",
+        metavar="NAME|FILE.toml",
+    )
     request_rate: float = option(0.0, "arrivals per second; 0 = all at once")
     cv: float = option(4.0, "gamma: coefficient of variation of the gaps between arrivals")
     trace: str | None = option(None, "Azure CSV, Mooncake JSONL, or a recorded run", metavar="FILE")
@@ -68,9 +72,17 @@ class WorkloadConfig:
             raise ConfigError(f"request_rate must not be negative, got {self.request_rate}")
         if self.input_len < self.input_len_min or self.output_len < self.output_len_min:
             raise ConfigError("input_len and output_len must not be below their minima")
+        if self.file is None and self.workload not in WORKLOADS:
+            names = ", ".join(WORKLOADS)
+            raise ConfigError(f"workload must be one of {names}, or a file that ends in .toml, got {self.workload!r}")
         if (self.workload == "trace") != (self.trace is not None):
             raise ConfigError("workload trace and trace go together")
         _ = self.class_share_list, self.tenant_share_list
+
+    @property
+    def file(self) -> str | None:
+        """Of the workload, if it is described in one."""
+        return self.workload if self.workload.endswith(".toml") else None
 
     @property
     def class_share_list(self) -> tuple[float, ...]:

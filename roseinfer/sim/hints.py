@@ -8,6 +8,14 @@ from roseinfer.sim.workload import Arrival, predicted_len
 
 
 @dataclass(frozen=True, slots=True)
+class Absent:
+    """Nothing is said, whatever is said of other classes."""
+
+    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+        return list(arrivals)
+
+
+@dataclass(frozen=True, slots=True)
 class Exact:
     """A predictor that is never wrong."""
 

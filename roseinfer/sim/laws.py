@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, log
+from statistics import NormalDist
 from typing import Protocol
 
 
@@ -41,6 +42,14 @@ class LogNormal:
     low: int = 1
     high: float = inf
 
+    def likely(self) -> float:
+        """The share of what is drawn that is within the bounds."""
+        if not self.sigma:
+            return float(self.low <= round(self.median) <= self.high)
+        law = NormalDist(log(self.median), self.sigma)
+        above = 1.0 if self.high == inf else law.cdf(log(self.high + 0.5))
+        return above - law.cdf(log(self.low - 0.5))
+
     def draw(self, rng: random.Random) -> int:
         while True:
             length = round(rng.lognormvariate(log(self.median), self.sigma))
@@ -55,6 +64,10 @@ class Pareto:
     least: float
     alpha: float
     high: float = inf
+
+    def likely(self) -> float:
+        """The share of what is drawn that is within the bounds."""
+        return max(0.0, 1 - (self.least / (self.high + 0.5)) ** self.alpha)
 
     def draw(self, rng: random.Random) -> int:
         while True:

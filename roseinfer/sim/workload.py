@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Protocol
 
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sim.laws import Law
 from roseinfer.sim.processes import Gamma, Process
 
 VOCAB = 32_000
+MOST_DRAWS = 10_000  # of one request's lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +158,34 @@ class Hints(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Prefixes:
+    """A `share` of a class's prompts begins with one of `number` texts of so many `tokens` (a shorter prompt is all of
+    it), each as likely as any other.
+    """
+
+    tokens: int
+    share: float = 1.0
+    number: int = 1
+
+    def draw(self, name: str, length: int, rng: random.Random) -> list[int]:
+        """What a prompt of `length` tokens of the class `name` begins with, maybe nothing."""
+        if rng.random() >= self.share:
+            return []
+        return _marked(random.Random(f"prefix {name} {rng.randrange(self.number)}"), min(self.tokens, length))
+
+
+def _marked(rng: random.Random, length: int) -> list[int]:
+    """Tokens that differ from others by the first two, which is all that a chain of block hashes needs."""
+    marks = [rng.randrange(3, VOCAB) for _ in range(min(2, length))]
+    return marks + [1] * (length - len(marks))
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficClass:
     """Requests of one kind. `slo`: what they are promised, None = nothing. `share`: relative to the other classes.
 
     `process`: their own arrivals at their share of the rate; None: a random part of the workload's. `hints`: what is
-    said of their outputs; None: as the workload has it. `prefix`: the first so many tokens of their prompts are the
-    same (of a shorter prompt all).
+    said of their outputs; None: as the workload has it. `prefixes`: what prompts share; None: nothing.
     """
 
     name: str
@@ -173,22 +197,26 @@ class TrafficClass:
     tenant: str = ""
     priority: int = 0
     hints: Hints | None = None
-    prefix: int = 0
+    prefixes: Prefixes | None = None
 
     def draw(self, rng: random.Random, context: int | None) -> tuple[int, int]:
-        """Tokens of a prompt and of its output; drawn again until both fit into a context of so many tokens."""
-        while True:
+        """Tokens of a prompt and of its output; drawn again until both fit into a context of so many tokens.
+
+        Raises `ConfigError` if that does not come to an end.
+        """
+        for _ in range(MOST_DRAWS):
             prompt, output = max(1, self.prompts.draw(rng)), max(1, self.outputs.draw(rng))
             if context is None or prompt + output <= context:
                 return prompt, output
+        raise ConfigError(f"class {self.name}: hardly any request fits into the context of {context} tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Traffic of several classes, `rate` requests a second in all (0: all at once).
 
-    `context`: the machine's; longer requests are drawn again. `distinct`: prompts differ behind their class's prefix,
-    for machines with a prefix cache; else each is one token repeated, which takes no time to make.
+    `context`: the machine's; longer requests are drawn again. `distinct`: prompts differ behind what they share, for
+    machines with a prefix cache; else each is one token repeated.
     """
 
     classes: Sequence[TrafficClass]
@@ -236,9 +264,8 @@ class Workload:
         return Arrival(at_s, ids, output, of.slo, tenant=of.tenant, priority=of.priority)
 
     def _prompt(self, of: TrafficClass, length: int, rng: random.Random) -> list[int]:
-        common = random.Random(f"prefix {of.name}")
-        shared = [common.randrange(3, VOCAB) for _ in range(min(of.prefix, length))]
-        return shared + [rng.randrange(3, VOCAB) for _ in range(length - len(shared))]
+        shared = of.prefixes.draw(of.name, length, rng) if of.prefixes else []
+        return shared + _marked(rng, length - len(shared))
 
     def _hinting(self, classes: Sequence[TrafficClass]) -> list[tuple[Hints, list[int]]]:
         """Hints, and the places of the requests that they are for."""

@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from collections import Counter
 
 import pytest
 
@@ -10,7 +11,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.sim.hints import Exact, Liars, Noisy, Scaled, Shuffled
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
 from roseinfer.sim.processes import Gamma, OnOff, Replayed, Steps
-from roseinfer.sim.workload import TrafficClass, Workload
+from roseinfer.sim.workload import Prefixes, TrafficClass, Workload
 
 SHORT = TrafficClass("short", Fixed(10), Uniform(1, 100), Slo(1.0, 0.05, class_name="short"), share=3)
 LONG = TrafficClass("long", Fixed(1000), Fixed(50), Slo(e2e_s=10.0, class_name="long"), tenant="b", priority=2)
@@ -90,11 +91,25 @@ def test_too_long_requests_are_drawn_again_and_rate_0_is_all_at_once() -> None:
 
 
 def test_prompts_of_a_class_may_begin_alike() -> None:
-    alike = TrafficClass("alike", Uniform(5, 50), Fixed(1), prefix=20)
+    alike = TrafficClass("alike", Uniform(5, 50), Fixed(1), prefixes=Prefixes(20))
     arrivals = Workload([alike], rate=1.0, distinct=True).requests(50, 0)
     long = [list(a.prompt_ids) for a in arrivals if len(a.prompt_ids) > 30]
     assert len({tuple(ids[:20]) for ids in long}) == 1
     assert len({tuple(ids[20:]) for ids in long}) == len(long)
+
+
+def test_some_prompts_share_one_of_several_beginnings() -> None:
+    some = TrafficClass("some", Fixed(200), Fixed(1), prefixes=Prefixes(100, share=0.6, number=3))
+    arrivals = Workload([some], rate=1.0, distinct=True).requests(1000, 0)
+    heads = Counter(tuple(a.prompt_ids[:100]) for a in arrivals)
+    shared = [count for count in heads.values() if count > 1]
+    assert len(shared) == 3 and sum(shared) == pytest.approx(600, rel=0.1)
+    assert min(shared) > 150 and len({tuple(a.prompt_ids) for a in arrivals}) == 1000
+
+
+def test_requests_that_never_fit_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="class long: hardly any request fits into the context of 100 tokens"):
+        Workload([TrafficClass("long", Fixed(200), Fixed(1))], rate=1.0, context=100).requests(1, 0)
 
 
 def told(hints) -> list[tuple[int, int, bool, str]]:

@@ -1,0 +1,91 @@
+"""What `simulate` compares policies on: requests and a machine, from the options or from a workload's file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Slo
+from roseinfer.sim.arrivals import AtRate
+from roseinfer.sim.config import CostConfig, WorkloadConfig
+from roseinfer.sim.machine import Machine
+from roseinfer.sim.setups import SETUPS
+from roseinfer.sim.sweep import Load
+from roseinfer.sim.workload_file import FileLoad, read_workload
+
+# Options that say what a workload's file says.
+SETTLED = (
+    "setup",
+    "cv",
+    "trace",
+    "trace_seconds",
+    "trace_speed",
+    "trace_lengths",
+    "input_len_min",
+    "input_len",
+    "output_len_min",
+    "output_len",
+    "slo_classes",
+    "class_shares",
+    "tenant_shares",
+    "predictor_rmse",
+    "replay",
+    *(f.name for f in fields(CostConfig)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`at_rate(None)`: at the rate of a trace. `rates`: those to compare at, if no others are asked for.
+
+    `common`: scheduler options of all policies.
+    """
+
+    machine: Machine
+    classes: Sequence[Slo]
+    at_rate: Callable[[float | None], Load]
+    rates: Sequence[float | None] = ()
+    common: Mapping[str, Any] = field(default_factory=dict)
+
+
+def scenario_of(workload: WorkloadConfig, cost: CostConfig, given: Mapping[str, Any]) -> Scenario:
+    """`given`: the options that were given. Raises `ConfigError`."""
+    return _of_options(workload, cost) if workload.file is None else _of_file(workload.file, workload, given)
+
+
+def slo_classes(workload: WorkloadConfig) -> tuple[Slo, ...]:
+    """Those of the file, if one is given."""
+    if workload.slo_classes is None:
+        return ()
+    from roseinfer.server.request.slo_classes import read_slo_classes
+
+    return tuple(entry.slo for entry in read_slo_classes(workload.slo_classes).classes.values())
+
+
+def _of_options(workload: WorkloadConfig, cost: CostConfig) -> Scenario:
+    setup = SETUPS[workload.setup] if workload.setup else None
+    machine = setup.machine if setup else cost.machine
+    if cost.cost is not None:
+        machine = replace(machine, cost=cost.params)
+    classes = slo_classes(workload) or (setup.mix.classes if setup else ())
+
+    def at_rate(rate: float | None) -> Load:
+        return Load(rate, AtRate(workload, setup, rate, classes))
+
+    traced = workload.workload == "trace"
+    rates = [None] if traced else [workload.request_rate] if workload.request_rate else []
+    return Scenario(machine, classes, at_rate, rates, setup.scheduler if setup else {})
+
+
+def _of_file(path: str, workload: WorkloadConfig, given: Mapping[str, Any]) -> Scenario:
+    settled = next((name for name in SETTLED if name in given), None)
+    if settled is not None:
+        raise ConfigError(f"{settled} does not go with workload {path}: the file says it")
+    found = read_workload(path)
+    count = workload.num_requests if "num_requests" in given else found.requests or workload.num_requests
+
+    def at_rate(rate: float | None) -> Load:
+        return Load(rate, FileLoad(replace(found.workload, rate=rate or 0.0), count, workload.seed))
+
+    rate = workload.request_rate or found.workload.rate
+    return Scenario(found.machine, found.classes, at_rate, [rate] if rate else [], found.scheduler)

@@ -1,0 +1,393 @@
+"""A workload described in a TOML file: classes of requests, when they arrive, and the machine (docs/workloads.md)."""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, NoReturn
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Slo
+from roseinfer.sim.config import CostConfig
+from roseinfer.sim.hints import Absent, Exact, Liars, Noisy, Scaled, Shuffled
+from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
+from roseinfer.sim.machine import Machine, Stalls
+from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps
+from roseinfer.sim.setups import SETUPS
+from roseinfer.sim.traces import Traced, read_trace
+from roseinfer.sim.workload import Arrival, Hints, Prefixes, TrafficClass, Workload
+
+SEATS = ("max_num_seqs", "max_num_batched_tokens")
+LIKELY = 0.01  # least share of a law that is within its bounds: what is outside is drawn again
+_MACHINE = tuple(f.name for f in fields(CostConfig) if f.name != "cost")
+_CONSTANTS = ("step_ms", "token_us", "row_us", "context_ns", "pair_ns")
+_OBJECTIVES = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFile:
+    """What a file says. `workload.rate`: requests a second, 0 = all at once; `requests`: of a run, None = not said.
+
+    `scheduler`: options common to all policies.
+    """
+
+    path: str
+    workload: Workload
+    machine: Machine
+    requests: int | None = None
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> tuple[Slo, ...]:
+        """What each class is promised, by its name."""
+        return tuple(of.slo for of in self.workload.classes if of.slo is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class FileLoad:
+    """The requests of a seed, `count` of them at a rate; travels to other processes."""
+
+    workload: Workload
+    count: int
+    seed: int = 0
+
+    def __call__(self, seed: int) -> list[Arrival]:
+        return self.workload.requests(self.count, self.seed + seed)
+
+
+def read_workload(path: str) -> WorkloadFile:
+    """Raises `ConfigError`, which names the file, the table and the key."""
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"workload: {path} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"workload: {path} is not TOML: {error}") from None
+    root = Table(path, "", content)
+    machine, scheduler = _machine(root.table("machine", {}))
+    of_classes = root.table("classes")
+    if not of_classes.names:
+        of_classes.fail("", "there is no class")
+    found = [_class(of_classes.table(name), name) for name in of_classes.names]
+    requests = root.count("requests", None)
+    workload = Workload(
+        found,
+        root.number("rate", 0.0, least=0.0),
+        root.given("arrivals", _process, Gamma()),
+        root.given("hints", _hints, None),
+        machine.max_model_len,
+        distinct=machine.prefix_caching,
+    )
+    root.end()
+    return WorkloadFile(path, workload, machine, requests, scheduler)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+class Table:
+    """One table of the file: hands out values that are what they must be; `end` refuses those that nobody asked for."""
+
+    def __init__(self, path: str, name: str, content: Any) -> None:
+        self.path, self.name = path, name
+        if not isinstance(content, dict):
+            self.fail("", f"must be a table, got {content!r}")
+        self._left = dict(content)
+        self._known: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """Keys that nobody has asked for yet."""
+        return list(self._left)
+
+    def fail(self, key: str, why: str) -> NoReturn:
+        where = ".".join(part for part in (self.name, key) if part)
+        raise ConfigError(f"workload: {self.path}: {where + ': ' if where else ''}{why}")
+
+    def take(self, key: str, *default: Any) -> Any:
+        self._known.append(key)
+        if key in self._left:
+            return self._left.pop(key)
+        if not default:
+            self.fail(key, "is missing")
+        return default[0]
+
+    def number(self, key: str, *default: Any, least: float = 0.0, above: float = -inf, most: float = inf) -> Any:
+        """A finite number of at least `least`, above `above`, and at most `most`; or the default."""
+        value = self.take(key, *default)
+        if default and value is default[0]:
+            return value
+        if not _is_number(value) or not (least <= value <= most and value > above):
+            limit = f"above {above:g}" if above >= least else f"of at least {least:g}"
+            self.fail(key, f"must be a number {limit}{f' and at most {most:g}' if most < inf else ''}, got {value!r}")
+        return value
+
+    def positive(self, key: str, *default: Any, most: float = inf) -> Any:
+        return self.number(key, *default, above=0.0, most=most)
+
+    def count(self, key: str, *default: Any, least: int = 1) -> Any:
+        """A whole number."""
+        value = self.take(key, *default)
+        if default and value is default[0]:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.fail(key, f"must be a whole number of at least {least}, got {value!r}")
+        return value
+
+    def text(self, key: str, *default: Any) -> Any:
+        value = self.take(key, *default)
+        if not isinstance(value, str) and not (default and value is default[0]):
+            self.fail(key, f"must be a text, got {value!r}")
+        return value
+
+    def choice(self, key: str, names: Sequence[str]) -> str:
+        value = self.take(key)
+        if value not in names:
+            self.fail(key, f"must be one of {', '.join(names)}, got {value!r}")
+        return str(value)
+
+    def span(self, key: str) -> tuple[int, int]:
+        """[shortest, longest]"""
+        value = self.take(key)
+        whole = isinstance(value, list) and len(value) == 2 and all(type(part) is int for part in value)
+        if not whole or not 1 <= value[0] <= value[1]:
+            self.fail(key, f"must be [shortest, longest] in tokens, got {value!r}")
+        return value[0], value[1]
+
+    def table(self, key: str, *default: Any) -> "Table":
+        return self.within(key, self.take(key, *default))
+
+    def within(self, key: str, content: Any) -> "Table":
+        return Table(self.path, ".".join(part for part in (self.name, key) if part), content)
+
+    def given(self, key: str, make: Callable[["Table"], Any], default: Any) -> Any:
+        """What is made of a table that need not be there."""
+        content = self.take(key, None)
+        return default if content is None else make(self.within(key, content))
+
+    def file(self, key: str) -> str:
+        """A file's path, relative to the folder of the one that names it."""
+        return str(Path(self.path).parent / self.text(key))
+
+    def end(self, *also: str) -> None:
+        """`also`: keys that there are though nobody asked for them."""
+        for key in self._left:
+            self.fail(key, f"is unknown; there are {', '.join(dict.fromkeys([*self._known, *also]))}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+# --- the machine ------------------------------------------------------------------------------------------------
+def _machine(table: Table) -> tuple[Machine, dict[str, Any]]:
+    """And the scheduler's options that it has."""
+    setup = SETUPS[table.choice("setup", tuple(SETUPS))] if "setup" in table.names else None
+    cost_file = table.file("cost") if "cost" in table.names else None
+    stalls = table.given("stalls", _stalls, None)
+    slowdown = _slowdown(table)
+    scheduler = {name: table.count(name) for name in SEATS if name in table.names}
+    given = {name: table.take(name) for name in _MACHINE if name in table.names}
+    table.end("setup", "cost", *SEATS, *_MACHINE)
+    clash = next((name for name in given if name in _CONSTANTS and (setup or cost_file)), None)
+    if clash:
+        table.fail(clash, f"{'the cost file' if cost_file else 'the setup'} says what steps cost")
+    config = _cost_config(table, given, cost_file)
+    machine = config.machine if setup is None else _over(setup.machine, config, given, cost_file)
+    common = dict(setup.scheduler) if setup else {}
+    return replace(machine, stalls=stalls, slowdown=slowdown), {**common, **scheduler}
+
+
+def _cost_config(table: Table, given: Mapping[str, Any], cost_file: str | None) -> CostConfig:
+    defaults = CostConfig()
+    for name, value in given.items():
+        kind = type(getattr(defaults, name))
+        if kind is bool or type(value) is bool:
+            fits = type(value) is kind
+        else:
+            fits = type(value) is int if kind is int else _is_number(value)
+        if not fits:
+            table.fail(name, f"must be {'true or false' if kind is bool else 'a number'}, got {value!r}")
+    try:
+        return CostConfig(**{**given, "cost": cost_file})
+    except ConfigError as error:
+        table.fail("", str(error))
+
+
+def _over(machine: Machine, config: CostConfig, given: Mapping[str, Any], cost_file: str | None) -> Machine:
+    """A setup's machine, with what the file says of it otherwise."""
+    other = config.machine
+    names = {"enable_prefix_caching": "prefix_caching"}
+    changed: dict[str, Any] = {names.get(name, name): getattr(other, names.get(name, name)) for name in given}
+    if cost_file:
+        changed["cost"] = other.cost
+    return replace(machine, **changed)
+
+
+def _stalls(table: Table) -> Stalls:
+    every_s, lasts_s = table.positive("every_s"), table.positive("lasts_s")
+    if lasts_s >= every_s:
+        table.fail("lasts_s", f"must be below every_s, {every_s:g}, got {lasts_s:g}")
+    table.end()
+    return Stalls(every_s, lasts_s)
+
+
+def _slowdown(table: Table) -> tuple[tuple[float, float], ...]:
+    """(at_s, factor), in order."""
+    content = table.take("slowdown", [])
+    if not isinstance(content, list):
+        table.fail("slowdown", f"must be a list of tables, got {content!r}")
+    found = []
+    for number, entry in enumerate(content):
+        part = table.within(f"slowdown[{number}]", entry)
+        found.append((float(part.number("at_s")), float(part.positive("factor"))))
+        part.end()
+    if found != sorted(found, key=lambda entry: entry[0]):
+        table.fail("slowdown", "must be in order of at_s")
+    return tuple(found)
+
+
+# --- classes ----------------------------------------------------------------------------------------------------
+def _class(table: Table, name: str) -> TrafficClass:
+    found = TrafficClass(
+        name,
+        _law(table.table("prompts")),
+        _law(table.table("outputs")),
+        _slo(table, name),
+        table.positive("share", 1.0),
+        table.given("arrivals", _process, None),
+        table.text("tenant", ""),
+        _priority(table),
+        table.given("hints", _hints, None),
+        table.given("prefix", _prefixes, None),
+    )
+    table.end()
+    return found
+
+
+def _slo(table: Table, name: str) -> Slo:
+    """Without objectives it promises nothing, but says whose requests these are."""
+    limits = {key: table.positive(key, None) for key in _OBJECTIVES}
+    return Slo(
+        **{_OBJECTIVES[key]: ms / 1e3 for key, ms in limits.items() if ms is not None},
+        class_name=name,
+    )
+
+
+def _priority(table: Table) -> int:
+    value = table.take("priority", 0)
+    if type(value) is not int:
+        table.fail("priority", f"must be a whole number, got {value!r}")
+    return value
+
+
+def _prefixes(table: Table) -> Prefixes:
+    found = Prefixes(table.count("tokens"), table.positive("share", 1.0, most=1.0), table.count("number", 1))
+    table.end()
+    return found
+
+
+# --- laws, processes, hints -------------------------------------------------------------------------------------
+def _law(table: Table) -> Law:
+    found = _LAWS[table.choice("law", tuple(_LAWS))](table)
+    table.end()
+    return found
+
+
+def _uniform(table: Table) -> Uniform:
+    low, high = table.count("low"), table.count("high")
+    if high < low:
+        table.fail("high", f"must not be below low, {low}, got {high}")
+    return Uniform(low, high)
+
+
+def _log_normal(table: Table) -> LogNormal:
+    found = LogNormal(
+        table.positive("median"), table.number("sigma"), table.count("low", 1), table.positive("high", inf)
+    )
+    _check_likely(table, found, f"low and high, {found.low:g} and {found.high:g}")
+    return found
+
+
+def _pareto(table: Table) -> Pareto:
+    found = Pareto(table.number("least", least=1.0), table.positive("alpha"), table.positive("high", inf))
+    _check_likely(table, found, f"high, {found.high:g}")
+    return found
+
+
+def _check_likely(table: Table, law: LogNormal | Pareto, bounds: str) -> None:
+    if law.likely() < LIKELY:
+        table.fail("", f"fewer than {LIKELY:.0%} of the lengths would be within {bounds}")
+
+
+def _bimodal(table: Table) -> Bimodal:
+    return Bimodal(table.span("low"), table.span("high"), table.number("share_high", most=1.0))
+
+
+def _empirical(table: Table) -> Empirical:
+    column, lines = table.choice("column", ("prompt", "output")), _traced(table)
+    return Empirical([line.prompt_len if column == "prompt" else line.output_len for line in lines])
+
+
+_LAWS: Mapping[str, Callable[[Table], Law]] = {
+    "fixed": lambda table: Fixed(table.count("value")),
+    "uniform": _uniform,
+    "lognormal": _log_normal,
+    "pareto": _pareto,
+    "bimodal": _bimodal,
+    "trace": _empirical,
+}
+
+
+def _process(table: Table) -> Process:
+    found = _PROCESSES[table.choice("process", tuple(_PROCESSES))](table)
+    table.end()
+    return found
+
+
+def _steps(table: Table) -> Steps:
+    factors = table.take("factors")
+    if not isinstance(factors, list) or not factors or not all(_is_number(part) and part > 0 for part in factors):
+        table.fail("factors", f"must be a list of positive numbers, got {factors!r}")
+    return Steps(tuple(map(float, factors)))
+
+
+_PROCESSES: Mapping[str, Callable[[Table], Process]] = {
+    "poisson": lambda table: Gamma(),
+    "gamma": lambda table: Gamma(table.positive("cv")),
+    "onoff": lambda table: OnOff(table.positive("on_s"), table.number("off_s")),
+    "steps": _steps,
+    "trace": lambda table: Replayed([line.at_s for line in _traced(table)]),
+}
+
+
+def _hints(table: Table) -> Hints:
+    found = _HINTS[table.choice("kind", tuple(_HINTS))](table)
+    table.end()
+    return found
+
+
+def _liars(table: Table) -> Liars:
+    share, factor = table.number("share", most=1.0), table.positive("factor")
+    return Liars(share, factor, table.positive("rmse"), table.text("tenant", None))
+
+
+_HINTS: Mapping[str, Callable[[Table], Hints]] = {
+    "absent": lambda table: Absent(),
+    "exact": lambda table: Exact(),
+    "noisy": lambda table: Noisy(table.positive("rmse")),
+    "factor": lambda table: Scaled(table.positive("factor")),
+    "shuffled": lambda table: Shuffled(),
+    "liars": _liars,
+}
+
+
+def _traced(table: Table) -> list[Traced]:
+    path = table.file("file")
+    try:
+        return _read(path)
+    except ConfigError as error:
+        table.fail("file", str(error).removeprefix("trace: "))
+
+
+_read = cache(read_trace)
