@@ -16,80 +16,46 @@ distinct TPOTs, and no pace at all, which costs nothing. `u_k` is the share of t
 x_i in [0, 1] is how much of request i is served, level 1 the tightest; the sum of the x is maximised. `static_bound`
 asks this of a mix that arrives at a constant rate for ever, `capacity` for the rate at which a share can be served.
 
+**A run** is cut into windows of equal length, each of which divides its time in that way. The prefill of a request is
+done between its arrival and the time its first token is due, its decoding between its arrival and the time its last
+token is due (the end of its TTFT plus O - 1 times its TPOT; `e2e_s`), no more of it in a window than steps of its row
+alone could do. Its pace is held while it runs for certain: from when its first token is due at the latest to when its
+last token is there at the earliest, on a machine that it has for itself. With `paced` it is taken to run no faster than
+at the tightest pace of all. What is never due (decoding with a TTFT only, all of it with a TPOT only) gets done.
+
 **Generous**: all arrivals and lengths are known; requests are divisible; KV blocks, seats and the tokens of a step are
-unlimited; best effort costs nothing; a request without a TPOT needs no steps; prompts are computed at any time.
+unlimited; best effort costs nothing; a request without a TPOT needs no steps; order within a window does not matter,
+and neither do first tokens, beyond their prefill, nor preemption.
 
 **Where it can be beaten**: a TPOT is a mean over the output. A run that is faster than its pace while little else is to
-do, and slower later, holds the pace of every request and yet, for some time, no pace. Chunks of a single prompt token
-are priced as they are in larger ones.
+do, and slower later, holds the pace of every request and yet, for some time, no pace. Prompts that share a prefix on a
+machine that caches them: every prompt counts in full. Chunks of a single prompt token, which cost what decoding a token
+does. Noise and stalls below their mean, which a short run may have. And `paced`, wherever requests are run faster than
+that for as long as there is time: it is for loads that are always there, as of a constant rate over capacity.
 
-**Duality.** For any price of work, p >= 0 a second, and any ratios r_k >= 1 of the prices of decoding at level k, the
-sum of what the time is worth (at the level at which it is worth most) and of what requests are worth beyond the price
-of their work is no less than the maximum. So there is no solver: prices are improved, and each gives a bound.
+**Duality.** For any prices of work, p >= 0 a second in each window, and any ratios r_k >= 1 of the prices of decoding at
+level k, the sum of what the time is worth (of each window, at the level at which it is worth most) and of what requests
+are worth beyond the price of their work is no less than the maximum. So there is no solver: prices are improved by
+subgradient steps for a bounded number of rounds, and each gives a bound.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from math import exp, inf, log, pi, sqrt
+from math import exp, inf, pi, sqrt
 
 from roseinfer.sched.cost import CostParams
+from roseinfer.sim.demands import Demand, demand, levels, promised
 from roseinfer.sim.machine import Machine
+from roseinfer.sim.windows import Windows
 from roseinfer.sim.workload import Arrival
 
-_MOST_LEVELS = 12
-_LEVEL_RATIO = 1.15  # between levels where there would be more
 _SAMPLE = 1000  # requests that a mix is judged by
 _RATIOS = (0.0, 0.5, 1.0)
+_WINDOWS, _ROUNDS = 160, 100
 _GOLDEN = (sqrt(5) - 1) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request with objectives needs, in seconds of machine work and of time since its arrival.
-
-    `steps`: behind the one of its first token. `pace_s`: mean time between them, at most. `first_s`, `end_s`: when its
-    first and last token are due; inf = never.
-    """
-
-    at_s: float
-    prefill_s: float
-    decode_s: float
-    steps: int
-    pace_s: float
-    first_s: float
-    end_s: float
-
-    @property
-    def holds_s(self) -> float:
-        """How long its pace has to be held, if no longer than it must."""
-        return self.steps * self.pace_s if self.steps else 0.0
-
-
-def demand(arrival: Arrival, cost: CostParams) -> Demand | None:
-    """None if not even an idle machine kept the objectives."""
-    slo, prompt, steps = arrival.slo, len(arrival.prompt_ids), arrival.output_len - 1
-    assert slo is not None, "only requests with objectives demand something"
-    prefill_s = cost.prefill_s(0, prompt)
-    decode_s = steps * (cost.row_s + cost.context_s * (prompt + (steps + 1) / 2))
-    first_s = slo.ttft_s if slo.ttft_s is not None else inf
-    pace_s = slo.tpot_s if slo.tpot_s is not None and steps else inf
-    end_s = first_s + pace_s * steps if steps else first_s
-    alone_s = cost.step_s + prefill_s
-    least_s = steps * cost.step_s + decode_s
-    if slo.e2e_s is not None:
-        end_s = min(end_s, slo.e2e_s)
-        first_s = min(first_s, slo.e2e_s - least_s)
-        pace_s = min(pace_s, (slo.e2e_s - alone_s) / steps) if steps else pace_s
-    if first_s < alone_s or end_s < alone_s + least_s or (steps and steps * pace_s < least_s):
-        return None
-    return Demand(arrival.at_s, prefill_s, decode_s, steps, pace_s, first_s, end_s)
-
-
-def promised(requests: Iterable[Arrival]) -> list[Arrival]:
-    """Those with objectives."""
-    return [request for request in requests if request.slo is not None and not request.slo.empty]
 
 
 def mean_cost(machine: Machine) -> CostParams:
@@ -97,14 +63,10 @@ def mean_cost(machine: Machine) -> CostParams:
     return machine.cost.slower((1 + sqrt(2 / pi) * machine.noise) * machine.slowness(0.0))
 
 
-def levels(paces: Iterable[float]) -> list[float]:
-    """The distinct paces from the tightest on, the last one inf. Where there are many, few that are no tighter."""
-    found = sorted({pace for pace in paces if pace < inf})
-    if len(found) > _MOST_LEVELS:
-        ratio = max(_LEVEL_RATIO, (found[-1] / found[0]) ** (1 / _MOST_LEVELS))
-        count = round(log(found[-1] / found[0]) / log(ratio)) + 1
-        found = [found[0] * ratio**i for i in range(1, count + 1)]
-    return [*found, inf]
+def up_share(machine: Machine) -> float:
+    """Of the time, without stalls."""
+    stalls = machine.stalls
+    return 1.0 - stalls.lasts_s / stalls.every_s if stalls is not None and stalls.every_s else 1.0
 
 
 # --- for ever -----------------------------------------------------------------------------------------------------
@@ -146,8 +108,7 @@ class Mix:
         if not wanted:
             raise ValueError("no request has objectives")
         self._cost = mean_cost(machine)
-        stalls = machine.stalls
-        self._up = 1.0 - stalls.lasts_s / stalls.every_s if stalls is not None and stalls.every_s else 1.0
+        self._up = up_share(machine)
         demands = [found for request in wanted if (found := demand(request, self._cost)) is not None]
         self._count, self._share = len(wanted), len(wanted) / len(chosen)
         self.possible = len(demands) / len(wanted)
@@ -229,3 +190,98 @@ def _gain(works: Sequence[tuple[float, float]], price: float, ratio: float) -> f
     """What these requests are worth beyond the price of their work."""
     gains = [1.0 - price * (prefill_s + ratio * decode_s) for prefill_s, decode_s in works]
     return sum([gain for gain in gains if gain > 0.0])
+
+
+# --- a run --------------------------------------------------------------------------------------------------------
+def fluid_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = False) -> float:
+    """Share of the requests with objectives of this run that can be good, if all is known before it begins.
+
+    `paced`: no request gets its tokens faster than the tightest pace of all asks for. Raises `ValueError` if no request
+    has objectives.
+    """
+    wanted = promised(arrivals)
+    demands = [found for request in wanted if (found := demand(request, machine.cost)) is not None]
+    return _good(demands, machine, paced) / _count(wanted)
+
+
+def blind_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = False) -> float:
+    """The same if output lengths are not known: what policies reach without predictions, in the mean.
+
+    Known are arrivals, prompts, objectives and, for each class (`Slo.class_name`), the lengths of its outputs but not
+    whose they are. A request is started, and dropped once its output is longer than K: it is good with the probability
+    P(O <= K) and takes the work of min(O, K) tokens, in the mean. K is the best for each request, for the prices of the
+    time in which a request of its true length would run. Raises `ValueError` if no request has objectives.
+    """
+    wanted = promised(arrivals)
+    outputs: dict[str, list[int]] = defaultdict(list)
+    for request in wanted:
+        outputs[_class(request)].append(request.output_len)
+    tries = {name: limits(lengths) for name, lengths in outputs.items()}
+    demands = []
+    for request in wanted:
+        found = demand(request, machine.cost)
+        if found is not None:
+            row_s = machine.cost.row_s + machine.cost.context_s * len(request.prompt_ids)
+            each = tuple(
+                (share, row_s * steps + machine.cost.context_s * context)
+                for share, steps, context in tries[_class(request)]
+            )
+            demands.append(replace(found, tries=each))
+    return min(_good(demands, machine, paced) / _count(wanted), fluid_bound(arrivals, machine, paced=paced))
+
+
+def limits(lengths: Sequence[int]) -> list[tuple[float, float, float]]:
+    """Ways to stop outputs whose lengths are as likely as these: (share that ends before, mean of the steps behind the
+    first token, mean of the sum of output tokens that these attend to), the shortest limit first.
+
+    Left out are limits which a mixture of two others beats in share per step.
+    """
+    counts = Counter(lengths)
+    running, steps, context, done = len(lengths), 0.0, 0.0, 0
+    hull = [(0.0, 0.0, 0.0)]
+    before = 1
+    for length in sorted(counts):
+        steps += running * (length - before)
+        context += running * (length * (length + 1) - before * (before + 1)) / 2
+        before, running, done = length, running - counts[length], done + counts[length]
+        point = (done / len(lengths), steps / len(lengths), context / len(lengths))
+        while len(hull) > 1 and _bends_up(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _bends_up(a: tuple[float, ...], b: tuple[float, ...], c: tuple[float, ...]) -> bool:
+    """Whether b is no better than a mixture of a and c."""
+    return (b[0] - a[0]) * (c[1] - b[1]) <= (c[0] - b[0]) * (b[1] - a[1])
+
+
+def _class(request: Arrival) -> str:
+    return request.slo.class_name if request.slo is not None else ""
+
+
+def _count(wanted: Sequence[Arrival]) -> int:
+    if not wanted:
+        raise ValueError("no request has objectives")
+    return len(wanted)
+
+
+def _good(demands: Sequence[Demand], machine: Machine, paced: bool) -> float:
+    if not demands:
+        return 0.0
+    paces = levels(each.pace_s for each in demands)
+    fastest_s = max(machine.cost.step_s, paces[0]) if paced and paces[0] < inf else machine.cost.step_s
+    windows = Windows(demands, paces, room_of(machine), fastest_s, _WINDOWS)
+    return min(float(len(demands)), windows.bound(_RATIOS, _ROUNDS))
+
+
+def room_of(machine: Machine) -> Callable[[float, float], float]:
+    """Seconds of work, as the machine's cost counts them, that a second holds at some time and pace."""
+    up = up_share(machine)
+    noise = 1 + sqrt(2 / pi) * machine.noise
+    step_s = machine.cost.step_s
+
+    def room(at_s: float, pace_s: float) -> float:
+        return max(0.0, up / (noise * machine.slowness(at_s)) - step_s / pace_s)
+
+    return room

@@ -1,13 +1,17 @@
 """Bounds: cases that can be computed by hand, and runs that must not beat them."""
 
+import random
+
 import pytest
 
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostParams
-from roseinfer.sim.bound import capacity, static_bound
+from roseinfer.sched.registry import scheduler_config
+from roseinfer.sim.bound import blind_bound, capacity, fluid_bound, limits, static_bound
 from roseinfer.sim.machine import Machine, Stalls
 from roseinfer.sim.setups import SETUPS
-from roseinfer.sim.workload import Arrival
+from roseinfer.sim.simulator import simulate
+from roseinfer.sim.workload import Arrival, poisson
 
 MACHINE = Machine(cost=CostParams(step_s=0.010, token_s=1e-3, pair_s=0.0, row_s=1e-3, context_s=0.0))
 TIGHT, LOOSE = Slo(ttft_s=0.05, tpot_s=0.02), Slo(ttft_s=0.05, tpot_s=0.1)
@@ -92,3 +96,106 @@ def test_noise_and_stalls_take_time() -> None:
     stalling = Machine(cost=MACHINE.cost, stalls=Stalls(every_s=10.0, lasts_s=1.0))
     assert capacity(mix, noisy) < 0.93 * capacity(mix, MACHINE)
     assert capacity(mix, stalling) < 0.93 * capacity(mix, MACHINE)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------
+def test_two_requests_and_a_machine_for_one() -> None:
+    """Each takes .1 s of work that is due after .15 s."""
+    slo = Slo(e2e_s=0.15)
+    two = [request(slo, output=1), request(slo, output=1)]
+    assert fluid_bound(two[:1], MACHINE) == 1.0
+    assert fluid_bound(two, MACHINE) == pytest.approx(0.75, abs=0.01)
+    later = [two[0], request(slo, at_s=0.15, output=1)]
+    assert fluid_bound(later, MACHINE) == 1.0
+
+
+def test_first_tokens_are_due() -> None:
+    """Ten prompts of .1 s within .3 s: decoding may take as long as it likes."""
+    assert fluid_bound([request(Slo(ttft_s=0.3))] * 10, MACHINE) == pytest.approx(0.3, abs=0.01)
+
+
+def test_what_is_never_due_gets_done() -> None:
+    assert fluid_bound([request(Slo(tpot_s=0.02))] * 50, MACHINE) == 1.0
+
+
+def test_nothing_fits() -> None:
+    assert fluid_bound([request(Slo(ttft_s=0.05))] * 3, MACHINE) == 0.0
+    with pytest.raises(ValueError, match="objectives"):
+        fluid_bound([request(None)], MACHINE)
+
+
+def test_a_tight_pace_takes_time_from_all() -> None:
+    """The same work, once at the pace of two steps and once at that of ten."""
+    tight = [request(patient(TIGHT), at_s=0.2 * i) for i in range(100)]
+    loose = [request(patient(LOOSE), at_s=0.2 * i) for i in range(100)]
+    assert fluid_bound(tight, MACHINE) < 0.85 < fluid_bound(loose, MACHINE)
+
+
+def test_a_slower_machine_does_less() -> None:
+    slower = Machine(cost=MACHINE.cost, slowdown=((0.0, 1.0), (10.0, 2.0)))
+    load = [request(patient(TIGHT), at_s=0.4 * i) for i in range(50)]
+    assert fluid_bound(load, slower) < 0.9 < fluid_bound(load, MACHINE)
+
+
+def test_denser_arrivals_are_never_served_better() -> None:
+    setup = SETUPS["scorpio-8b"]
+    shares = [
+        fluid_bound(setup.mix.requests(poisson(rate, 600, seed=1), seed=1), setup.machine) for rate in (5, 25, 75)
+    ]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > shares[-1] + 0.1
+
+
+def small_load(number: int) -> tuple[list[Arrival], Machine]:
+    """60 requests at up to six times what the machine does."""
+    rng = random.Random(number)
+    cost = CostParams(0.010, rng.choice((1e-4, 5e-4)), rng.choice((0.0, 1e-6)), rng.choice((1e-4, 1e-3)), 1e-6)
+    slos = (
+        Slo(0.3, 0.02, class_name="a"),
+        Slo(1.0, 0.03, class_name="b"),
+        Slo(3.0, 0.1, class_name="c"),
+        Slo(ttft_s=0.5, class_name="d"),
+        Slo(tpot_s=0.03, class_name="e"),
+        Slo(e2e_s=2.0, class_name="f"),
+    )
+    classes = rng.sample(slos, rng.choice((1, 2, 4)))
+    rate, now, found = rng.choice((4.0, 10.0, 30.0)), 0.0, []
+    for _ in range(60):
+        now += rng.expovariate(rate)
+        ids = [rng.randrange(3, 1000) for _ in range(rng.randint(10, 400))]
+        found.append(Arrival(now, ids, rng.choice((1, 20, 60, 150)), rng.choice(classes)))
+    noise = rng.choice((0.0, 0.1))
+    return found, Machine(cost=cost, noise=noise, prefix_caching=False)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_no_policy_beats_the_bound(number: int) -> None:
+    arrivals, machine = small_load(number)
+    bound = fluid_bound(arrivals, machine)
+    for policy in ("fifo", "qoserve", "slack"):
+        lives = simulate(arrivals, scheduler_config(scheduling_policy=policy), machine).lifetimes
+        assert sum(life.good for life in lives) / len(lives) <= bound + 1e-9
+
+
+# --- lengths that are not known ---------------------------------------------------------------------------------
+def test_limits_of_outputs() -> None:
+    """Lengths 1, 2 and 11: no step, one, and one and nine more for a third of the requests."""
+    assert limits([2, 1, 11]) == [(0.0, 0.0, 0.0)] + [
+        pytest.approx(each) for each in ((1 / 3, 0.0, 0.0), (2 / 3, 2 / 3, 4 / 3), (1.0, 11 / 3, 4 / 3 + 63 / 3))
+    ]
+
+
+def test_limits_that_a_mixture_beats_are_left_out() -> None:
+    """To stop at 100 is worse than never to stop: the next tenth costs a step, the ninth that it has cost a hundred."""
+    assert [share for share, _, _ in limits([100] * 1 + [101] * 9)] == [0.0, 1.0]
+
+
+def test_who_knows_no_lengths_serves_fewer() -> None:
+    setup = SETUPS["scorpio-8b"]
+    load = setup.mix.requests(poisson(40.0, 200, seed=2), seed=2)
+    assert blind_bound(load, setup.machine) < fluid_bound(load, setup.machine) - 0.02
+
+
+def test_equal_lengths_are_known() -> None:
+    load = [request(patient(LOOSE), at_s=0.1 * i) for i in range(60)]
+    assert blind_bound(load, MACHINE) == pytest.approx(fluid_bound(load, MACHINE), abs=0.01)

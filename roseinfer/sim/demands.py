@@ -1,0 +1,71 @@
+"""What requests with objectives need of a machine: its work, and by when."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf, log
+
+from roseinfer.sched.cost import CostParams
+from roseinfer.sim.workload import Arrival
+
+_MOST_LEVELS = 12
+_LEVEL_RATIO = 1.15  # between levels where there would be more
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request with objectives needs, in seconds of machine work and of time since its arrival.
+
+    `steps`: behind the one of its first token. `pace_s`: mean time between them, at most. `first_s`, `end_s`: when its
+    first and last token are due; inf = never. `least_s`: what its decoding takes if it runs alone. `tries`: ways to
+    serve it, (probability of being good, mean seconds of decoding), the surest last.
+    """
+
+    at_s: float
+    prefill_s: float
+    decode_s: float
+    steps: int
+    pace_s: float
+    first_s: float
+    end_s: float
+    least_s: float
+    tries: tuple[tuple[float, float], ...]
+
+    @property
+    def holds_s(self) -> float:
+        """How long its pace has to be held, if no longer than it must."""
+        return self.steps * self.pace_s if self.steps else 0.0
+
+
+def demand(arrival: Arrival, cost: CostParams) -> Demand | None:
+    """None if not even an idle machine kept the objectives."""
+    slo, prompt, steps = arrival.slo, len(arrival.prompt_ids), arrival.output_len - 1
+    assert slo is not None, "only requests with objectives demand something"
+    prefill_s = cost.prefill_s(0, prompt)
+    decode_s = steps * (cost.row_s + cost.context_s * (prompt + (steps + 1) / 2))
+    first_s = slo.ttft_s if slo.ttft_s is not None else inf
+    pace_s = slo.tpot_s if slo.tpot_s is not None and steps else inf
+    end_s = first_s + pace_s * steps if steps else first_s
+    alone_s = cost.step_s + prefill_s
+    least_s = steps * cost.step_s + decode_s
+    if slo.e2e_s is not None:
+        end_s = min(end_s, slo.e2e_s)
+        first_s = min(first_s, slo.e2e_s - least_s)
+        pace_s = min(pace_s, (slo.e2e_s - alone_s) / steps) if steps else pace_s
+    if first_s < alone_s or end_s < alone_s + least_s or (steps and steps * pace_s < least_s):
+        return None
+    return Demand(arrival.at_s, prefill_s, decode_s, steps, pace_s, first_s, end_s, least_s, ((1.0, decode_s),))
+
+
+def promised(requests: Iterable[Arrival]) -> list[Arrival]:
+    """Those with objectives."""
+    return [request for request in requests if request.slo is not None and not request.slo.empty]
+
+
+def levels(paces: Iterable[float]) -> list[float]:
+    """The distinct paces from the tightest on, the last one inf. Where there are many, few that are no tighter."""
+    found = sorted({pace for pace in paces if pace < inf})
+    if len(found) > _MOST_LEVELS:
+        ratio = max(_LEVEL_RATIO, (found[-1] / found[0]) ** (1 / _MOST_LEVELS))
+        count = round(log(found[-1] / found[0]) / log(ratio)) + 1
+        found = [found[0] * ratio**i for i in range(1, count + 1)]
+    return [*found, inf]
