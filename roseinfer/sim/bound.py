@@ -33,10 +33,10 @@ machine that caches them: every prompt counts in full. Chunks of a single prompt
 does. Noise and stalls below their mean, which a short run may have. And `paced`, wherever requests are run faster than
 that for as long as there is time: it is for loads that are always there, as of a constant rate over capacity.
 
-**Duality.** For any prices of work, p >= 0 a second in each window, and any ratios r_k >= 1 of the prices of decoding at
-level k, the sum of what the time is worth (of each window, at the level at which it is worth most) and of what requests
-are worth beyond the price of their work is no less than the maximum. So there is no solver: prices are improved by
-subgradient steps for a bounded number of rounds, and each gives a bound.
+**Duality.** For any prices of work, p >= 0 a second in each window, and any ratios r_k >= 1 of the prices of decoding
+at level k, the sum of what the time is worth (of each window, at the level at which it is worth most) and of what
+requests are worth beyond the price of their work is no less than the maximum. So there is no solver: prices are
+improved by subgradient steps for a bounded number of rounds, and each gives a bound.
 """
 
 from bisect import bisect_left
@@ -204,19 +204,20 @@ def fluid_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = 
     return _good(demands, machine, paced) / _count(wanted)
 
 
-def blind_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = False) -> float:
+def blind_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = False, stops: bool = True) -> float:
     """The same if output lengths are not known: what policies reach without predictions, in the mean.
 
     Known are arrivals, prompts, objectives and, for each class (`Slo.class_name`), the lengths of its outputs but not
     whose they are. A request is started, and dropped once its output is longer than K: it is good with the probability
     P(O <= K) and takes the work of min(O, K) tokens, in the mean. K is the best for each request, for the prices of the
-    time in which a request of its true length would run. Raises `ValueError` if no request has objectives.
+    time in which a request of its true length would run. Without `stops` nobody is dropped who has begun: K is the
+    longest. Raises `ValueError` if no request has objectives.
     """
     wanted = promised(arrivals)
     outputs: dict[str, list[int]] = defaultdict(list)
     for request in wanted:
         outputs[_class(request)].append(request.output_len)
-    tries = {name: limits(lengths) for name, lengths in outputs.items()}
+    tries = {name: limits(lengths)[0 if stops else -1 :] for name, lengths in outputs.items()}
     demands = []
     for request in wanted:
         found = demand(request, machine.cost)

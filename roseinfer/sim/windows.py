@@ -122,8 +122,8 @@ class Windows:
                 _charge(grad, span, cheap, chosen, part, 1.0)
         held, worth = self._hold(prices, ratios, gains, grad)
         for span, cheap, chosen, part in paced:
-            line = held[span.level]
-            share = (line[span.ran] - line[span.runs]) / (span.ran - span.runs)
+            windows = held[span.level]
+            share = (windows[span.ran] - windows[span.runs]) / (span.ran - span.runs)
             if share:
                 _charge(grad, span, cheap, chosen, part, share)
         return total + worth, grad
