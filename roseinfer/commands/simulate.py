@@ -166,7 +166,7 @@ def print_grid(result: Mapping[str, Any]) -> None:
             "ratio": f"{entry['ratio']:.3f}",
             "goodput": f"{entry['goodput_ratio']:.3f}",
             "late": f"{entry['late']:.1%}",
-            "of bound": "-" if entry["of_bound"] is None else f"{entry['of_bound']:.3f}",
+            "of bound": f"{entry['of_bound']:.3f}",
             "requests": entry["requests"],
             "kinds": "+".join(entry["kinds"]),
         }

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from roseinfer.sim import bound
+from roseinfer.sim.bound import fluid_bound
 from roseinfer.sim.cache import Cache, digest_of, policy_digest
 from roseinfer.sim.machine import Machine
 from roseinfer.sim.random_loads import COMMON, RandomLoad, TraceNeededError, capacity_of, draw_load, space
@@ -141,21 +141,17 @@ def _uncollected() -> Iterator[None]:
         gc.collect()
 
 
-def bound_of(grid: Grid, load: RandomLoad) -> float | None:
-    """The share that nobody could exceed."""
-    fluid_bound = getattr(bound, "fluid_bound", None)
-    if fluid_bound is None:
-        return None
-    return _kept_number(
-        grid, ["bound", requests_digest(load.arrivals, load.machine)], lambda: fluid_bound(load.arrivals, load.machine)
-    )
+def bound_of(grid: Grid, load: RandomLoad) -> float:
+    """The share of its promised requests that could be good if all were known beforehand."""
+    key = ["bound", requests_digest(load.arrivals, load.machine)]
+    return _kept_number(grid, key, lambda: fluid_bound(load.arrivals, load.machine))
 
 
 def _kept_number(grid: Grid, key: list[Any], make: Callable[[], float]) -> float:
     """From the cache, as long as nothing has changed in the simulation."""
     if grid.cache is None:
         return make()
-    sources = sorted(Path(bound.__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parent.glob("*.py"))
     return float(Cache(grid.cache).get([*key, digest_of(sources)], lambda: {"value": make()})["value"])
 
 
@@ -206,7 +202,7 @@ def _counts(lives: Sequence[Lifetime]) -> dict[str, int]:
 
 
 # --- judgement --------------------------------------------------------------------------------------------------
-def compare(load: RandomLoad, outcomes: Mapping[str, Sequence[Outcome]], share: float | None) -> dict[str, Any]:
+def compare(load: RandomLoad, outcomes: Mapping[str, Sequence[Outcome]], share: float) -> dict[str, Any]:
     """The first policy's best setting against the best of all others', by adherence and by goodput."""
     first, *others = outcomes
     own = max(outcomes[first], key=lambda outcome: outcome["adherence"])
@@ -231,7 +227,7 @@ def compare(load: RandomLoad, outcomes: Mapping[str, Sequence[Outcome]], share: 
         "goodput_who": most[0],
         "late": own["late"] / own["served"] if own["served"] else 0.0,
         "bound": share,
-        "of_bound": None if share is None else ratio(own["adherence"], share),
+        "of_bound": ratio(own["adherence"], share),
         "classes": own["classes"],
         "outcomes": {name: list(found) for name, found in outcomes.items()},
     }

@@ -41,6 +41,8 @@ def test_loads_are_judged_worst_first_and_those_without_their_trace_are_named() 
         }
         others = [o["adherence"] for name in ("sarathi", "scorpio-tuned") for o in entry["outcomes"][name]]
         assert entry["best_other"] == max(others)
+        assert 0 < entry["bound"] <= 1
+        assert entry["of_bound"] == pytest.approx(entry["adherence"] / entry["bound"])
 
 
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
