@@ -30,34 +30,41 @@ def classes_of(config: OpenLoopConfig) -> tuple[LoadClass, ...]:
 def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[Planned]:
     """The load's requests in order of arrival; the same options draw the same requests.
 
-    `classes` change nothing but the objectives, and these do not depend on whether the server is told.
+    `classes` change nothing but the objectives, and the lengths if they have their own. They do not depend on whether
+    the server is told.
     """
-    rng = random.Random(_key(config))
+    rng = random.Random(_key(config, classes))
     classes_rng = random.Random(f"classes {_key(config)}")
     shares = [entry.share for entry in classes]
     cycle = parse_numbers("cycle", config.cycle) if config.cycle else None
     planned: list[Planned] = []
     at_s = 0.0
     for number in range(config.num):
-        if cycle:
+        slo = classes_rng.choices(classes, shares)[0] if classes else None
+        if slo is not None and slo.prompts:
+            input_len = rng.randint(*slo.prompts)
+        elif cycle:
             input_len = cycle[number % len(cycle)]
         else:
             input_len = rng.randint(config.in_min, config.in_len) if config.in_min else config.in_len
-        output_len = rng.randint(config.out_min, config.out_len) if config.out_min else config.out_len
+        if slo is not None and slo.outputs:
+            output_len = rng.randint(*slo.outputs)
+        else:
+            output_len = rng.randint(config.out_min, config.out_len) if config.out_min else config.out_len
         at_s += _gap_s(config, rng)
         prompt_ids = _prompt(config, rng, input_len)
         if config.same_prompt and planned:
             prompt_ids = planned[0].prompt_ids
-        slo = classes_rng.choices(classes, shares)[0] if classes else None
         planned.append(Planned(number, at_s, prompt_ids, output_len, slo))
     return planned
 
 
-def _key(config: OpenLoopConfig) -> str:
+def _key(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> str:
     """Whatever changes the work changes its prompts too. A burst has no rate: any fixed number stands for it."""
     rate = 10 if config.workload == "burst" else float(config.rate)
     lengths = (config.in_len, config.in_min, config.out_len, config.out_min, config.cycle)
-    return repr((config.seed, config.workload, config.num, rate, *lengths))
+    own = tuple((entry.prompts, entry.outputs) for entry in classes if entry.prompts or entry.outputs)
+    return repr((config.seed, config.workload, config.num, rate, *lengths, *own))
 
 
 def _gap_s(config: OpenLoopConfig, rng: random.Random) -> float:

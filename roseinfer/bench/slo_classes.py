@@ -11,14 +11,15 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.server.request.slo_classes import read_slo_classes
 
-_KEYS = ("name", "share", "ttft", "tpot", "e2e", "body", "headers")
+_KEYS = ("name", "share", "ttft", "tpot", "e2e", "body", "headers", "in_min", "in_len", "out_min", "out_len")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadClass:
     """`share`: how many requests it gets, relative to the others. The objectives in seconds, inf = none.
 
-    `body`, `headers`: what its requests carry to tell the server.
+    `body`, `headers`: what its requests carry to tell the server. `prompts`, `outputs`: the fewest and most tokens of
+    its own requests, None = those of the load.
     """
 
     name: str
@@ -28,6 +29,8 @@ class LoadClass:
     e2e_s: float = inf
     body: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    prompts: tuple[int, int] | None = None
+    outputs: tuple[int, int] | None = None
 
     @property
     def promises(self) -> bool:
@@ -38,7 +41,8 @@ class LoadClass:
 def read_classes(path: str) -> tuple[LoadClass, ...]:
     """From a JSON list of `{"name", "share", "ttft", "tpot", "e2e", "body", "headers"}` or a server's `classes.toml`.
 
-    JSON gives the objectives in seconds; without `body` and `headers` they are sent as `slo`. The classes of a server
+    JSON gives the objectives in seconds; without `body` and `headers` they are sent as `slo`. `in_len` and `out_len`
+    give a class lengths of its own, uniform from `in_min` and `out_min` on if these are there. The classes of a server
     are equally likely, and sent by their names. Raises `ConfigError`.
     """
     if Path(path).suffix == ".toml":
@@ -76,7 +80,20 @@ def _parse(number: int, entry: Any) -> LoadClass:
     if "body" not in entry and not headers and limits:
         body = {"slo": {f"{key}_ms": 1e3 * seconds for key, seconds in limits.items()}}
     seconds_of = {f"{key}_s": seconds for key, seconds in limits.items()}
-    return LoadClass(name, share, **seconds_of, body=body, headers=headers)
+    prompts, outputs = _lengths(name, "in", entry), _lengths(name, "out", entry)
+    return LoadClass(name, share, **seconds_of, body=body, headers=headers, prompts=prompts, outputs=outputs)
+
+
+def _lengths(name: str, what: str, entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(fewest, most)"""
+    most: Any = entry.get(f"{what}_len")
+    least: Any = entry.get(f"{what}_min", most)
+    if least is None:
+        return None
+    if type(least) is not int or type(most) is not int or not 1 <= least <= most:
+        told = f"{what}_len must be a positive number of tokens, and {what}_min one that does not exceed it"
+        raise ConfigError(f"slo_classes: {name}: {told}, got {most!r} and {least!r}")
+    return least, most
 
 
 def _positive(name: str, key: str, value: Any) -> float:

@@ -92,6 +92,24 @@ def test_classes_do_not_change_the_work_and_seeds_do(classes: str) -> None:
     assert not {tuple(ids) for _, ids, _ in work(seed=1)} & {tuple(ids) for _, ids, _ in work(seed=2) if len(ids) > 3}
 
 
+def test_classes_may_have_lengths_of_their_own(tmp_path: Path) -> None:
+    own = [
+        {"name": "long", "ttft": 9, "in_min": 500, "in_len": 900, "out_len": 7},
+        {"name": "short", "ttft": 1, "share": 3, "out_min": 1, "out_len": 2},
+    ]
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(own))
+    assert read_classes(str(file))[0].prompts == (500, 900) and read_classes(str(file))[0].outputs == (7, 7)
+    config = load("http://localhost", str(file), workload="poisson")
+    planned = draw(config, classes_of(config))
+    for name, prompts, outputs in (("long", range(500, 901), {7}), ("short", range(3, 10), {1, 2})):
+        group = [p for p in planned if p.slo is not None and p.slo.name == name]
+        assert len(group) > 10 and all(len(p.prompt_ids) in prompts for p in group)
+        assert {p.output_len for p in group} == outputs
+    assert [p.prompt_ids for p in planned] == [p.prompt_ids for p in draw(config, classes_of(config))]
+    assert "in_len" not in planned[0].slo.body
+
+
 def outcome(number: int, name: str, chunks: list[float], tokens: int, **more: Any) -> Outcome:
     given = {"due_s": 1.0 * number, "start_s": 1.0 * number, "end_s": 1.0 * number + 9, "status": 200, "ok": True}
     return Outcome(number, 5, 3, name, output_tokens=tokens, chunk_s=chunks, **{**given, **more})
@@ -177,6 +195,10 @@ def test_classes_of_a_server(tmp_path: Path) -> None:
         ('[{"name": "a", "share": -1}]', "a.share"),
         ('[{"name": "a", "ttft_ms": 1}]', "a.ttft_ms is unknown"),
         ('[{"name": "a", "body": []}]', "a.body"),
+        ('[{"name": "a", "in_min": 5}]', "a: in_len must be a positive number of tokens"),
+        ('[{"name": "a", "out_min": 5, "out_len": 4}]', "a: out_len must be"),
+        ('[{"name": "a", "out_len": 0}]', "a: out_len must be"),
+        ('[{"name": "a", "in_len": 1.5}]', "a: in_len must be"),
         ('[{"name": "a"}, {"name": "a"}]', "twice"),
     ],
 )
