@@ -11,10 +11,11 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sim import cache, grid, random_loads
+from roseinfer.sim.choices import draw_choices, space
 from roseinfer.sim.grid import Grid, check_grid, judge, outcome_of, pooled_late, ratio, run_grid, summary_of
 from roseinfer.sim.simulator import Lifetime, Simulation
 
-SMALL = {**random_loads.space(), "requests": 30, "long_requests": 20}
+SMALL = {**space(), "requests": 30, "long_requests": 20}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def test_loads_are_judged_worst_first_and_those_without_their_trace_are_named() 
     found = run_grid(grid_of())
     ratios = [entry["ratio"] for entry in found["loads"]]
     assert ratios == sorted(ratios) and len(ratios) + len(found["left_out"]) == 6
-    assert found["left_out"] == [n for n in range(6) if random_loads.draw_choices(2, n).trace_files]
+    assert found["left_out"] == [n for n in range(6) if draw_choices(2, n).trace_files]
     assert found["summary"]["ratio"]["worst"] == ratios[0]
     for entry in found["loads"]:
         assert {name: len(outcomes) for name, outcomes in entry["outcomes"].items()} == {
@@ -61,13 +62,13 @@ def test_every_policy_gets_the_same_requests_and_machine(monkeypatch: pytest.Mon
         return real(arrivals, machine, options, lengths, seed)
 
     monkeypatch.setattr(grid, "simulate_as", record)
-    number = next(n for n in range(20) if not random_loads.draw_choices(2, n).trace_files)
+    number = next(n for n in range(20) if not draw_choices(2, n).trace_files)
     judge(grid_of(), number)
     assert len(seen) == 6 and all(run == seen[0] for run in seen)
 
 
 def test_results_are_kept_until_what_they_depend_on_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = next(n for n in range(20) if not random_loads.draw_choices(2, n).trace_files)
+    number = next(n for n in range(20) if not draw_choices(2, n).trace_files)
     first = judge(grid_of(cache=str(tmp_path)), number)
     files = set(tmp_path.iterdir())
     runs = []

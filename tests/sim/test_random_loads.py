@@ -7,16 +7,8 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.sim.random_loads import (
-    Choices,
-    RandomLoad,
-    TraceNeededError,
-    draw_choices,
-    draw_load,
-    floors,
-    kinds_of,
-    space,
-)
+from roseinfer.sim.choices import Choices, describe, draw_choices, kinds_of, space
+from roseinfer.sim.random_loads import RandomLoad, TraceNeededError, draw_load, floors
 
 DRAWS = 600
 
@@ -170,3 +162,24 @@ def test_a_trace_gives_times_and_lengths(tmp_path: Path) -> None:
     assert len(times) / times[-1] == pytest.approx(load.rate, rel=0.05)
     first = [len(a.prompt_ids) for a in load.arrivals if not a.slo or a.slo.class_name == "1"]
     assert any(100 <= length < 150 for length in first)
+
+
+def test_a_description_says_what_was_drawn() -> None:
+    lists = space()["load_choices"]
+    of_load = {
+        "machine": "A",
+        "lengths": "own",
+        "arrivals": lists["arrivals"][5],
+        "hints": lists["hints"][6],
+        "kv": 0.1,
+    }
+    of_load |= {"noise": 0.1, "stalls": lists["stalls"][5], "slowdown": lists["slowdown"][5]}
+    first = {"share": 1, "objectives": "both", "ttft_s": 0.5, "tpot_ms": 22, "e2e_s": 5.0}
+    first |= {"prompts": {"law": "fixed", "value": 128}, "outputs": space()["class_choices"]["outputs"][6]}
+    second = {**first, "share": 3, "objectives": "none"}
+    assert describe(Choices(1.5, of_load, [first, second])) == (
+        "A x1.50, gamma 8, hints liars 0.2 0.1 195 own, kv 0.1, noise 0.1, stalls 1s/20s, slower 1.3 from 0.5"
+        " | 25% 0.5s/22ms fixed-128>trace conv; 75% best effort fixed-128>trace conv"
+    )
+    shared = describe(Choices(1.5, {**of_load, "lengths": "shared"}, [first, second]))
+    assert shared.endswith(" | 25% 0.5s/22ms; 75% best effort; fixed-128>trace conv")
