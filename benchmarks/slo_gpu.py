@@ -1,14 +1,18 @@
 """Latency objectives on real execution: Qwen3-8B with dummy weights on one GPU, policies against loads, over real HTTP.
 
-    python -m benchmarks.slo_gpu --out DIR [--policies slack,fifo] [--rates 15,25] [--client FILE] [--repeat N]
+    python -m benchmarks.slo_gpu --out DIR [--load six] [--policies slack,fifo] [--rates 15,25] [--repeat N]
     python -m benchmarks.slo_gpu --show slo-h200.json [--plot FILE.png]
 
-Each policy gets a server of its own, one after the other, and each rate 20 s of arrivals with prompts of its own;
-requests are in one of six classes of objectives (`CLASSES`) and say so. Every policy sees the same requests. Good =
-both objectives kept; goodput = good requests over the wall time, the drain included; missed = served, but late. Prints
-a table with the peer's figures and the targets, and writes DIR/slo-gpu.json after every run. `--client FILE` measures
-with another client that takes `--slo` and `--send-slo` (default: `roseinfer bench serve`); `--models-dir` and
-`--commit` as in gpu_table.py.
+Each policy gets a server of its own, one after the other, and each rate its seconds of arrivals with prompts of its own;
+requests are in classes of objectives and say so. Every policy sees the same requests.
+
+`--load six`, the default: SCORPIO's six classes, 20 s at each rate. `--load long`: a tenth of the prompts has 8,000 to
+30,000 tokens, 120 s at half of the capacity.
+
+Good = both objectives kept; goodput = good requests over the wall time, the drain included; missed = served, but late.
+Prints a table with the peer's figures and the targets, and writes DIR/slo-gpu.json (slo-gpu-long.json) after every run.
+`--client FILE` measures with another client that takes `--slo` and `--send-slo` (default: `roseinfer bench serve`; only
+that draws lengths by class); `--models-dir` and `--commit` as in gpu_table.py.
 """
 
 import argparse
@@ -17,7 +21,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -31,28 +36,98 @@ from roseinfer.bench.report import host, table, versions
 from roseinfer.sim.plot import plot_sweep
 
 MODEL = "qwen3-8b"
-RATES = (15, 25, 35, 50, 70)
-SECONDS = 20
-LOAD = "--workload poisson --in-min 32 --in-len 1024 --out-min 16 --out-len 512 --procs 8"
+LONG_WARM_UP = "--num 4 --in-len 16000 --out-len 32 --procs 2 --seed 987655"
 WARM_UP = "--num 16 --in-len 256 --out-len 32 --procs 2 --seed 987654"
-# Name, TTFT objective in s, TPOT objective in s: SCORPIO's six (arXiv 2505.23022), scaled to this GPU. Equal shares.
-CLASSES = (
-    ("c1", 0.13, 0.008),
-    ("c2", 0.53, 0.008),
-    ("c3", 0.8, 0.008),
-    ("c4", 0.13, 0.013),
-    ("c5", 0.27, 0.013),
-    ("c6", 2.0, 0.013),
-)
 # vLLM 0.24.0 on one H200, which knows no objectives: rate -> (adherence, goodput in requests a second).
-PEER = {15: (0.933, 13.2), 25: (0.484, 11.1), 35: (0.070, 2.0), 50: (0.001, 0.0), 70: (0.000, 0.0)}
-TARGETS = {
-    15: ("adherence", 0.99),
-    25: ("adherence", 0.92),
-    35: ("adherence", 0.75),
-    50: ("goodput_req_s", 24.0),
-    70: ("goodput_req_s", 24.0),
+PEER: Mapping[float, tuple[float, float]] = {
+    15: (0.933, 13.2),
+    25: (0.484, 11.1),
+    35: (0.070, 2.0),
+    50: (0.001, 0.0),
+    70: (0.000, 0.0),
 }
+
+
+@dataclass(frozen=True)
+class Load:
+    """`classes`: name, share, TTFT and TPOT objectives in s, and lengths of its own as the client's JSON has them.
+
+    `rates`: requests a second, for `seconds` each. `targets`: rate -> a figure of slack, and the least it is to be.
+    """
+
+    classes: Sequence[tuple[str, float, float, float, Mapping[str, int]]]
+    rates: Sequence[float]
+    seconds: int
+    lengths: str
+    max_model_len: int
+    warm_ups: Sequence[str]
+    targets: Mapping[float, tuple[str, float]]
+    peer: Mapping[float, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def flags(self) -> str:
+        return f"--workload poisson {self.lengths} --procs 8"
+
+    @property
+    def lengths_by_class(self) -> bool:
+        return any(own for *_, own in self.classes)
+
+    def class_list(self) -> list[dict[str, Any]]:
+        """As clients read it."""
+        return [
+            {
+                "name": name,
+                "share": share,
+                "ttft": ttft_s,
+                "tpot": tpot_s,
+                "body": {"slo": {"ttft_ms": 1e3 * ttft_s, "tpot_ms": 1e3 * tpot_s}},
+                **own,
+            }
+            for name, share, ttft_s, tpot_s, own in self.classes
+        ]
+
+
+SIXTH = round(1 / 6, 4)
+LOADS = {
+    # SCORPIO's six classes (arXiv 2505.23022), scaled to this GPU, in equal shares.
+    "six": Load(
+        classes=(
+            ("c1", SIXTH, 0.13, 0.008, {}),
+            ("c2", SIXTH, 0.53, 0.008, {}),
+            ("c3", SIXTH, 0.8, 0.008, {}),
+            ("c4", SIXTH, 0.13, 0.013, {}),
+            ("c5", SIXTH, 0.27, 0.013, {}),
+            ("c6", SIXTH, 2.0, 0.013, {}),
+        ),
+        rates=(15, 25, 35, 50, 70),
+        seconds=20,
+        lengths="--in-min 32 --in-len 1024 --out-min 16 --out-len 512",
+        max_model_len=MODELS[MODEL].max_model_len,
+        warm_ups=(WARM_UP,),
+        targets={
+            15: ("adherence", 0.99),
+            25: ("adherence", 0.92),
+            35: ("adherence", 0.75),
+            50: ("goodput_req_s", 24.0),
+            70: ("goodput_req_s", 24.0),
+        },
+        peer=PEER,
+    ),
+    # A tenth long prompts, at half of the capacity by the bound (`roseinfer.sim.bound`), which a test computes.
+    "long": Load(
+        classes=(
+            ("short", 0.9, 0.5, 0.008, {"in_min": 32, "in_len": 1024}),
+            ("long", 0.1, 10.0, 0.02, {"in_min": 8000, "in_len": 30000}),
+        ),
+        rates=(1.7,),
+        seconds=120,
+        lengths="--out-min 16 --out-len 512",
+        max_model_len=32768,
+        warm_ups=(WARM_UP, LONG_WARM_UP),
+        targets={1.7: ("adherence", 0.95)},
+    ),
+}
+FILES = {"six": "slo-gpu.json", "long": "slo-gpu-long.json"}
 POLICIES = {
     "slack": "--scheduling-policy slack",
     "fifo": "--scheduling-policy fifo",
@@ -65,41 +140,30 @@ KEPT = ("requests", "ok", "rejected", "failed", "adherence", "goodput_req_s", "c
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms")
 
 
-def class_list() -> list[dict[str, Any]]:
-    """As clients read it."""
-    return [
-        {
-            "name": name,
-            "share": round(1 / len(CLASSES), 4),
-            "ttft": ttft_s,
-            "tpot": tpot_s,
-            "body": {"slo": {"ttft_ms": 1e3 * ttft_s, "tpot_ms": 1e3 * tpot_s}},
-        }
-        for name, ttft_s, tpot_s in CLASSES
-    ]
-
-
 def run_client(args: argparse.Namespace, server: Server, flags: Iterable[str], *, objectives: bool) -> dict[str, Any]:
     """The client's summary. Raises `ServerError` if it ends without one."""
+    load = LOADS[args.load]
     command = [sys.executable, "-m", "roseinfer.cli", "bench", "serve"]
     names = ("--slo-classes", "--send-objectives")
     if args.client:
         command, names = [sys.executable, str(args.client)], ("--slo", "--send-slo")
     with tempfile.TemporaryDirectory() as folder:
         file, classes = Path(folder, "client.json"), Path(folder, "classes.json")
-        classes.write_text(json.dumps(class_list()))
+        classes.write_text(json.dumps(load.class_list()))
         command += ["--url", server.url, "--model", MODEL, *flags, "--json", str(file)]
         if objectives:
             command += [names[0], f"@{classes}" if args.client else str(classes), names[1]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=160 + load.seconds)
         if not file.is_file():
             raise ServerError(f"the client ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
         summary = dict(json.loads(file.read_text())["summary"])
     return {**summary, **summary.get("slo", {})}
 
 
-def measure(args: argparse.Namespace, server: Server, rate: int, seed: int) -> dict[str, Any]:
-    flags = [*shlex.split(LOAD), "--rate", str(rate), "--num", str(SECONDS * rate), "--seed", str(seed)]
+def measure(args: argparse.Namespace, server: Server, rate: float, seed: int) -> dict[str, Any]:
+    load = LOADS[args.load]
+    number = round(load.seconds * rate)
+    flags = [*shlex.split(load.flags), "--rate", f"{rate:g}", "--num", str(number), "--seed", str(seed)]
     summary = run_client(args, server, flags, objectives=True)
     quantiles = {name: {q: summary[name].get(q) for q in ("p50", "p99")} for name in TIMES}
     good = sum(entry["good"] for entry in summary["classes"].values())
@@ -109,24 +173,27 @@ def measure(args: argparse.Namespace, server: Server, rate: int, seed: int) -> d
 
 def run_policy(args: argparse.Namespace, policy: str, folder: Path, points: list[dict[str, Any]]) -> None:
     """All rates, then all of them again for each repetition, on one server."""
-    context = str(MODELS[MODEL].max_model_len)
+    load = LOADS[args.load]
+    context = str(load.max_model_len)
     options = ["--served-model-name", MODEL, "--load-format", "dummy", "--max-model-len", context]
     options += ["--gpu-memory-utilization", MEMORY_SHARE, *shlex.split(POLICIES[policy])]
-    server = Server([str(folder), *options, *shlex.split(args.server_args)], args.out / f"slo-{policy}.log")
+    server = Server([str(folder), *options, *shlex.split(args.server_args)], args.out / f"slo-{args.load}-{policy}.log")
     try:
         server.await_health(180.0)
-        run_client(args, server, shlex.split(WARM_UP), objectives=False)
+        for flags in load.warm_ups:
+            run_client(args, server, shlex.split(flags), objectives=False)
         for repetition in range(args.repeat):
             for rate in args.rates:
                 run = measure(args, server, rate, args.seed + 1000 * repetition)
                 points.append({"policy": policy, "rate": rate, **run})
                 write(args, points)
-                print(f"  {policy:14} {rate:3d} req/s: adherence {run['adherence']:.3f}", flush=True)
+                print(f"  {policy:14} {rate:4g} req/s: adherence {run['adherence']:.3f}", flush=True)
     finally:
         server.stop()
 
 
 def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
+    load = LOADS[args.load]
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", "-m", "benchmarks.slo_gpu", *map(without_folders, sys.argv[1:])]),
@@ -134,20 +201,22 @@ def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
         "hardware": {**gpu(), **host()},
         "versions": {**versions(), **torch_versions()},
         "client": ["python", args.client.name] if args.client else ["roseinfer", "bench", "serve"],
-        "load": f"{LOAD}, {SECONDS} s of arrivals",
-        "classes": class_list(),
-        "peer": {"name": "vLLM 0.24.0, another machine of the kind", "adherence and goodput": PEER},
+        "load_name": args.load,
+        "load": f"{load.flags}, {load.seconds} s of arrivals, context {load.max_model_len}",
+        "classes": load.class_list(),
+        "peer": {"name": "vLLM 0.24.0, another machine of the kind", "adherence and goodput": load.peer},
         "points": points,
     }
-    (args.out / "slo-gpu.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (args.out / FILES[args.load]).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def show(found: Mapping[str, Any], picture: str | None) -> None:
     """The table of results, and the plot: goodput over the arrivals, which is adherence times the rate."""
-    print(table(rows(found["points"])))
+    load = LOADS[found.get("load_name", "six")]
+    print(table(rows(found["points"], load)))
     if picture is None:
         return
-    peers = [{"policy": "vLLM 0.24.0", "rate": rate, "adherence": kept} for rate, (kept, _) in PEER.items()]
+    peers = [{"policy": "vLLM 0.24.0", "rate": rate, "adherence": kept} for rate, (kept, _) in load.peer.items()]
     drawn = [*found["points"], *peers]
     plot_sweep(
         picture,
@@ -156,9 +225,9 @@ def show(found: Mapping[str, Any], picture: str | None) -> None:
     )
 
 
-def rows(points: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rows(points: Iterable[Mapping[str, Any]], load: Load) -> list[dict[str, Any]]:
     """A line per policy and rate, medians over repetitions."""
-    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for point in points:
         groups.setdefault((point["policy"], point["rate"]), []).append(point)
     found = []
@@ -173,36 +242,39 @@ def rows(points: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             line[f"{name[:-3].upper()} p50/p99 ms"] = "/".join(
                 f"{median(run[name][q] for run in runs):.3g}" for q in ("p50", "p99")
             )
-        if rate in PEER:
-            line["peer"] = "{:.3f} {:.1f}".format(*PEER[rate])
-        if policy == "slack" and rate in TARGETS:
-            name, least = TARGETS[rate]
+        if rate in load.peer:
+            line["peer"] = "{:.3f} {:.1f}".format(*load.peer[rate])
+        if policy == "slack" and rate in load.targets:
+            name, least = load.targets[rate]
             value = median(run[name] for run in runs)
             line["target"] = f"{name.split('_')[0]} {least}: {'yes' if value >= least else 'NO'}"
         found.append(line)
     return found
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for slo-gpu.json and the logs")
+    parser.add_argument("--load", default="six", choices=LOADS, help="which classes, lengths and rates")
+    parser.add_argument("--out", type=Path, help="folder for the result and the logs")
     parser.add_argument("--show", type=Path, help="print the table of an earlier run's JSON, and measure nothing")
     parser.add_argument("--plot", help="with --show: a picture of it")
     parser.add_argument("--policies", default="slack", help=f"of {', '.join(POLICIES)}, with commas")
-    parser.add_argument("--rates", default=",".join(map(str, RATES)), help="requests a second, with commas")
+    parser.add_argument("--rates", help="requests a second, with commas; default: the load's")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--client", type=Path, help="another client's script")
     parser.add_argument("--models-dir", type=Path, help="where the model folder is, instead of making one")
     parser.add_argument("--server-args", default="", help="more arguments of `roseinfer serve`, in one word")
     parser.add_argument("--commit", help="of roseinfer, where there is no git repository to ask")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     args.policies = args.policies.split(",")
-    args.rates = [int(rate) for rate in args.rates.split(",")]
+    args.rates = [float(rate) for rate in args.rates.split(",")] if args.rates else list(LOADS[args.load].rates)
     if (args.out is None) == (args.show is None):
         parser.error("give --out to measure, or --show")
     if unknown := set(args.policies) - set(POLICIES):
         parser.error(f"unknown policies: {', '.join(sorted(unknown))}")
+    if args.client and LOADS[args.load].lengths_by_class:
+        parser.error(f"--load {args.load} has lengths by class, which only `roseinfer bench serve` draws: no --client")
     return args
 
 
@@ -217,7 +289,7 @@ def main() -> int:
         folder = args.models_dir / MODEL if args.models_dir else write_folder(MODEL, Path(made))
         for policy in args.policies:
             run_policy(args, policy, folder, points)
-    print(table(rows(points)))
+    print(table(rows(points, LOADS[args.load])))
     return 0
 
 
