@@ -1,14 +1,20 @@
 """Latency objectives on real execution: policies against loads, the embedded model on a CPU, over real HTTP.
 
-    python -m benchmarks.slo_cpu [--policies fifo,sarathi,...] [--rates a,b,...] [--seconds 12] [--json FILE]
+    python -m benchmarks.slo_cpu [--loads six,long,strict] [--policies fifo,sarathi,...] [--rates a,b,...]
+                                 [--seconds 12] [--json FILE]
 
-A server per policy runs on this machine, with one thread for the engine. Objectives are SCORPIO's six classes scaled to
-what one stream alone sees: a token's time I gives the TPOT objectives tight = 3 I and loose = 5 I, and TTFT objectives
-are scaled as tight is to SCORPIO's 30 ms. (1.5 I and 2.5 I, as for a GPU, leave no room here: I is mostly the part of a
-step that grows with every request.) Without `--rates` they are shares of what the fifo server does when it has more
-than enough to do. Every policy gets the same arrivals, prompts, lengths and classes, and each load is put on one policy
-after the other before the next, so that what else the machine does falls on all of them. Client and servers share the
-cores: see "late", by how much the client sent its requests too late. Needs the bench extra.
+A server per policy runs on this machine, with one thread for the engine. Loads, of which the objectives are scaled to
+what one stream alone sees: a token's time I stands for 10 ms, so that 30 ms, SCORPIO's tight TPOT, are 3 I. (1.5 I, as
+for a GPU, leave no room here: I is mostly the part of a step that grows with every request.)
+
+* `six`: SCORPIO's six classes in equal shares, the loose TPOT being 5 I.
+* `long`: nine tenths short prompts (0.5 s / 30 ms), a tenth of 1,000 to 1,800 tokens (10 s / 50 ms).
+* `strict`: 97% with 3 s / 100 ms, 3% with 0.5 s / 22 ms.
+
+Without `--rates` they are shares of what the fifo server does when it has more than enough to do of a load. Every
+policy gets the same arrivals, prompts, lengths and classes, and each load is put on one policy after the other before
+the next, so that what else the machine does falls on all of them. Client and servers share the cores: see "late", by
+how much the client sent its requests too late. Needs the bench extra.
 """
 
 import argparse
@@ -31,9 +37,20 @@ from roseinfer.bench.report import header, host, table, write_json
 from roseinfer.bench.slo_classes import read_classes
 
 POLICIES = ("fifo", "sarathi", "qoserve", "scorpio", "slack")
-# Of SCORPIO's classes for an 8B model: TTFT in ms, whether the TPOT is the tight one; its tight TPOT in ms.
-CLASSES = ((500, True), (2000, True), (3000, True), (500, False), (1000, False), (7500, False))
-SCORPIO_TIGHT_MS = 30.0
+TIGHT_MS, LOOSE_MS = 30.0, 50.0  # TPOT objectives of SCORPIO's classes for an 8B model; all others scale with them
+# Load -> share, TTFT and TPOT objectives in ms, and lengths of its own of each class.
+LOADS: Mapping[str, Sequence[tuple[float, float, float, Mapping[str, int]]]] = {
+    "six": (
+        (1, 500, TIGHT_MS, {}),
+        (1, 2000, TIGHT_MS, {}),
+        (1, 3000, TIGHT_MS, {}),
+        (1, 500, LOOSE_MS, {}),
+        (1, 1000, LOOSE_MS, {}),
+        (1, 7500, LOOSE_MS, {}),
+    ),
+    "long": ((9, 500, 30, {}), (1, 10_000, 50, {"in_min": 1000, "in_len": 1800})),
+    "strict": ((97, 3000, 100, {}), (3, 500, 22, {})),
+}
 SHARES = (0.6, 0.9, 1.2, 1.6)  # of the capacity
 PROMPTS, OUTPUTS, VOCAB = (32, 384), (16, 128), 2000
 CAPACITY_REQUESTS = 80
@@ -80,18 +97,26 @@ async def measure_alone(url: str, repeats: int = 5) -> Alone:
     )))  # fmt: skip
 
 
-async def measure_capacity(url: str) -> float:
-    """Requests a second, all of them there at once."""
-    outcomes = await put(load(url, num=CAPACITY_REQUESTS, seed=9100))
+async def measure_capacity(url: str, classes: str) -> float:
+    """Requests a second, all of them there at once and without a word of their objectives. `classes`: their file."""
+    config = load(url, num=CAPACITY_REQUESTS, seed=9100, slo_classes=classes, send_objectives=False)
+    outcomes = await put(config)
     return len(outcomes) / max(outcome.end_s for outcome in outcomes)
 
 
-def scaled_classes(tight_ms: float, loose_ms: float) -> list[dict[str, Any]]:
-    """As the JSON of `roseinfer bench serve --slo-classes` has them."""
-    scale = tight_ms / SCORPIO_TIGHT_MS
+def scaled_classes(name: str, tight_ms: float, loose_ms: float) -> list[dict[str, Any]]:
+    """Those of a load, as the JSON of `roseinfer bench serve --slo-classes` has them."""
+    scale = tight_ms / TIGHT_MS
+    loose = {LOOSE_MS: loose_ms} if name == "six" else {}
     return [
-        {"name": f"c{n}", "ttft": ttft_ms * scale / 1e3, "tpot": (tight_ms if tight else loose_ms) / 1e3}
-        for n, (ttft_ms, tight) in enumerate(CLASSES, 1)
+        {
+            "name": f"c{number}",
+            "share": share,
+            "ttft": ttft_ms * scale / 1e3,
+            "tpot": loose.get(tpot_ms, tpot_ms * scale) / 1e3,
+            **own,
+        }
+        for number, (share, ttft_ms, tpot_ms, own) in enumerate(LOADS[name], 1)
     ]
 
 
@@ -120,8 +145,6 @@ async def main(args: argparse.Namespace) -> dict[str, Any]:
         first = await stack.enter_async_context(server(args.model, [*base, "--scheduling-policy", "fifo"]))
         alone = await measure_alone(first)
         tight_ms, loose_ms = args.tight * alone.token_s * 1e3, args.loose * alone.token_s * 1e3
-        capacity = await measure_capacity(first)
-        rates = [float(rate) for rate in args.rates.split(",")] if args.rates else [s * capacity for s in SHARES]
         budget = sarathi_budget(alone, tight_ms)
         urls = {}
         for name, options in contenders(policies, budget).items():
@@ -129,15 +152,30 @@ async def main(args: argparse.Namespace) -> dict[str, Any]:
             urls[name] = await stack.enter_async_context(own)
         found: dict[str, Any] = {
             "alone_ms": {"token": 1e3 * alone.token_s, "longest_first": 1e3 * alone.longest_first_s},
-            "capacity_req_s": capacity,
             "sarathi_token_budget": budget,
-            "classes": scaled_classes(tight_ms, loose_ms),
+            "loads": {},
         }
-        print_setting(found)
-        points = await put_loads(urls, rates, found["classes"], args)
+        print_machine(found)
+        for name in args.loads.split(","):
+            classes = scaled_classes(name, tight_ms, loose_ms)
+            found["loads"][name] = await put_load(name, first, urls, classes, args)
         after = await measure_alone(first)
     print(f"alone, afterwards: a token every {1e3 * after.token_s:.2f} ms")
-    return {**found, "alone_afterwards_ms": 1e3 * after.token_s, "points": points}
+    return {**found, "alone_afterwards_ms": 1e3 * after.token_s}
+
+
+async def put_load(
+    name: str, first: str, urls: Mapping[str, str], classes: Sequence[Mapping[str, Any]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """One load at all its rates. `first`: the server that says how much it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "classes.json")
+        file.write_text(json.dumps(classes))
+        capacity = await measure_capacity(first, str(file))
+    rates = [float(rate) for rate in args.rates.split(",")] if args.rates else [s * capacity for s in SHARES]
+    found = {"classes": list(classes), "capacity_req_s": capacity}
+    print_load(name, found)
+    return {**found, "points": await put_loads(urls, rates, classes, args)}
 
 
 async def put_loads(
@@ -168,14 +206,17 @@ def poisson(rate: float, seconds: float, seed: int) -> dict[str, Any]:
 
 
 # --- what is printed --------------------------------------------------------------------------------------------
-def print_setting(found: Mapping[str, Any]) -> None:
+def print_machine(found: Mapping[str, Any]) -> None:
     alone = found["alone_ms"]
-    print(f"alone: a token every {alone['token']:.2f} ms, the longest prompt takes {alone['longest_first']:.1f} ms")
-    print(f"capacity: {found['capacity_req_s']:.2f} requests/s; sarathi's budget: {found['sarathi_token_budget']}")
+    print(
+        f"alone: a token every {alone['token']:.2f} ms, {PROMPTS[1]} prompt tokens take {alone['longest_first']:.1f} ms"
+    )
+    print(f"sarathi's budget: {found['sarathi_token_budget']}")
+
+
+def print_load(name: str, found: Mapping[str, Any]) -> None:
     limits = [f"{1e3 * c['ttft']:.0f}/{1e3 * c['tpot']:.1f}" for c in found["classes"]]
-    print(f"classes, TTFT/TPOT in ms: {', '.join(limits)}")
-    if min(c["ttft"] for c in found["classes"]) * 1e3 < alone["longest_first"]:
-        print("note: the tightest TTFT is shorter than the longest prompt takes alone")
+    print(f"{name}: {found['capacity_req_s']:.2f} requests/s are all it can do; TTFT/TPOT in ms: {', '.join(limits)}")
 
 
 def merged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -218,6 +259,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--loads", default="six", help=f"of {', '.join(LOADS)}, with commas")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--rates", help="requests a second, with commas; default: around the capacity")
     parser.add_argument("--seconds", type=float, default=12.0, help="for which requests of a load arrive")
@@ -226,13 +268,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tight", type=float, default=3.0, help="TPOT objective, in tokens' times of a stream alone")
     parser.add_argument("--loose", type=float, default=5.0)
     parser.add_argument("--json")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if unknown := set(args.loads.split(",")) - set(LOADS):
+        parser.error(f"unknown loads: {', '.join(sorted(unknown))}")
+    return args
 
 
 if __name__ == "__main__":
     given = parse()
     print(header("Latency objectives on the CPU", vars(given), host()), flush=True)
     result = asyncio.run(main(given))
-    print(table(merged(result["points"])))
+    for name, found in result["loads"].items():
+        print(f"{name}:")
+        print(table(merged(found["points"])))
     if given.json:
         write_json(given.json, result, vars(given), host())

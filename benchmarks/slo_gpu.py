@@ -3,8 +3,8 @@
     python -m benchmarks.slo_gpu --out DIR [--load six] [--policies slack,fifo] [--rates 15,25] [--repeat N]
     python -m benchmarks.slo_gpu --show slo-h200.json [--plot FILE.png]
 
-Each policy gets a server of its own, one after the other, and each rate its seconds of arrivals with prompts of its own;
-requests are in classes of objectives and say so. Every policy sees the same requests.
+Each policy gets a server of its own, one after the other, and each rate its seconds of arrivals with prompts of its
+own; requests are in classes of objectives and say so. Every policy sees the same requests.
 
 `--load six`, the default: SCORPIO's six classes, 20 s at each rate. `--load long`: a tenth of the prompts has 8,000 to
 30,000 tokens, 120 s at half of the capacity.

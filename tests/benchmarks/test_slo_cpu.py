@@ -9,9 +9,35 @@ from tests.bench.slo_stub import stub
 
 
 def test_objectives_are_the_papers_scaled_to_the_machine():
-    classes = slo_cpu.scaled_classes(6.0, 10.0)
+    classes = slo_cpu.scaled_classes("six", 6.0, 10.0)
     assert [entry["tpot"] for entry in classes] == [0.006] * 3 + [0.01] * 3
     assert [entry["ttft"] for entry in classes] == pytest.approx([0.1, 0.4, 0.6, 0.1, 0.2, 1.5])
+
+
+def test_other_loads_scale_in_the_same_way():
+    short, long = slo_cpu.scaled_classes("long", 6.0, 10.0)
+    assert (short["share"], short["ttft"], short["tpot"]) == (9, pytest.approx(0.1), pytest.approx(0.006))
+    assert (long["ttft"], long["tpot"]) == (pytest.approx(2.0), pytest.approx(0.01))
+    assert (long["in_min"], long["in_len"]) == (1000, 1800) and "in_len" not in short
+    loose, strict = slo_cpu.scaled_classes("strict", 6.0, 10.0)
+    assert (loose["tpot"], strict["tpot"]) == (pytest.approx(0.02), pytest.approx(0.0044))
+
+
+def test_loads_that_are_none():
+    assert slo_cpu.parse(["--loads", "six,strict"]).loads == "six,strict"
+    with pytest.raises(SystemExit):
+        slo_cpu.parse(["--loads", "night"])
+
+
+def test_a_load_has_its_own_capacity_and_rates():
+    args = slo_cpu.parse(["--seconds", "0.1", "--loads", "long", "--rates", "200"])
+    classes = slo_cpu.scaled_classes("long", 6000.0, 9000.0)
+    with stub() as (url, asked):
+        found = asyncio.run(slo_cpu.put_load("long", url, {"fifo": url}, classes, args))
+    lengths = [len(body["prompt"]) for body, _ in asked]
+    assert any(length >= 1000 for length in lengths) and sum(length <= 384 for length in lengths) > 80
+    assert not any("slo" in body for body, _ in asked[: slo_cpu.CAPACITY_REQUESTS])
+    assert found["capacity_req_s"] > 0 and [point["rate"] for point in found["points"]] == [200.0]
 
 
 def test_sarathi_gets_as_many_tokens_as_last_a_tight_objective():
