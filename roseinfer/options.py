@@ -196,7 +196,7 @@ class OptionSet:
         """An error message that names options by their flags instead of their fields."""
         for name, option in self.options.items():
             anywhere = "" if "_" in name else "^"
-            message = re.sub(rf"{anywhere}(?<![-\w]){name}\b", option.flag, message)
+            message = re.sub(rf"{anywhere}(?<![-.\w]){name}\b", option.flag, message)
         return message
 
     def _add_positional(self, name: str, args: argparse.Namespace, given: dict[str, Any]) -> None:

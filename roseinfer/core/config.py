@@ -68,8 +68,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
-        if self.block_size & (self.block_size - 1) or self.block_size > 256:
-            raise ConfigError(f"block_size must be a power of two up to 256, got {self.block_size}")
+        check_block_size(self.block_size)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be within (0, 1], got {self.gpu_memory_utilization}")
 
@@ -217,6 +216,12 @@ def check_choices(config: Any) -> None:
             continue
         if getattr(config, f.name) not in allowed:
             raise ConfigError(f"{f.name} must be one of {', '.join(allowed)}, got {getattr(config, f.name)!r}")
+
+
+def check_block_size(size: int) -> None:
+    """Raise `ConfigError` for KV blocks of a size that the kernels do not take."""
+    if size & (size - 1) or size > 256:
+        raise ConfigError(f"block_size must be a power of two up to 256, got {size}")
 
 
 def check_positive(config: Any, *names: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from roseinfer.core.config import check_positive, option
+from roseinfer.core.config import check_block_size, check_positive, option
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import read_cost
@@ -173,6 +173,7 @@ class CostConfig:
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0: time would stand still")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size")
+        check_block_size(self.block_size)
 
     @property
     def params(self) -> CostParams:

@@ -208,7 +208,7 @@ def _add(core: EngineCore, outputs: ExpectedRunner, arrival: Arrival, name: str,
     params = SamplingParams(max_tokens=max(context - prompt_len, arrival.output_len))
     meta = RequestMeta(
         arrival_s=arrival.at_s,
-        slo=None if arrival.slo is None or arrival.slo.empty else arrival.slo,  # a class may promise nothing
+        slo=arrival.slo,
         tenant=arrival.tenant,
         predicted_len=arrival.predicted_len,
         hinted=arrival.hinted,

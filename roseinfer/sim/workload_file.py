@@ -211,6 +211,9 @@ def _cost_config(table: Table, given: Mapping[str, Any], cost_file: str | None) 
     try:
         return CostConfig(**{**given, "cost": cost_file})
     except ConfigError as error:
+        name, _, why = str(error).partition(" ")
+        if name in given and why.startswith("must"):
+            table.fail(name, why)
         table.fail("", str(error))
 
 

@@ -185,7 +185,13 @@ PROMPTS = 'prompts = { law = "uniform", low = 3, high = 9 }'
         ("\n[classes.a]", "[machine]\nspeed = 2\n[classes.a]", "machine.speed: is unknown; there are .*setup, cost"),
         ("\n[classes.a]", "[machine]\nsetup = 'x'\n[classes.a]", "machine.setup: must be one of scorpio-8b, got 'x'"),
         ("\n[classes.a]", "[machine]\nsetup = 'scorpio-8b'\nrow_us = 1\n[classes.a]", "machine.row_us: the setup says"),
-        ("\n[classes.a]", "[machine]\nnoise = -1\n[classes.a]", "machine: noise must not be negative"),
+        ("\n[classes.a]", "[machine]\nnoise = -1\n[classes.a]", "machine.noise: must not be negative"),
+        ("\n[classes.a]", "[machine]\nblock_size = 24\n[classes.a]", "machine.block_size: must be a power of two"),
+        (
+            "\n[classes.a]",
+            "[machine]\nstep_ms = 0\ntoken_us = 0\n[classes.a]",
+            "machine: step_ms and token_us must",
+        ),
         ("\n[classes.a]", "[machine]\nnoise = 'a'\n[classes.a]", "machine.noise: must be a number, got 'a'"),
         ("\n[classes.a]", "[machine]\nblock_size = 1.5\n[classes.a]", "machine.block_size: must be a number, got 1.5"),
         ("\n[classes.a]", "[machine]\nstalls = { every_s = 1, lasts_s = 2 }\n[classes.a]", "lasts_s: must be below"),
@@ -264,6 +270,12 @@ def test_a_prefix_that_requests_share_is_computed_once(tmp_path: Path) -> None:
         assert cli.main(["simulate", *flags, "--scheduling-policy", "fifo", "--json", str(out)]) == 0
         kept[name] = json.loads(out.read_text())["points"][0]["adherence"]
     assert kept["own"] == 0 and kept["shared"] >= 0.95
+
+
+def test_errors_name_keys_as_the_file_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "load.toml").write_text(SMALL + "[machine]\nblock_size = 24\n")
+    assert cli.main(["simulate", "--workload", str(tmp_path / "load.toml"), "--rates", "1"]) != 0
+    assert "load.toml: machine.block_size: must be a power of two up to 256, got 24" in capsys.readouterr().err
 
 
 def test_another_value_of_the_option_is_refused() -> None:
