@@ -83,12 +83,16 @@ def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, An
 
 
 def mean_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, member by member and item by item; None where a run has none."""
+    """Means over seeds, member by member and item by item; None where a run has none. A table that only some runs have,
+    as that of a small class, is the mean of these.
+    """
     merged: dict[str, Any] = {}
-    for name, first in runs[0].items():
+    for name in dict.fromkeys(name for run in runs for name in run):
         values = [run.get(name) for run in runs]
-        if isinstance(first, Mapping):
-            merged[name] = mean_of([value for value in values if value is not None])
+        tables = [value for value in values if isinstance(value, Mapping)]
+        first = values[0]
+        if tables:
+            merged[name] = mean_of(tables)
         elif any(value is None for value in values):
             merged[name] = None
         elif isinstance(first, list):

@@ -143,6 +143,14 @@ def test_means_over_seeds_go_member_by_member() -> None:
     assert mean_of(runs) == {"a": 1.5, "b": {"c": 3.0}, "d": [2.0, 4.0], "e": None}
 
 
+def test_means_of_what_only_some_runs_have() -> None:
+    runs = [
+        {"classes": {"a": {"x": 1.0}}, "free": None},
+        {"classes": {"a": {"x": 3.0}, "b": {"x": 5.0}}, "free": {"y": 2}},
+    ]
+    assert mean_of(runs) == {"classes": {"a": {"x": 2.0}, "b": {"x": 5.0}}, "free": {"y": 2.0}}
+
+
 def test_percentiles_and_fairness() -> None:
     assert percentiles([1.0, 2.0, 3.0], 1.0) == {"p50": 2.0, "p95": pytest.approx(2.9), "p99": pytest.approx(2.98)}
     assert percentiles([]) == {"p50": None, "p95": None, "p99": None}
