@@ -25,8 +25,8 @@ class LengthOptions:
 
     length_estimator: str = option(
         "classifier",
-        "output lengths: classifier = predictions that come with requests, else as ecdf; ecdf = from those that have "
-        "ended; oracle = predictions are true",
+        "output lengths: classifier = predictions that come with requests, for what they proved worth, else as ecdf; "
+        "ecdf = from those that have ended; oracle = predictions are true",
         choices=LENGTH_ESTIMATORS,
     )
 

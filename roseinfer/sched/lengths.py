@@ -5,11 +5,17 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from roseinfer.core.request import Request
+from roseinfer.core.request import Request, Status
+from roseinfer.sched.predictions import Pair, Record, Records, middle_of
 
 SIZE = 4000
 _START = [16 + round(i * (1023 - 16) / 31) for i in range(32)]
 MIN_LEFT = 8.0
+_FEW = 2  # requests like one, of which two are only believed in
+_UNKNOWN = 0.5  # requests, among those like it, of which a prediction said nothing
+_LARGEST = 16  # times `max_tokens`
+_STALE = 1 / 16  # of a record: how many end between two looks at those that run
+_LEAST_TIDY = 64
 
 
 class LengthEstimator(Protocol):
@@ -46,6 +52,10 @@ class EcdfLengths:
         if found is None:
             found = self._left[outputs] = self._conditional(outputs)
         return max(1.0, min(found, request.params.max_tokens - outputs))
+
+    def share_above(self, outputs: int) -> float:
+        """Of the requests: how many have longer outputs; never nobody."""
+        return (len(self._table) - bisect_right(self._table, outputs) + 1) / (len(self._table) + 1)
 
     def finished(self, request: Request, outputs: int) -> None:
         if len(self._table) >= SIZE:
@@ -86,17 +96,19 @@ class OracleLengths:
         """Nothing to learn."""
 
 
-class PredictedLengths:
-    """Predictions that come with requests; those without one are estimated as `otherwise` does.
+class CalibratedLengths:
+    """Predictions that come with requests, as far as those of the same source proved right (`sched/predictions.py`);
+    requests without one are estimated as `otherwise` does. In all it is no less than `min_tokens`.
 
-    What is left: prediction - outputs, at least 15% of the outputs and 8 tokens; never beyond `max_tokens`. In all it
-    is no less than `min_tokens`.
-
-    A request that nothing but `max_tokens` can end needs no prediction.
+    A request that nothing but `max_tokens` can end needs no prediction, and says nothing of others.
     """
 
-    def __init__(self, otherwise: LengthEstimator) -> None:
+    def __init__(self, otherwise: EcdfLengths) -> None:
         self._otherwise = otherwise
+        self._records = Records()
+        self._live: dict[str, Request] = {}  # those that were asked for, and may have ended otherwise
+        self._tidy_at = _LEAST_TIDY
+        self._ended = 0
 
     def total(self, request: Request) -> float:
         most = max(1, request.params.max_tokens)
@@ -104,7 +116,8 @@ class PredictedLengths:
             return float(most)
         if request.predicted_len is None:
             return self._otherwise.total(request)
-        return float(max(1, request.params.min_tokens, min(request.predicted_len, most)))
+        self._watch(request)
+        return max(1.0, request.params.min_tokens, min(self._record(request).expected(said(request)), most))
 
     def left(self, request: Request, outputs: int) -> float:
         params = request.params
@@ -113,10 +126,62 @@ class PredictedLengths:
             return float(most)
         if request.predicted_len is None:
             return self._otherwise.left(request, outputs)
-        return float(min(max(request.predicted_len - outputs, 0.15 * outputs, MIN_LEFT), most))
+        return float(min(max(self._beyond(request, outputs), MIN_LEFT), most))
 
     def finished(self, request: Request, outputs: int) -> None:
+        self._live.pop(request.request_id, None)
+        if runs_to_its_limit(request):
+            return
         self._otherwise.finished(request, outputs)
+        if request.predicted_len is None:
+            return
+        actual = float(outputs)
+        if outputs >= request.params.max_tokens:
+            if outputs < self._record(request).expected(said(request)):
+                return  # cut off where it was expected to go on: nothing new
+            actual += self._beyond(request, outputs)
+        self._records.add(request.hinted, request.tenant, said(request), actual)
+        self._ended += 1
+        if self._ended > _STALE * len(self._record(request)):
+            self._ended = 0
+            self._see_running()
+
+    def known(self, request: Request) -> bool:
+        """Whether enough requests of its source have ended to tell what its prediction is worth."""
+        return self._records.known(request.hinted, request.tenant)
+
+    def _record(self, request: Request) -> Record:
+        return self._records.of(request.hinted, request.tenant)
+
+    def _beyond(self, request: Request, outputs: int) -> float:
+        """As of those like it that got so far; if these are few, it may also be one of which nothing was known."""
+        length, residuals = self._record(request).residuals(said(request))
+        first = bisect_right(residuals, outputs - length)
+        count = len(residuals) - first
+        longer = length + middle_of(residuals, first) - outputs if count else 0.0
+        if count > _FEW:
+            return longer
+        unknown = _UNKNOWN * self._otherwise.share_above(outputs)
+        return (count * longer + unknown * self._otherwise.left(request, outputs)) / (count + unknown)
+
+    def _watch(self, request: Request) -> None:
+        self._live[request.request_id] = request
+        if len(self._live) > self._tidy_at:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self._live = {name: one for name, one in self._live.items() if one.status is not Status.FINISHED}
+        self._tidy_at = 2 * len(self._live) + _LEAST_TIDY
+
+    def _see_running(self) -> None:
+        self._tidy()
+        running = [one for one in self._live.values() if one.num_outputs]
+        self._records.see_running([(one.hinted, one.tenant, Pair(said(one), one.num_outputs)) for one in running])
+
+
+def said(request: Request) -> float:
+    """What was predicted, at least 1, and not so much that one request would outweigh all others."""
+    return float(max(1, min(request.predicted_len or 1, _LARGEST * max(1, request.params.max_tokens))))
 
 
 def runs_to_its_limit(request: Request) -> bool:
@@ -126,7 +191,7 @@ def runs_to_its_limit(request: Request) -> bool:
 
 
 _KINDS: dict[str, Callable[[], LengthEstimator]] = {
-    "classifier": lambda: PredictedLengths(EcdfLengths()),
+    "classifier": lambda: CalibratedLengths(EcdfLengths()),
     "ecdf": EcdfLengths,
     "oracle": OracleLengths,
 }
@@ -137,7 +202,7 @@ def make_lengths(kind: str) -> LengthEstimator:
     """The estimator that the option `length_estimator` names.
 
     `classifier` takes the predictions that requests bring (`roseinfer.predictor` makes them, where requests are
-    received), and the table of `ecdf` for requests without one.
+    received) for what they proved worth, and the table of `ecdf` for requests without one.
     """
     return _KINDS[kind]()
 

@@ -10,7 +10,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths import EcdfLengths, OracleLengths, PredictedLengths
+from roseinfer.sched.lengths import CalibratedLengths, EcdfLengths, OracleLengths
 from roseinfer.sched.registry import contenders, entry_of, option_names, scheduler_config, users_of
 from roseinfer.sim.machine import Machine
 from roseinfer.sim.report import mean_of, summarise
@@ -170,7 +170,7 @@ def simulate_as(
     """One run of a policy with these options that knows so much of `lengths`: "predictor", "oracle" or "none"."""
     config = scheduler_config(**options)
     told = [_told(arrival, lengths) for arrival in arrivals]
-    known = OracleLengths() if lengths == "oracle" else PredictedLengths(EcdfLengths(seed))
+    known = OracleLengths() if lengths == "oracle" else CalibratedLengths(EcdfLengths(seed))
     estimates = Estimates(cost=CostModel(machine.belief), lengths=known)
     return simulate(told, config, machine, estimates=estimates, seed=seed)
 

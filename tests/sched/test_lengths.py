@@ -7,7 +7,7 @@ import pytest
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.sched.lengths import LENGTH_ESTIMATORS, SIZE, EcdfLengths, OracleLengths, PredictedLengths, make_lengths
+from roseinfer.sched.lengths import LENGTH_ESTIMATORS, SIZE, CalibratedLengths, EcdfLengths, OracleLengths, make_lengths
 from roseinfer.sched.policies.slack.policy import SlackPolicy
 from roseinfer.sched.registry import make_policy, scheduler_config
 
@@ -23,17 +23,16 @@ def test_the_oracle_knows() -> None:
     assert OracleLengths().total(request(2**31, max_tokens=50)) == 50, "what a client says cannot stop the others"
 
 
-def test_a_prediction_counts_down_and_then_leaves_a_share() -> None:
-    lengths = PredictedLengths(EcdfLengths())
+def test_a_prediction_counts_down_and_what_outlives_it_may_be_anything() -> None:
+    lengths = CalibratedLengths(EcdfLengths())
     assert lengths.total(request(300)) == 300
     assert lengths.left(request(300), 100) == 200
-    assert lengths.left(request(300), 400) == pytest.approx(60), "15% of what there is"
-    assert lengths.left(request(300), 299) == pytest.approx(0.15 * 299)
-    assert lengths.left(request(10), 20) == 8
+    assert lengths.left(request(300), 299) == 8
+    assert lengths.left(request(300), 700) == pytest.approx(EcdfLengths().left(request(), 700)), "nothing is known"
 
 
 def test_a_request_that_only_its_limit_ends_needs_no_prediction() -> None:
-    lengths = PredictedLengths(EcdfLengths())
+    lengths = CalibratedLengths(EcdfLengths())
     for stop, total in (((), 700.0), (("end",), 300.0)):
         params = SamplingParams(max_tokens=700, ignore_eos=True, stop=stop)
         fixed = Request("a", [1], params, RequestMeta(predicted_len=300))
@@ -43,7 +42,7 @@ def test_a_request_that_only_its_limit_ends_needs_no_prediction() -> None:
 
 
 def test_no_estimate_goes_beyond_max_tokens() -> None:
-    lengths = PredictedLengths(EcdfLengths())
+    lengths = CalibratedLengths(EcdfLengths())
     assert lengths.total(request(300, max_tokens=40)) == 40
     assert lengths.left(request(300, max_tokens=40), 39) == 1
     assert lengths.total(request(max_tokens=40)) == 40
@@ -85,7 +84,7 @@ def test_the_table_is_bounded() -> None:
 def test_the_kinds_differ_in_what_they_make_of_a_prediction() -> None:
     known = {kind: make_lengths(kind) for kind in LENGTH_ESTIMATORS}
     assert known["oracle"].total(request(70)) == known["classifier"].total(request(70)) == 70
-    assert known["oracle"].left(request(70), 69) == 1 and known["classifier"].left(request(70), 69) > 8
+    assert known["oracle"].left(request(70), 69) == 1 and known["classifier"].left(request(70), 69) == 8
     assert known["ecdf"].total(request(70)) == known["ecdf"].total(request()) == known["classifier"].total(request())
 
 

@@ -9,7 +9,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths import OracleLengths, PredictedLengths
+from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.qoserve import LONGEST_CHUNK, QoServePolicy
 from roseinfer.sched.policies.scorpio import ScorpioPolicy
 from roseinfer.sched.registry import options_of, scheduler_config
@@ -26,7 +26,7 @@ COST = CostParams(step_s=0.010, token_s=1e-3, pair_s=0.0, row_s=0.0, context_s=0
 
 def state(kind: type[QoServePolicy] | type[ScorpioPolicy], cost: CostParams = COST, budget: int = 2048) -> State:
     config = scheduler_config(scheduling_policy="qoserve" if kind is QoServePolicy else "scorpio")
-    known = Estimates(CostModel(cost, fit=False), PredictedLengths(OracleLengths()))
+    known = Estimates(CostModel(cost, fit=False), OracleLengths())
     return State(kind(config, options_of(config), known), budget=budget)
 
 
@@ -131,7 +131,7 @@ def test_they_keep_more_deadlines_than_fifo_beside_long_prompts(policy: str) -> 
     arrivals = Workload(classes, 12.0, hints=Noisy(195.0)).requests(120, 0)
     kept = {}
     for name in (policy, "fifo"):
-        known = Estimates(CostModel(machine.cost), PredictedLengths(OracleLengths()))
+        known = Estimates(CostModel(machine.cost), OracleLengths())
         options = {"scorpio_mixed": True} if name == "scorpio" else {}
         lives = simulate(arrivals, scheduler_config(scheduling_policy=name, **options), machine, estimates=known)
         kept[name] = sum(life.good for life in lives.lifetimes) / 120
