@@ -9,8 +9,7 @@ from operator import mul
 from roseinfer.sim.demands import Demand
 
 _GOLDEN = (sqrt(5) - 1) / 2
-_GAP = 0.05
-_PATIENCE = 6
+_GAP, _PATIENCE, _KEPT = 0.2, 15, 0.6
 Grad = list[float]
 
 
@@ -198,7 +197,7 @@ class Windows:
         return min((at_a, prices(a), lift), (at_b, prices(b), lift))
 
     def _descend(self, prices: list[float], lift: float, best: float, rounds: int) -> float:
-        """Subgradient steps of Polyak's length towards a target below the best so far, with half of the step before.
+        """Subgradient steps of Polyak's length towards a target below the best so far, with some of the step before.
 
         Where the target is not approached it is halfway nearer the next time, from the best prices on.
         """
@@ -213,7 +212,7 @@ class Windows:
                 gap, since, prices, pull = gap / 2, 0, kept, [0.0] * self._count
                 continue
             grad = [g if p > 0.0 or g < 0.0 else 0.0 for g, p in zip(grad, prices, strict=True)]
-            pull = [0.5 * before + g for before, g in zip(pull, grad, strict=True)]
+            pull = [_KEPT * before + g for before, g in zip(pull, grad, strict=True)]
             size = sum(map(mul, pull, pull))
             if not size:
                 break
