@@ -36,7 +36,8 @@ that for as long as there is time: it is for loads that are always there, as of 
 **Duality.** For any prices of work, p >= 0 a second in each window, and any ratios r_k >= 1 of the prices of decoding
 at level k, the sum of what the time is worth (of each window, at the level at which it is worth most) and of what
 requests are worth beyond the price of their work is no less than the maximum. So there is no solver: prices are
-improved by subgradient steps for a bounded number of rounds, and each gives a bound.
+improved by subgradient steps for a bounded number of rounds, and each gives a bound: of ten small loads in the tests,
+half within 1 point of the exact maximum, the worst 6 above it.
 """
 
 from bisect import bisect_left
@@ -211,7 +212,10 @@ def blind_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = 
     whose they are. A request is started, and dropped once its output is longer than K: it is good with the probability
     P(O <= K) and takes the work of min(O, K) tokens, in the mean. K is the best for each request, for the prices of the
     time in which a request of its true length would run. Without `stops` nobody is dropped who has begun: K is the
-    longest. Raises `ValueError` if no request has objectives.
+    longest.
+
+    Unlike `fluid_bound` it is an estimate: it assumes that tries which fail do their work at the same prices as those
+    that succeed, and a single run may have luckier lengths. Raises `ValueError` if no request has objectives.
     """
     wanted = promised(arrivals)
     outputs: dict[str, list[int]] = defaultdict(list)
