@@ -76,7 +76,7 @@ class Record:
         self._newest: deque[Pair] = deque()
         self._sorted: list[Pair] = []
         self._ended = Moments()
-        self._running: Sequence[Pair] = ()
+        self._outlived = Moments()
         self._tables: dict[int, tuple[int, float, list[float]]] = {}  # bucket -> as of, shift, residuals
         self._centre = self._mean = self._spread = 0.0
         self._short = 0.0  # how much shorter than expected those that have ended are
@@ -101,10 +101,13 @@ class Record:
             self._ended = Moments((pair, 1.0) for pair in self._newest)
         self._fit()
 
-    def see_running(self, running: Sequence[Pair]) -> None:
-        """All requests of this source that run: what was predicted, and how many tokens they have so far."""
-        self._running = running
-        self._fit()
+    def see_running(self, running: Iterable[Pair]) -> None:
+        """All requests of this source that run: what was predicted, and how many tokens they have so far. They count
+        until they are seen again, ended or not.
+        """
+        if self._sorted:
+            self._outlived = Moments(self._stand_for(running))
+            self._fit()
 
     def expected(self, predicted: float) -> float:
         """Output tokens."""
@@ -121,9 +124,7 @@ class Record:
         return self._mean + self._slope * (predicted - self._centre)
 
     def _fit(self) -> None:
-        if not self._sorted:
-            return
-        sums = self._ended.with_at_most_as_many(Moments(self._outlived()))
+        sums = self._ended.with_at_most_as_many(self._outlived)
         count = sums.w * sums.w / sums.ww if sums.ww > 0 else 1.0
         centre, mean = sums.x / sums.w, sums.y / sums.w
         sxx = count * max(0.0, sums.xx / sums.w - centre * centre)
@@ -142,9 +143,9 @@ class Record:
         self._spread = sqrt(variance)
         self._short = sum([self._line(said) - actual for said, actual in self._sorted]) / len(self._sorted)
 
-    def _outlived(self) -> Iterable[tuple[Pair, float]]:
+    def _stand_for(self, running: Iterable[Pair]) -> Iterable[tuple[Pair, float]]:
         """What requests that run stand for, with shares: in the mean as if they and those like them had all ended."""
-        for predicted, so_far in self._running:
+        for predicted, so_far in running:
             mean = max(1.0, self._line(predicted))
             spread = max(self._spread * sqrt(mean / max(1.0, self._mean)), 0.01 * mean)
             length, share = censored(so_far, mean, spread)

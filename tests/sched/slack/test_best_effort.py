@@ -45,10 +45,12 @@ def test_one_seat_in_a_second_is_theirs_though_others_wait_for_all_of_them() -> 
 
 
 def test_kv_blocks_are_kept_for_the_one_whose_turn_it_is() -> None:
-    """A prompt of a quarter of the cache: those that came free went to the next short one, at once."""
+    """A prompt of a quarter of the cache: those that came free went to the next short one, at once. Until so many have
+    come free takes 1 to 4 s, by which outputs happen to run.
+    """
     others = [Arrival(2.0, [2] * 1200, 20, None, 20), Arrival(12.0, [2] * 1200, 20, None, 20)]
     found = beside(queue(400, 12.0, Slo(5.0, 0.2)), others, seats=256, blocks=300)
-    assert all(life.ttft_s < AGEING_S + 3.0 for life in found), [life.ttft_s for life in found]
+    assert all(life.ttft_s < AGEING_S + 5.0 for life in found), [life.ttft_s for life in found]
 
 
 def test_a_prompt_gets_tokens_though_decoding_takes_the_whole_step() -> None:
