@@ -1,6 +1,6 @@
 """What a policy with objectives remembers of each request, by the stage it is in, and when tokens are due."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from roseinfer.core.events import Admitted, Ended, Event, Queued
@@ -14,7 +14,8 @@ class Track:
     """One request. `ttft_s`, `tpot_s`: its objectives, inf where it has none. `due_s`: when its first token is due.
 
     `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
-    pace * outputs`. The other fields belong to the policy.
+    pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request. The
+    other fields belong to the policy.
     """
 
     __slots__ = (
@@ -22,13 +23,15 @@ class Track:
         "credit",
         "doomed",
         "due_s",
+        "end_s",
         "entry",
-        "first_s",
         "idle_s",
         "idle_step",
         "key",
         "length",
         "pace_s",
+        "paced_s",
+        "paced_tokens",
         "request",
         "tokens",
         "tpot_s",
@@ -44,9 +47,10 @@ class Track:
         self.ttft_s = _sane(slo.ttft_s if slo else None)
         self.tpot_s = _sane(slo.tpot_s if slo else None)
         self.due_s = request.arrival_s + self.ttft_s
+        self.end_s = request.arrival_s + _sane(slo.e2e_s if slo else None)
         self.anchor_s = inf
-        self.first_s = 0.0
-        self.pace_s = 0.0
+        self.pace_s = self.paced_s = 0.0
+        self.paced_tokens = 0
         self.credit = 0.0
         self.doomed = False
         self.idle_s = 0.0
@@ -58,21 +62,13 @@ class Track:
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_len
 
-    def bound_whole(self) -> None:
-        """Split an objective for the whole request into one for the first token and one for those behind it."""
-        slo = self.request.slo
-        if slo is None or slo.e2e_s is None:
-            return
-        e2e_s = _sane(slo.e2e_s)
-        self.ttft_s = _sane(min(self.ttft_s, e2e_s / 4))
-        self.due_s = self.request.arrival_s + self.ttft_s
-        self.tpot_s = _sane(min(self.tpot_s, (e2e_s - self.ttft_s) / max(1.0, self.length)))
-
-    def set_pace(self, margin: float, first_token_s: float) -> None:
-        """Bring its token deadlines forward by a share `margin` of the objective."""
-        self.first_s = first_token_s
+    def set_pace(self, margin: float, from_s: float, from_tokens: int) -> None:
+        """From a time on, at which it had so many tokens, bring its token deadlines forward by a share `margin` of the
+        objective.
+        """
+        self.paced_s, self.paced_tokens = from_s, from_tokens
         self.pace_s = self.tpot_s * (1 - margin)
-        self.anchor_s = first_token_s - self.request.prompt_len * self.pace_s
+        self.anchor_s = from_s - from_tokens * self.pace_s
 
 
 class Ledger:
@@ -129,6 +125,8 @@ def is_filled(request: Request) -> bool:
 class Batch:
     """Decoding requests that have a TPOT objective, as columns: when is each one's next token due?
 
+    `margin_of(tpot_s)`: the share of that objective by which token deadlines are brought forward.
+
     The columns are of equal length and in no particular order; adding and removing cost O(1).
 
     `due` is `anchor + pace * tokens`, which is linear in what a step changes, so a step's due times are one pass.
@@ -136,9 +134,9 @@ class Batch:
     together; `context_per_s`: the context tokens that have to be read for it, at the expected mean length of each.
     """
 
-    def __init__(self, margin: float) -> None:
+    def __init__(self, margin_of: Callable[[float], float]) -> None:
         self.tracks: list[Track] = []
-        self.margin = margin
+        self._margin_of = margin_of
         self.smallest_s = inf
         self.tokens_per_s = self.context_per_s = 0.0
         self._tokens: list[Sequence[int]] = []
@@ -153,13 +151,15 @@ class Batch:
     def __contains__(self, track: Track) -> bool:
         return track.request.request_id in self._slots
 
-    def add(self, track: Track, first_token_s: float) -> None:
+    def add(self, track: Track, from_s: float, from_tokens: int | None = None) -> None:
+        """`from_s`: when its first token came, or when it had `from_tokens`; its deadlines count from then on."""
         self._slots[track.request.request_id] = len(self.tracks)
         self._objectives[track.tpot_s] = self._objectives.get(track.tpot_s, 0) + 1
         self.smallest_s = min(self.smallest_s, track.tpot_s)
         self.tokens_per_s += 1 / track.tpot_s
         self.context_per_s += mean_context(track) / track.tpot_s
-        track.set_pace(self.margin, first_token_s)
+        tokens = track.request.prompt_len if from_tokens is None else from_tokens
+        track.set_pace(self._margin_of(track.tpot_s), from_s, tokens)
         self.tracks.append(track)
         self._tokens.append(track.tokens)
         self._anchors.append(track.anchor_s)
@@ -189,13 +189,13 @@ class Batch:
     def anchor(self, track: Track, first_token_s: float) -> None:
         """The first token was seen at another time than assumed."""
         slot = self._slots[track.request.request_id]
-        track.set_pace(self.margin, first_token_s)
+        track.set_pace(self._margin_of(track.tpot_s), first_token_s, track.request.prompt_len)
         self._anchors[slot], self._paces[slot] = track.anchor_s, track.pace_s
 
-    def set_margin(self, margin: float) -> None:
-        self.margin = margin
+    def follow_margins(self) -> None:
+        """Bring token deadlines forward by the margins of now."""
         for track in self.tracks:
-            track.set_pace(margin, track.first_s)
+            track.set_pace(self._margin_of(track.tpot_s), track.paced_s, track.paced_tokens)
         self._anchors = [track.anchor_s for track in self.tracks]
         self._paces = [track.pace_s for track in self.tracks]
 

@@ -106,7 +106,7 @@ def test_who_has_no_token_deadline_leaves_a_step_unlimited() -> None:
 
 def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
     rng = random.Random(0)
-    batch, inside = Batch(0.02), []
+    batch, inside = Batch(lambda tpot_s: 0.02), []
     for number in range(2000):
         if inside and rng.random() < (0.45 if number < 1500 else 1.0):
             batch.remove(inside.pop(rng.randrange(len(inside))))

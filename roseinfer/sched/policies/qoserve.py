@@ -43,7 +43,7 @@ class QoServePolicy:
         self._lengths = known.lengths
         self._ledger = Ledger()
         self._paced: dict[str, float] = {}  # request -> tokens behind which its pace to the deadline is set anew
-        self._batch = Batch(MARGIN)
+        self._batch = Batch(lambda tpot_s: MARGIN)
         self._unseen: list[Track] = []  # decode, and their first token is still on its way
         self._seats = config.max_running
         self._budget_s = inf

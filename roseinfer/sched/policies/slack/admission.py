@@ -1,5 +1,6 @@
 """Who of the waiting starts under the slack policy, who waits, and who is turned away."""
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from math import inf
 
@@ -24,7 +25,6 @@ class SlackAdmission:
         self._params = state.cost.params
         self._view = view
         self._now_s = now_s
-        self._keep = 1 - state.margin.value
         self._kept: list[Track] = []  # cannot start yet, but what they need is not given to others
 
     def run(self, slacks: Sequence[float], context: Sequence[int]) -> None:
@@ -37,17 +37,20 @@ class SlackAdmission:
             self._reject(track, "ttft", state.prefill_s(len(track.tokens)))
         if not state.ledger.waiting:
             return
-        self._context = context
+        self._context, self._slacks = context, slacks
         self._seats = min(view.free_seats, state.seats - len(view.running))
         self._blocks = view.free_blocks
         self._smallest_s = min([track.tpot_s for track in state.ledger.filling.values()], default=inf)
         if len(state.batch):
             self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
-        if state.price.update(self._now_s, self._keep - self._overhead(self._smallest_s)):
-            state.backlog.sort_by_price(state.price.limit_s)
+        self._keep = 1 - state.margins.of(self._smallest_s) if self._smallest_s < inf else 1.0
+        if state.price.update(self._now_s, self._keep, self._params.step_s):
+            state.backlog.sort_by_price(state.worth)
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
         self._demand, self._growth = state.demand, state.growth
-        self._rate = self._prefill_rate()
+        self._line = sorted(
+            [(t.due_s, state.to_fill_s(t)) for t in state.ledger.filling.values() if t.request.slo is not None]
+        )
         self._start_aged()
         self._walk(state.backlog.affordable, 1.0)
         self._walk(state.backlog.parked, self._tuning.roomy)
@@ -62,21 +65,27 @@ class SlackAdmission:
         """Share of the time that steps cost whatever they hold, if the smallest objective sets their pace."""
         return min(0.9, self._params.step_s / smallest_s)
 
-    def _prefill_rate(self) -> float:
-        """Prompt tokens a second that the running requests leave room for."""
-        batch, p = self._state.batch, self._params
-        if not len(batch):
-            return 1 / (p.token_s + p.step_s / self._view.token_budget)
-        busy = sum([(p.row_s + p.context_s * n) / t.tpot_s for t, n in zip(batch.tracks, self._context, strict=True)])
-        return max(self._keep - self._overhead(batch.smallest_s) - busy, LEAST_PREFILL_SHARE) / p.token_s
+    def _prefill_time(self, seconds: float) -> float:
+        """Of the next `seconds`, those that are there for prompts."""
+        if seconds <= 0:
+            return 0.0
+        if self._smallest_s == inf:
+            p = self._params
+            full_s = p.prefill_s(0, self._view.token_budget)
+            leftover = self._state.leftover
+            leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
+            return seconds * full_s / (full_s + p.step_s + leftover_s)
+        share = self._keep - self._overhead(self._smallest_s) - self._demand.decoding_within(seconds)
+        return seconds * max(share, LEAST_PREFILL_SHARE)
 
     def _walk(self, entries: list[Entry], limit: float) -> None:
         """Admit from the head until one does not fit; those that cannot be in time any more are turned away."""
         for track in self._first_of(entries):
             if track.request.request_id in self.rejections:
                 continue
-            if self._state.unattainable(track) and rejectable(track.request):
-                self._reject(track, "tpot", len(track.tokens) / self._rate)
+            state = self._state
+            if state.unattainable(track) and rejectable(track.request):
+                self._reject(track, "tpot", state.prefill_s(len(track.tokens)))
                 continue
             if self._seats <= 0:
                 continue
@@ -140,39 +149,57 @@ class SlackAdmission:
         self.admitted.append((track, prompt))
 
     def _prompt_in_time(self, track: Track) -> int | None:
-        """The prompt tokens to compute; None if that takes too long now, and the request is turned away."""
-        left_s = track.due_s - self._now_s - self._params.step_s
-        if left_s >= len(track.tokens) / self._rate:
-            return len(track.tokens)
-        prompt = self._view.uncached(track.request)
-        if left_s < prompt / self._rate and rejectable(track.request):
-            self._reject(track, "ttft", prompt / self._rate + self._params.step_s)
-            return None
+        """The prompt tokens to compute; None if that takes too long now (the request is turned away), or would make
+        another prompt late that has started.
+        """
+        p, left_s = self._params, track.due_s - self._now_s - self._params.step_s
+        ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
+        time_s = self._prefill_time(left_s) - ahead_s if left_s < inf else inf
+        prompt = len(track.tokens)
+        own_s = p.prefill_s(0, prompt)
+        if own_s > time_s:
+            prompt = self._view.uncached(track.request)
+            own_s = p.prefill_s(len(track.tokens) - prompt, prompt)
+            if own_s > time_s and rejectable(track.request):
+                share = self._prefill_time(1.0)
+                self._reject(track, "ttft", (ahead_s + own_s) / share + p.step_s)
+                return None
+        for due_s, seconds in self._line:
+            if due_s > track.due_s:
+                ahead_s += seconds
+                time_s = self._prefill_time(due_s - self._now_s - p.step_s)
+                if ahead_s <= time_s < ahead_s + own_s:
+                    return None
         return prompt
 
     def _verdict(self, track: Track, prompt: int, limit: float) -> Verdict:
         """Whether all that run, and this one, can keep their token deadlines, as far as one can see.
 
-        One that is neither urgent nor cheap must leave a reserve for those that are, and may be overtaken by them.
+        One that is neither urgent nor cheap must leave a reserve for those that are, and may be overtaken by them, and
+        one that fails for its own pace alone by those that need a slower one.
         """
         if not self._has_blocks(track):
             return Verdict.STOP
+        own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
-        if track.tpot_s < inf and self._smallest_s < inf and not track.request.preemptions:
-            share = self._keep - self._overhead(smallest_s)
+        if smallest_s < inf and not track.request.preemptions:
+            keep = 1 - self._state.margins.of(smallest_s)
+            share = keep - self._overhead(smallest_s)
+            full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
             least = demand.peak + track.weight
             if least > limit * share:
-                return Verdict.STOP
+                return full
             reserve = self._reserve(track, smallest_s)
             if least > (limit - reserve) * share:
                 return Verdict.SKIP
-            demand = self._state.demand_with(demand, track, prompt, self._now_s)
+            demand = self._state.demand_with(demand, track, own_s, self._now_s)
             if demand.peak > (limit - reserve) * share:
-                return Verdict.SKIP if demand.peak <= limit * share else Verdict.STOP
+                return Verdict.SKIP if demand.peak <= limit * share else full
         else:
-            demand = self._state.demand_with(demand, track, prompt, self._now_s)
+            demand = self._state.demand_with(demand, track, own_s, self._now_s)
         self._demand, self._smallest_s = demand, smallest_s
         self._growth += track.length
+        insort(self._line, (track.due_s, own_s))
         return Verdict.ADMIT
 
     def _has_blocks(self, track: Track) -> bool:
@@ -183,7 +210,13 @@ class SlackAdmission:
         if not self._view.running or self._growth + context + track.length <= self._blocks * size:
             return True
         state = self._state
-        rows = list(zip(self._context, state.left(self._context), strict=True))
+        import os
+        EV=float(os.environ.get("EV","0")); ES=float(os.environ.get("ES","2"))
+        p_ = self._params
+        rows = [
+            (n, left) if slack < ES + 4*p_.prefill_s(0, n) else (EV * n, EV * left)
+            for n, left, slack in zip(self._context, state.left(self._context), self._slacks, strict=True)
+        ]
         starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), *self._kept, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         rows += [(len(other.tokens), 0.0) for other in state.leftover.values()]
@@ -193,4 +226,4 @@ class SlackAdmission:
     def _reserve(self, track: Track, smallest_s: float) -> float:
         tuning, mean_s = self._tuning, self._state.price.mean_s
         left = min(1.0, max(0.0, track.due_s - self._now_s - smallest_s) / (tuning.patience * smallest_s))
-        return tuning.reserve * left * min(2.0, track.work_s / mean_s)
+        return tuning.reserve * left * (min(2.0, track.work_s / mean_s) if mean_s else 1.0)

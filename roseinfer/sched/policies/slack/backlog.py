@@ -4,7 +4,6 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
-from math import inf
 
 from roseinfer.core.request import Request, Status
 from roseinfer.sched.ledger import Track
@@ -26,9 +25,9 @@ class Backlog:
         self._order = count()
         self._tidy_at = self._tidy_latest_at = _FEW
 
-    def add(self, track: Track, limit_s: float) -> None:
-        """`limit_s`: seconds of work from which a request with objectives is too expensive."""
-        entries = self.parked if limit_s < track.work_s and track.tpot_s < inf else self.affordable
+    def add(self, track: Track, worth: bool) -> None:
+        """`worth`: whether a request with objectives is worth its cost at present."""
+        entries = self.affordable if worth else self.parked
         if track.request.slo is None:
             entries = self.rest
         track.entry = next(self._order)
@@ -62,11 +61,11 @@ class Backlog:
                 found.append(track)
         return found
 
-    def sort_by_price(self, limit_s: float) -> None:
+    def sort_by_price(self, worth: Callable[[Track], bool]) -> None:
         waiting = [entry for entry in self.affordable + self.parked if _waits(entry)]
         waiting.sort()
-        self.affordable = [entry for entry in waiting if entry[2].work_s <= limit_s or entry[2].tpot_s == inf]
-        self.parked = [entry for entry in waiting if entry[2].work_s > limit_s and entry[2].tpot_s < inf]
+        self.affordable = [entry for entry in waiting if worth(entry[2])]
+        self.parked = [entry for entry in waiting if not worth(entry[2])]
 
 
 def _waits(entry: Entry) -> bool:

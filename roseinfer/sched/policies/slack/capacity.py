@@ -1,13 +1,10 @@
-"""What the machine can take in the long run: demand over some horizons, the work that is worth its price when not all
-can be served, and the margin for what one cannot see.
-"""
+"""What the machine can take in the long run: demand over some horizons, and the margins for what one cannot see."""
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
+from math import log
 
-HORIZONS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # times the smallest TPOT objective
+HORIZONS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # times the smallest TPOT objective
+SHORT = 2  # of these, where only prompts count: how soon one can be through
 
 
 class Demand:
@@ -26,7 +23,8 @@ class Demand:
         self, horizons_s: Sequence[float], decoding: Sequence[float], prompts: Sequence[float], arriving: float
     ) -> None:
         half = 0.5 * arriving
-        self.peak = max([d + (p + half if p > half else arriving) for d, p in zip(decoding, prompts, strict=True)])
+        shares = [d + (p + half if p > half else arriving) for d, p in zip(decoding, prompts, strict=True)]
+        self.peak = max(shares[SHORT:])
         self._horizons_s = horizons_s
         self._decoding = decoding
         self._prompts = prompts
@@ -55,72 +53,41 @@ class Demand:
             self._arriving,
         )
 
+    def decoding_within(self, seconds: float) -> float:
+        """The share of the next `seconds` that decoding needs, by the nearest longer horizon."""
+        for horizon_s, share in zip(self._horizons_s, self._decoding, strict=True):
+            if seconds <= horizon_s:
+                return share
+        return self._decoding[-1]
 
-class PriceLimit:
-    """Which requests are worth their cost when not all can be served. `limit_s`: seconds of work per request, inf while
-    everything fits.
 
-    If those of the last `window_s` seconds ask for more than the machine can do, most are served well if the cheapest
-    are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
-    only while there is room to spare.
+class Margins:
+    """The share of a TPOT objective by which token deadlines are brought forward, for each level of objectives (within
+    some 10% of each other) its own: a few strict requests among many loose ones would not count otherwise.
+
+    Up a little for each finished request that came near its limit, down very little for each other. In the steady state
+    about one request in 21 comes near its limit.
     """
 
-    def __init__(self, window_s: float = 30.0, fill: float = 1.0, every_s: float = 0.5) -> None:
-        self.limit_s = inf
-        self._window_s = window_s
-        self._fill = fill
-        self._every_s = every_s
-        self._offered: deque[tuple[float, float, float]] = deque()
-        self._next_s = -inf
-        self._first_s: float | None = None
-        self.mean_s = 0.0  # work of the requests offered, recent ones counting most
+    START, FLOOR, CEILING = 0.02, 0.005, 0.15
+    UP, DOWN, NEAR = 0.004, 0.0002, 0.995
+    MOST_LEVELS = 64
 
-    def offer(self, now_s: float, work_s: float, price_s: float) -> None:
-        """`price_s`: what counts against the limit, more than the work for a tenant that has had much."""
-        self._offered.append((now_s, work_s, price_s))
-        self.mean_s += 0.01 * (work_s - self.mean_s) if self.mean_s else work_s
-        if self._first_s is None:
-            self._first_s = now_s
+    def __init__(self) -> None:
+        self._values: dict[int, float] = {}
+        self.changed = False
 
-    def correct(self, now_s: float, more_s: float, price_s: float) -> None:
-        """A request that was offered before is `more_s` seconds more work than was said, and now has this price."""
-        self._offered.append((now_s, more_s, price_s))
+    def of(self, tpot_s: float) -> float:
+        return self._values.get(_level(tpot_s), self.START)
 
-    def update(self, now_s: float, share: float) -> bool:
-        """Set the limit anew, if it is time; `share` of the machine is there for requests."""
-        if now_s < self._next_s or self._first_s is None:
-            return False
-        self._next_s = now_s + self._every_s
-        offered = self._offered
-        while offered and offered[0][0] < now_s - self._window_s:
-            offered.popleft()
-        span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
-        left_s = self._fill * share * span_s
-        self.limit_s = inf
-        if sum([work for _, work, _ in offered]) > left_s:
-            for price, work in sorted([(price, work) for _, work, price in offered]):
-                left_s -= work
-                if left_s < 0:
-                    self.limit_s = price
-                    break
-        return True
+    def observe(self, seen_s: float, tpot_s: float) -> None:
+        level = _level(tpot_s)
+        old = self._values.pop(level, self.START)
+        step = self.UP if seen_s > self.NEAR * tpot_s else -self.DOWN
+        self._values[level] = min(self.CEILING, max(self.FLOOR, old + step))
+        if len(self._values) > self.MOST_LEVELS:
+            del self._values[next(iter(self._values))]  # the one not heard of for longest
 
 
-@dataclass(slots=True)
-class Margin:
-    """The share of the TPOT objective by which token deadlines are brought forward. Up a little for each finished
-    request that came near its limit, down very little for each other.
-
-    In the steady state about one request in 21 comes near its limit.
-    """
-
-    value: float = 0.02
-    floor: float = 0.005
-    ceiling: float = 0.15
-    up: float = 0.004
-    down: float = 0.0002
-    near: float = 0.995
-
-    def observe(self, tpot_s: float, objective_s: float) -> None:
-        step = self.up if tpot_s > self.near * objective_s else -self.down
-        self.value = min(self.ceiling, max(self.floor, self.value + step))
+def _level(tpot_s: float) -> int:
+    return round(log(tpot_s) / log(1.1))

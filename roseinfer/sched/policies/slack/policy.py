@@ -23,6 +23,7 @@ from roseinfer.core.outputs import PolicyStats
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policies.fifo import FifoPolicy
+from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
 from roseinfer.sched.policies.slack.tuning import Tuning
@@ -88,6 +89,7 @@ class SlackPolicy:
             now_s = max(now_s, self._done_s + self._seconds)
         self.state.promote(now_s)
         self.state.demote_outlived(now_s)
+        self.state.pace_outlived(now_s)
         step = SlackStep(self.state, view, now_s, in_flight)
         decision = step.decide()
         self._planned, self._seconds, self._limit_s = view.step, step.seconds, step.limit_s
@@ -96,12 +98,13 @@ class SlackPolicy:
     def stats(self) -> PolicyStats:
         """Utilisation counts no slack that requests have saved up: it is what they need in the long run."""
         state = self.state
-        cost, batch, margin = state.cost, state.batch, state.margin.value
+        cost, batch = state.cost, state.batch
+        margin = state.margins.of(batch.smallest_s) if len(batch) else Margins.START
         if not state.promised:
             return PolicyStats(0.0, cost.rho, margin, None, 0.0, 0, self._predicted_s)
         p = cost.params
         busy = p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s + p.step_s / batch.smallest_s
-        busy += min(state.tuning.prefill_share, p.token_s * state.prompt_rate)
+        busy += state.arriving(self._done_s)
         utilisation, rows, budget_s = busy / (1 - margin), 0.0, None
         if len(batch):
             rows, budget_s = batch.smallest_s * batch.tokens_per_s, self._limit_s

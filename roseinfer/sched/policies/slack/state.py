@@ -1,7 +1,7 @@
 """What the slack policy knows from step to step: the policy tells it what happens, and each step is planned from it."""
 
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
@@ -10,20 +10,22 @@ from roseinfer.sched.cost import Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.policies.slack.backlog import Backlog
-from roseinfer.sched.policies.slack.capacity import Demand, Margin, PriceLimit
+from roseinfer.sched.policies.slack.capacity import Demand, Margins
+from roseinfer.sched.policies.slack.price import Offer, PriceLimit
 from roseinfer.sched.policies.slack.tuning import Tuning
 from roseinfer.sched.policy import View, rejectable
 from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.tenants import TenantShares
 
+FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
 
 class SlackState:
     """`batch`: those that decode and are owed a token in time. `leftover`: those that decode and are owed nothing, by
     id: best effort, or demoted. `promised`: live requests with objectives. `demoted`: of `leftover`, those with a TPOT
-    objective. `growth`: tokens that the running requests are expected to add. `prompt_rate`: prompt tokens a second,
-    over the last one. `rest_started_s`: when a request without objectives last started.
+    objective. `growth`: tokens that the running requests are expected to add. `rest_started_s`: when a request without
+    objectives last started. `recent_step_s`: the mean time between tokens, lately.
     """
 
     def __init__(self, config: SchedulerConfig, options: PrefillOptions, known: Estimates, tuning: Tuning) -> None:
@@ -33,25 +35,26 @@ class SlackState:
         self.cost = known.cost
         self.lengths = known.lengths
         self.ledger = Ledger()
-        self.margin = Margin()
-        self.batch = Batch(self.margin.value)
+        self.margins = Margins()
+        self.batch = Batch(self.margins.of)
         self.leftover: dict[str, Track] = {}
         self.demand = Demand.of([], [], 0.05)
         self.backlog = Backlog()
         self.price = PriceLimit(tuning.price_window_s, tuning.price_fill)
         self.tenants = TenantShares()
         self.promised = self.demoted = 0
-        self.growth = self.prompt_rate = 0.0
+        self.growth = self.recent_step_s = self.length_error = 0.0
         self.rest_started_s = -inf
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
         self._refreshed_s = self._repriced_s = -inf
+        self._arriving = self._arrived_s = 0.0
 
     # --- what happens -------------------------------------------------------------------------------------------
     def stepped(self, work: Work, duration_s: float) -> None:
         """A step took `duration_s`."""
         self.cost.observe(work, duration_s)
-        lasted_s = max(duration_s, 1e-6)
-        self.prompt_rate += min(1.0, lasted_s) * (work.prompt_tokens / lasted_s - self.prompt_rate)
+        if work.decode_rows:
+            self.recent_step_s += 0.02 * (duration_s - self.recent_step_s)
 
     def queued(self, track: Track) -> None:
         request, p = track.request, self.cost.params
@@ -62,12 +65,14 @@ class SlackState:
         else:
             self.promised += request.slo is not None
             track.length = self.lengths.total(request)
-            track.bound_whole()
-        prefill_s = p.token_s * len(track.tokens)
+            self._bound_whole(track)
+        prefill_s = p.prefill_s(0, len(track.tokens))
         decode_s = self._decode_s(len(track.tokens), track.length)
         track.work_s = prefill_s + decode_s
         track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
-        track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s)
+        if request.preemptions and track.anchor_s < inf and not track.doomed:  # it is owed its next token, no sooner
+            track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
+        track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
         excess = self.tenants.excess(request.tenant, request.arrival_s)
         most = self.tuning.priority_levels
         track.key += self.tuning.priority_s * max(-most, min(most, request.priority)) + self.tuning.fairness_s * excess
@@ -76,16 +81,20 @@ class SlackState:
             scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self.batch.smallest_s))
             track.key += self.tuning.cost_weight * (prefill_s + scarce * decode_s)
             if not request.preemptions:
-                self.price.offer(request.arrival_s, track.work_s, track.work_s * (1 + excess))
+                price_s = track.work_s * (1 + excess)
+                self.price.offer(Offer(request.arrival_s, track.work_s, price_s, track.tpot_s))
             track.work_s *= 1 + excess
-        self.backlog.add(track, self.price.limit_s)
+        if request.preemptions and track.due_s < inf:
+            track.key = track.due_s - prefill_s
+        self.backlog.add(track, bool(request.preemptions) or self.worth(track))
         if track.ttft_s < inf:
             self.backlog.watch(track, track.due_s - prefill_s - p.step_s)
 
     def admitted(self, track: Track, now_s: float) -> None:
-        self.demand = self.demand_with(self.demand, track, track.request.remaining, now_s)
+        self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
         self.growth += track.length
         self.tenants.charge(track.request.tenant, track.work_s, now_s)
+        self._arrive(self.cost.params.prefill_s(track.request.planned, track.request.remaining), now_s)
         if track.request.slo is None:
             self.rest_started_s = now_s
 
@@ -97,12 +106,37 @@ class SlackState:
             self._reprice(track, event.num_outputs, event.now_s)
         if event.reason not in COMPLETE:
             return
+        expected = self.lengths.total(request)
+        self.length_error += 0.05 * (abs(event.num_outputs - expected) - self.length_error)
         self.lengths.finished(request, event.num_outputs)
-        if track.tpot_s < inf and event.num_outputs > 1:
+        if track.tpot_s < inf and track.end_s == inf and event.num_outputs > 1:
             spent_s = event.now_s - request.first_token_s
-            self.margin.observe(spent_s / (event.num_outputs - 1), track.tpot_s)
-            if abs(self.margin.value - self.batch.margin) > 5e-4:
-                self.batch.set_margin(self.margin.value)
+            self.margins.observe(spent_s / (event.num_outputs - 1), track.tpot_s)
+
+    def _bound_whole(self, track: Track) -> None:
+        """What a deadline for the last token asks of the first, if steps go on as they do, and of the others.
+
+        A tenth of the time is left for the prompt; from the first token on it is known what the others have.
+        """
+        if track.end_s == inf:
+            return
+        arrival_s, behind = track.request.arrival_s, track.length + self.length_error
+        whole_s = track.end_s - arrival_s
+        steps_s = behind * max(self.alone_s(track), self.recent_step_s)
+        latest_s = max(whole_s - steps_s, 0.1 * whole_s)
+        if latest_s < track.ttft_s:
+            track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
+        track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / track.length, FASTEST * self.alone_s(track)))
+
+    def _pace_whole(self, track: Track, now_s: float) -> None:
+        """From now on its tokens are spread over what is left of the time for the whole request."""
+        slo = track.request.slo
+        assert slo is not None
+        left = self.lengths.left(track.request, max(1, track.outputs))
+        track.length = track.outputs + left
+        own_s = slo.tpot_s or inf
+        least_s = max(FASTEST * self.alone_s(track), self.price.pace_s)
+        track.tpot_s = min(own_s, max((track.end_s - now_s) / (left + 0.5 * self.length_error), least_s))
 
     def _leave(self, track: Track) -> None:
         """It decodes no longer."""
@@ -123,12 +157,27 @@ class SlackState:
                     self.batch.anchor(track, track.request.first_token_s)
         for track in self.ledger.promote():
             name, first_s = track.request.request_id, track.request.first_token_s
+            if track.end_s < inf:
+                self._pace_whole(track, first_s or now_s)
             if track.tpot_s == inf or track.doomed or self.unattainable(track):
                 self._set_aside(track, now_s)
                 continue
             self.batch.add(track, first_s or now_s)
             if not first_s:
                 self._unseen[name] = track
+
+    def pace_outlived(self, now_s: float) -> None:
+        """Those that were promised an end, and have outlived what was expected of them, need a faster pace."""
+        pace_s = self.price.pace_s
+        late = [
+            t
+            for t in self.batch.tracks
+            if t.end_s < inf and (t.outputs > t.length - 1 or (t.tpot_s < pace_s and not t.request.slo.tpot_s))
+        ]
+        for track in late:
+            self.batch.remove(track)
+            self._pace_whole(track, now_s)
+            self.batch.add(track, now_s, len(track.tokens))
 
     def demote(self, track: Track, now_s: float) -> None:
         self.batch.remove(track)
@@ -152,12 +201,12 @@ class SlackState:
     def _reprice(self, track: Track, length: float, now_s: float) -> None:
         """An output is `length` tokens long in all, and not as short as its client said: its tenant pays the rest."""
         request = track.request
-        work_s = self.cost.params.token_s * request.prompt_len + self._decode_s(request.prompt_len, length)
+        work_s = self.cost.params.prefill_s(0, request.prompt_len) + self._decode_s(request.prompt_len, length)
         work_s *= 1 + self.tenants.excess(request.tenant, now_s)
         more_s = work_s - track.work_s
         if more_s > 0:
             self.tenants.charge(request.tenant, more_s, now_s)
-            self.price.correct(now_s, more_s, work_s)
+            self.price.correct(Offer(now_s, more_s, work_s, track.tpot_s))
             track.work_s = work_s
 
     def _decode_s(self, context: int, length: float) -> float:
@@ -183,32 +232,61 @@ class SlackState:
             (row_s + context_s * (n + more / 2)) / track.pace_s
             for track, n, more in zip(tracks, context, left, strict=True)
         ]
-        arriving = min(self.tuning.prefill_share, self.cost.params.token_s * self.prompt_rate)
-        self.demand = Demand.of(slacks, weights, min(smallest_s, 1.0), arriving)
+        self.demand = Demand.of(slacks, weights, min(smallest_s, 1.0), self.arriving(now_s))
         for track in self.ledger.filling.values():
-            self.demand = self.demand_with(self.demand, track, track.request.remaining, now_s)
+            self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
+        self.batch.follow_margins()
 
     def left(self, context: Sequence[int]) -> list[float]:
         """Tokens that each request of the batch is expected to add."""
         left, pairs = self.lengths.left, zip(self.batch.tracks, context, strict=True)
         return [left(track.request, max(1, n - track.request.prompt_len)) for track, n in pairs]
 
-    def demand_with(self, demand: Demand, track: Track, prompt: int, now_s: float) -> Demand:
+    def demand_with(self, demand: Demand, track: Track, prefill_s: float, now_s: float) -> Demand:
         """A request that takes what is left adds nothing."""
-        if track.tpot_s == inf:
+        if track.request.slo is None:
             return demand
         due_s = min(track.due_s, now_s + self.tuning.ageing_s) - now_s
-        return demand.with_one(track.weight, self.cost.params.token_s * prompt, due_s)
+        return demand.with_one(track.weight, prefill_s, due_s)
+
+    def to_fill_s(self, track: Track) -> float:
+        """Seconds of the machine that the rest of a running request's prompt takes."""
+        request = track.request
+        return self.cost.params.prefill_s(request.planned, request.remaining)
+
+    def arriving(self, now_s: float) -> float:
+        """The share of the time that prompts of requests that started have taken lately."""
+        return min(self.tuning.prefill_share, self._arriving * exp((self._arrived_s - now_s) / self.tuning.recent_s))
+
+    def _arrive(self, prefill_s: float, now_s: float) -> None:
+        """A prompt of `prefill_s` started. One counts for no more than what others bring in a while: the next long one
+        is not as near as the last.
+        """
+        tuning = self.tuning
+        self._arriving = self.arriving(now_s) + min(prefill_s, tuning.longest_prompt_s) / tuning.recent_s
+        self._arrived_s = now_s
+
+    def worth(self, track: Track) -> bool:
+        """Whether a request is worth its cost while not all can be served."""
+        return self.price.worth(track.work_s, track.tpot_s)
 
     def prefill_s(self, tokens: int) -> float:
         """On a machine that does nothing else."""
-        return self.cost.params.step_s + self.cost.params.token_s * tokens
+        return self.cost.params.step_s + self.cost.params.prefill_s(0, tokens)
 
     def unattainable(self, track: Track) -> bool:
-        """Whether its TPOT objective is shorter than a step that holds nothing else."""
+        """Whether its TPOT objective is shorter than a step that holds nothing else, or its end too near for what it
+        has at least.
+        """
+        if self.cost.steps < SURE_STEPS:
+            return False
+        least_s = self.alone_s(track) * (track.length - self.length_error)
+        return track.tpot_s < self.alone_s(track) or least_s > track.end_s - track.request.arrival_s
+
+    def alone_s(self, track: Track) -> float:
+        """A step that holds this request and nothing else."""
         p = self.cost.params
-        alone_s = p.step_s + p.row_s + p.context_s * len(track.tokens)
-        return self.cost.steps >= SURE_STEPS and track.tpot_s < alone_s
+        return p.step_s + p.row_s + p.context_s * len(track.tokens)
 
     def hopeless(self, view: View, now_s: float) -> list[Track]:
         """Those waiting that even an idle machine could not serve in time any more."""

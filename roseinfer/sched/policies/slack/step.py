@@ -23,7 +23,6 @@ class SlackStep:
         self._view = view
         self._now_s = now_s
         self._in_flight = in_flight
-        self._keep = 1 - state.margin.value
 
     def decide(self) -> Decision:
         state, p = self._state, self._params
@@ -32,13 +31,13 @@ class SlackStep:
         admission.run(self._slacks, self._context)
         filling = state.ledger.filling.values()
         prompts = [*((track, track.request.remaining) for track in filling), *admission.admitted]
-        prompts.sort(key=self._can_wait)
+        prompts.sort(key=self._urgency)
         self._rows = list(state.batch.tracks)
         self._decode_s = p.step_s + p.row_s * len(self._rows) + p.context_s * sum(self._context)
         room = self._room(prompts)
         self._take_turns()
         chunks, starts = self._share(prompts, room)
-        self.seconds = self._decode_s + p.token_s * sum(chunks.values())
+        self.seconds = self._decode_s + self._prefill_s
         rows = [track.request for track in self._rows]
         rows += self._leftovers()
         if not rows and not chunks:  # somebody has to
@@ -61,7 +60,8 @@ class SlackStep:
 
     def _lost(self, track: Track, slack: float) -> bool:
         """Whether it stays late even if it decodes in fast steps to its end."""
-        late_s = -slack - (track.tpot_s - track.pace_s) * track.outputs  # behind the objective itself
+        done = len(track.tokens) - track.paced_tokens
+        late_s = -slack - (track.tpot_s - track.pace_s) * done  # behind the objective itself
         if late_s <= 0:
             return False
         fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._state.batch)
@@ -73,21 +73,32 @@ class SlackStep:
         request = prompt[0].request
         return request.slo is None and self._now_s < request.arrival_s + self._tuning.ageing_s
 
+    def _urgency(self, prompt: tuple[Track, int]) -> tuple[bool, bool, float]:
+        """By due time, whether they have begun or not; those that are late for sure behind the others."""
+        track, left = prompt
+        if track.request.slo is None:
+            return self._can_wait(prompt), False, 0.0
+        late = track.due_s < self._now_s + self._chunk_s(track, left)
+        return False, late, min(track.due_s, track.request.arrival_s + self._tuning.ageing_s)
+
     # --- what the step holds ------------------------------------------------------------------------------------
     def _room(self, prompts: Sequence[tuple[Track, int]]) -> float:
-        """Prompt tokens that fit before the first token is late; makes room by letting requests sit out."""
-        state, token_s = self._state, self._params.token_s
+        """Seconds for prompts before the first token is late; makes room by letting requests sit out."""
+        state = self._state
         if not self._rows:
-            return float(self._view.token_budget)
+            return inf
         smallest_s = state.batch.smallest_s
         tau = min(max(min(self._slacks), self._decode_s), self._tuning.longest_step * smallest_s)
         self.limit_s = tau
-        room = (tau - self._decode_s) / token_s
-        short = sum(left for track, left in prompts if track.request.slo is not None) - room
-        over_s = self._decode_s - smallest_s * self._keep
-        if short > 0 or over_s > 0:
-            room = self._skip(short * token_s, over_s) / token_s
-        return room
+        room_s = tau - self._decode_s
+        wanted_s = sum([self._chunk_s(track, left) for track, left in prompts if track.request.slo is not None])
+        over_s = self._decode_s - smallest_s * (1 - state.margins.of(smallest_s))
+        if wanted_s > room_s or over_s > 0:
+            return self._skip(wanted_s - room_s, over_s)
+        return room_s
+
+    def _chunk_s(self, track: Track, tokens: int) -> float:
+        return self._params.prefill_s(_start(track, tokens), tokens)
 
     def _skip(self, short_s: float, over_s: float) -> float:
         """Leave out those with the most slack, for `short_s` of prompts or because the rows alone take too long.
@@ -137,49 +148,63 @@ class SlackStep:
         track.idle_step = step
         return True
 
-    def _share(self, prompts: Sequence[tuple[Track, int]], room: float) -> tuple[dict[str, int], list[Request]]:
-        """The step's prompt tokens, in order."""
-        options = self._state.options
-        most = options.prefill_max_tokens or self._view.token_budget
-        left = int(max(0.0, min(room, most, self._view.token_budget - len(self._rows))))
-        if self._rows and left < self._tuning.smallest_chunk:
-            left = 0
-        if not left and prompts:
+    def _share(self, prompts: Sequence[tuple[Track, int]], room_s: float) -> tuple[dict[str, int], list[Request]]:
+        """The step's prompt tokens, in order, as far as the seconds and the tokens of the step go."""
+        options, p, tuning = self._state.options, self._params, self._tuning
+        most = min(options.prefill_max_tokens or self._view.token_budget, self._view.token_budget - len(self._rows))
+        if self._rows and room_s < p.prefill_s(0, tuning.smallest_chunk):
+            room_s = 0.0
+        if room_s <= 0 and prompts:
             head = next((prompt for prompt in prompts if prompt[0].request.slo is not None), prompts[0])
-            left = min(most, self._guard(*head) or self._guard(*prompts[0]))
+            room_s = self._guard(*head) or self._guard(*prompts[0])
         chunks: dict[str, int] = {}
         starts: list[Request] = []
-        longest = options.long_prefill_token_threshold or left
-        rest = left  # for prompts that come first although nothing was promised to them
+        rest_s = room_s  # for prompts that come first although nothing was promised to them
         if any(track.request.slo is not None for track, _ in prompts):
-            rest = int(left * self._tuning.rest_share)
+            rest_s = min(room_s, p.prefill_s(0, most)) * tuning.rest_share
+        self._prefill_s = 0.0
         for track, wanted in prompts:
-            if left <= 0 or len(starts) >= (options.prefill_max_batch_size or left):
+            if room_s <= 0 or most <= 0 or len(starts) >= (options.prefill_max_batch_size or most):
                 break
-            tokens = min(left, wanted, longest)
-            if track.request.slo is None and not self._can_wait((track, wanted)):
-                tokens = min(tokens, rest)
-                rest -= tokens
+            aged = track.request.slo is None and not self._can_wait((track, wanted))
+            start = _start(track, wanted)
+            tokens = min(most, wanted, options.long_prefill_token_threshold or most)
+            spend_s = min(room_s, rest_s) if aged else room_s
+            seconds = p.prefill_s(start, tokens)
+            if seconds > spend_s:
+                tokens = int(p.prefill_tokens(start, spend_s) + 1e-6)
+                seconds = p.prefill_s(start, tokens)
             if tokens <= 0:
                 continue
+            rest_s -= seconds if aged else 0.0
+            room_s -= seconds
+            most -= tokens
+            self._prefill_s += seconds
             chunks[track.request.request_id] = tokens
-            left -= tokens
+            if tokens == wanted and track.due_s < inf:  # it has its token when the step ends, and not before
+                due_s = track.due_s - self._now_s
+                if due_s > self._decode_s + self._prefill_s:
+                    self.limit_s = min(self.limit_s, due_s)
+                    room_s = min(room_s, due_s - self._decode_s - self._prefill_s)
             if track.request.seat is None:
                 starts.append(track.request)
         return chunks, starts
 
-    def _guard(self, track: Track, wanted: int) -> int:
-        """Tokens for a prompt for which there is no room, but which is about to be late: at most what the tightest of
+    def _guard(self, track: Track, wanted: int) -> float:
+        """Seconds for a prompt for which there is no room, but which is about to be late: at most what the tightest of
         the others need for one token.
         """
-        tuning = self._tuning
+        tuning, p = self._tuning, self._params
+        start = _start(track, wanted)
         if track.request.slo is None:
-            return tuning.smallest_chunk if self._now_s > track.request.arrival_s + tuning.ageing_s else 0
+            aged = self._now_s > track.request.arrival_s + tuning.ageing_s
+            return p.prefill_s(start, tuning.smallest_chunk) if aged else 0.0
         left_s = track.due_s - self._now_s
-        if left_s < tuning.guard_steps * self._decode_s + wanted * self._params.token_s:
-            most = self._state.batch.smallest_s / self._params.token_s if len(self._state.batch) else inf
-            return int(min(tuning.guard_chunk, wanted, max(most, tuning.smallest_chunk)))
-        return 0
+        if left_s < tuning.guard_steps * self._decode_s + p.prefill_s(start, wanted):
+            most_s = self._state.batch.smallest_s if len(self._state.batch) else inf
+            least_s = p.prefill_s(start, tuning.smallest_chunk)
+            return min(p.prefill_s(start, min(tuning.guard_chunk, wanted)), max(most_s, least_s))
+        return 0.0
 
     def _leftovers(self) -> list[Request]:
         """Requests that are owed nothing decode while the step stays within its limit, or if they waited long."""
@@ -198,3 +223,8 @@ class SlackStep:
         if track is None or track not in self._state.batch:
             return inf
         return track.anchor_s + track.pace_s * len(track.tokens)
+
+
+def _start(track: Track, left: int) -> int:
+    """The position of the first of the `left` prompt tokens of a request."""
+    return len(track.tokens) - left

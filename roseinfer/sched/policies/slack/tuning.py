@@ -18,6 +18,8 @@ class Tuning:
     price_window_s: float = 30.0
     price_fill: float = 1.05
     prefill_share: float = 0.35
+    recent_s: float = 10.0  # how far back the forecast of prompts looks
+    longest_prompt_s: float = 0.2  # as which one counts in it at most
     spare_seats: float = 0.125  # of all, which requests without objectives leave free
     rest_share: float = 0.25  # of a step's prompt tokens, for prompts without objectives before the others
     longest_step: float = 8.0  # times the smallest TPOT objective

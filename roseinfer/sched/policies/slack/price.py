@@ -1,0 +1,102 @@
+"""What a place on the machine costs when not all can be served: how much work, and how fast a pace, is worth it."""
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+
+class Offer(NamedTuple):
+    """A request that came. `price_s`: what counts against the limit, more than its work for a tenant that has had
+    much. `pace_s`: the time between steps that it asks for, inf if any will do.
+    """
+
+    at_s: float
+    work_s: float
+    price_s: float
+    pace_s: float
+
+
+class PriceLimit:
+    """Which requests are worth their cost when not all can be served. `limit_s`: seconds of work per request, inf while
+    everything fits. `pace_s`: the shortest time between steps that is worth its cost; 0 = any.
+
+    If those of the last `window_s` seconds ask for more than the machine can do, most are served well if the cheapest
+    are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
+    only while there is room to spare.
+
+    A step costs `step_s` whatever it holds, so a request that needs one every `pace_s` takes step_s / pace_s of the
+    machine, were it the only one. Of the paces that were asked for, the one is held at which most requests are served;
+    a slower one than the fastest only for a clear gain (`clear` times as many), since it refuses all that are faster.
+    """
+
+    def __init__(
+        self, window_s: float = 30.0, fill: float = 1.0, every_s: float = 0.5, clear: float = 1.1, levels: int = 8
+    ) -> None:
+        self.limit_s = inf
+        self.pace_s = 0.0
+        self.mean_s = 0.0  # work of the requests offered, recent ones counting most
+        self._window_s = window_s
+        self._fill = fill
+        self._every_s = every_s
+        self._clear = clear
+        self._levels = levels
+        self._offered: deque[Offer] = deque()
+        self._next_s = -inf
+        self._first_s: float | None = None
+
+    def offer(self, offer: Offer) -> None:
+        self._offered.append(offer)
+        self.mean_s += 0.01 * (offer.work_s - self.mean_s) if self.mean_s else offer.work_s
+        if self._first_s is None:
+            self._first_s = offer.at_s
+
+    def correct(self, offer: Offer) -> None:
+        """A request that was offered before is `work_s` more work than was said, and now has this price."""
+        self._offered.append(offer)
+
+    def worth(self, price_s: float, pace_s: float) -> bool:
+        return price_s <= self.limit_s and pace_s >= self.pace_s
+
+    def update(self, now_s: float, keep: float, step_s: float) -> bool:
+        """Set the limits anew, if it is time. `keep`: the share of the time that may be planned with."""
+        if now_s < self._next_s or self._first_s is None:
+            return False
+        self._next_s = now_s + self._every_s
+        offered = self._offered
+        while offered and offered[0].at_s < now_s - self._window_s:
+            offered.popleft()
+        span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
+        self.limit_s, self.pace_s = inf, 0.0
+        cheapest_first = sorted(offered, key=lambda offer: offer.price_s)
+        best = 0.0
+        for pace_s in self._paces(offered):
+            left_s = self._fill * (keep - min(0.9, step_s / pace_s)) * span_s
+            served, limit_s = _served(cheapest_first, pace_s, left_s)
+            if not best:  # the fastest
+                best, self.limit_s = served * self._clear, limit_s
+                if limit_s == inf:
+                    break  # all fit
+            elif served > best:
+                best, self.limit_s, self.pace_s = served, limit_s, pace_s
+        return True
+
+    def _paces(self, offered: Sequence[Offer]) -> list[float]:
+        """The fastest first: those asked for, or some of them if these are many."""
+        paces = sorted({offer.pace_s for offer in offered if offer.pace_s < inf})
+        if len(paces) <= self._levels:
+            return paces or [inf]
+        ordered = sorted([offer.pace_s for offer in offered if offer.pace_s < inf])
+        return sorted({ordered[i * (len(ordered) - 1) // (self._levels - 1)] for i in range(self._levels)})
+
+
+def _served(cheapest_first: Sequence[Offer], pace_s: float, left_s: float) -> tuple[int, float]:
+    """How many that can do with the pace fit, and the price of the first that does not."""
+    served = 0
+    for offer in cheapest_first:
+        if offer.pace_s >= pace_s:
+            left_s -= offer.work_s
+            if left_s < 0:
+                return served, offer.price_s
+            served += 1
+    return served, inf
