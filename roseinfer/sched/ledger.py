@@ -14,8 +14,8 @@ class Track:
     """One request. `ttft_s`, `tpot_s`: its objectives, inf where it has none. `due_s`: when its first token is due.
 
     `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
-    pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request. The
-    other fields belong to the policy.
+    pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request.
+    `owed`: whether something was promised that can still be kept or broken. The other fields belong to the policy.
     """
 
     __slots__ = (
@@ -29,6 +29,7 @@ class Track:
         "idle_step",
         "key",
         "length",
+        "owed",
         "pace_s",
         "paced_s",
         "paced_tokens",
@@ -44,6 +45,7 @@ class Track:
         slo = request.slo
         self.request = request
         self.tokens = request.tokens
+        self.owed = slo is not None
         self.ttft_s = _sane(slo.ttft_s if slo else None)
         self.tpot_s = _sane(slo.tpot_s if slo else None)
         self.due_s = request.arrival_s + self.ttft_s
@@ -57,6 +59,11 @@ class Track:
         self.idle_step = -2
         self.entry = -1
         self.key = self.length = self.weight = self.work_s = 0.0
+
+    @property
+    def patient(self) -> bool:
+        """Whether it may start at any time: only its pace was promised."""
+        return self.owed and self.due_s == inf and self.end_s == inf
 
     @property
     def outputs(self) -> int:

@@ -8,7 +8,7 @@ from roseinfer.sched.policy import Refusal, Verdict
 
 class PlannedDecision:
     """`rows`: the running requests that compute, in order. `chunks`: prompt tokens by request id, for running and
-    starting ones alike. `victim_key`: who yields first has the largest.
+    starting ones alike. `victim_key`: who yields first has the largest, where blocks run out. `yields`: who makes room now.
     """
 
     def __init__(
@@ -18,15 +18,20 @@ class PlannedDecision:
         starts: Sequence[Request] = (),
         rejections: Sequence[Refusal] = (),
         victim_key: Callable[[Request], float] | None = None,
+        yields: Sequence[Request] = (),
     ) -> None:
         self._rows = rows
         self._chunks = chunks
         self._starts = starts
         self._rejections = rejections
         self._victim_key = victim_key
+        self._yields = yields
 
     def rejections(self) -> Iterable[Refusal]:
         return self._rejections
+
+    def yields(self) -> Iterable[Request]:
+        return self._yields
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
         return self._rows

@@ -96,6 +96,17 @@ class Decision(Protocol):
         ...
 
 
+@runtime_checkable
+class Yielding(Protocol):
+    """A decision that makes room for requests that wait."""
+
+    def yields(self) -> Iterable[Request]:
+        """Running requests that give up their KV blocks and wait again, before anything is planned: none that compute
+        in this step. Nobody starts in a step in which somebody yields.
+        """
+        ...
+
+
 class Unconditional:
     """The decision of a scheduler without a policy: all go on and start, in order, as far as there is room; the
     youngest yields.

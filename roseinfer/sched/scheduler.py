@@ -28,7 +28,7 @@ from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.liveness import Liveness
-from roseinfer.sched.policy import Decision, Policy, Reporting, Unconditional, Verdict, View, rejectable
+from roseinfer.sched.policy import Decision, Policy, Reporting, Unconditional, Verdict, View, Yielding, rejectable
 from roseinfer.sched.queue import WaitingQueue
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
@@ -127,6 +127,8 @@ class Scheduler:
         self._reject_all(decision, now_s)
         draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
         preemptions = self._preemptions
+        if isinstance(decision, Yielding):
+            running = self._make_room(draft, decision, running)
         thrashing = self._liveness.thrashing and bool(running)
         self._continue_running(draft, Unconditional() if thrashing else decision, running)
         # After a preemption nobody starts: the blocks are for those that lacked some.
@@ -267,6 +269,18 @@ class Scheduler:
         """Blocks of preempted and ended requests that submitted steps still name (an upper bound: some are shared)."""
         leaving = (r for r in self._requests.values() if r.seat is not None and r.status is not Status.RUNNING)
         return sum(len(self.kv.table(r.request_id)) for r in leaving)
+
+    def _make_room(self, draft: StepDraft, decision: Yielding, running: tuple[Request, ...]) -> tuple[Request, ...]:
+        """Preempt those that yield. Returns who still runs."""
+        yielding = tuple(decision.yields())
+        if not yielding:
+            return running
+        for request in yielding:
+            if self.running.get(request.request_id) is request:
+                self._preempt(draft, request)
+            else:
+                self._liveness.fault(self.policy, "took blocks from a request that does not run")
+        return tuple(self.running.values())
 
     def _preempt(self, draft: StepDraft, victim: Request) -> None:
         """Send a running request back to the head of the queue; it will be computed again from its tokens."""

@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 from math import inf
 
+from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths import peak_tokens
@@ -12,6 +13,7 @@ from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
+ROOMY_FOR_PATIENT = 0.9
 
 
 class SlackAdmission:
@@ -20,6 +22,7 @@ class SlackAdmission:
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:
         self.admitted: list[tuple[Track, int]] = []
         self.rejections: dict[str, Refusal] = {}
+        self.yields: list[Request] = []
         self._state = state
         self._tuning = state.tuning
         self._params = state.cost.params
@@ -49,7 +52,7 @@ class SlackAdmission:
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
         self._demand, self._growth = state.demand, state.growth
         self._line = sorted(
-            [(t.due_s, state.to_fill_s(t)) for t in state.ledger.filling.values() if t.request.slo is not None]
+            [(t.due_s, state.to_fill_s(t)) for t in state.ledger.filling.values() if t.owed]
         )
         self._start_aged()
         self._walk(state.backlog.affordable, 1.0)
@@ -180,11 +183,14 @@ class SlackAdmission:
         """
         if not self._has_blocks(track):
             return Verdict.STOP
+        state = self._state
         own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         if smallest_s < inf and not track.request.preemptions:
             keep = 1 - self._state.margins.of(smallest_s)
             share = keep - self._overhead(smallest_s)
+            if track.patient and state.price.crowded and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * share:
+                return Verdict.SKIP
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
             least = demand.peak + track.weight
             if least > limit * share:
@@ -205,7 +211,10 @@ class SlackAdmission:
     def _has_blocks(self, track: Track) -> bool:
         """Whether its prompt fits the KV cache now, and all that run and this one at their expected peak."""
         size, context = self._view.block_size, len(track.tokens)
-        if -(-context // size) > self._blocks:
+        needed = -(-context // size) - self._blocks
+        if needed > 0:
+            if track.owed:
+                self._make_room(track, needed)
             return False
         if not self._view.running or self._growth + context + track.length <= self._blocks * size:
             return True
@@ -219,9 +228,23 @@ class SlackAdmission:
         ]
         starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), *self._kept, track]
         rows += [(len(other.tokens), other.length) for other in starting]
-        rows += [(len(other.tokens), 0.0) for other in state.leftover.values()]
+        if not track.owed:  # else they would make room
+            rows += [(len(other.tokens), 0.0) for other in state.leftover.values()]
         held = sum([request.planned for request in self._view.running])
         return peak_tokens(rows) <= self._view.free_blocks * size + held
+
+    def _make_room(self, track: Track, blocks: int) -> None:
+        """Requests that are owed nothing give up so many KV blocks, if they have them; others must not take these."""
+        size, chosen = self._view.block_size, []
+        for other in reversed(self._state.leftover.values()):
+            if blocks <= 0:
+                break
+            if other.request not in self.yields:
+                chosen.append(other.request)
+                blocks -= other.request.planned // size
+        if blocks <= 0:
+            self.yields += chosen
+            self._blocks -= -(-len(track.tokens) // size)
 
     def _reserve(self, track: Track, smallest_s: float) -> float:
         tuning, mean_s = self._tuning, self._state.price.mean_s

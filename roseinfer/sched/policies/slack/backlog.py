@@ -28,7 +28,7 @@ class Backlog:
     def add(self, track: Track, worth: bool) -> None:
         """`worth`: whether a request with objectives is worth its cost at present."""
         entries = self.affordable if worth else self.parked
-        if track.request.slo is None:
+        if not track.owed:
             entries = self.rest
         track.entry = next(self._order)
         insort(entries, (track.key, track.entry, track))

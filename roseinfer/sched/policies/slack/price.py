@@ -8,18 +8,21 @@ from typing import NamedTuple
 
 class Offer(NamedTuple):
     """A request that came. `price_s`: what counts against the limit, more than its work for a tenant that has had
-    much. `pace_s`: the time between steps that it asks for, inf if any will do.
+    much. `pace_s`: the time between steps that it asks for, inf if any will do. `patient`: it may start at any time.
     """
 
     at_s: float
     work_s: float
     price_s: float
     pace_s: float
+    patient: bool = False
 
 
 class PriceLimit:
     """Which requests are worth their cost when not all can be served. `limit_s`: seconds of work per request, inf while
-    everything fits. `pace_s`: the shortest time between steps that is worth its cost; 0 = any.
+    everything fits. `pace_s`: the shortest time between steps that is worth its cost; 0 = any. `load`: seconds of work
+    that were offered, per second, by requests that cannot wait. `crowded`: not all that came can be served; those that
+    can wait do.
 
     If those of the last `window_s` seconds ask for more than the machine can do, most are served well if the cheapest
     are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
@@ -35,6 +38,8 @@ class PriceLimit:
     ) -> None:
         self.limit_s = inf
         self.pace_s = 0.0
+        self.load = 0.0
+        self.crowded = False
         self.mean_s = 0.0  # work of the requests offered, recent ones counting most
         self._window_s = window_s
         self._fill = fill
@@ -55,8 +60,8 @@ class PriceLimit:
         """A request that was offered before is `work_s` more work than was said, and now has this price."""
         self._offered.append(offer)
 
-    def worth(self, price_s: float, pace_s: float) -> bool:
-        return price_s <= self.limit_s and pace_s >= self.pace_s
+    def worth(self, price_s: float, pace_s: float, patient: bool) -> bool:
+        return not (self.crowded and patient) and price_s <= self.limit_s and pace_s >= self.pace_s
 
     def update(self, now_s: float, keep: float, step_s: float) -> bool:
         """Set the limits anew, if it is time. `keep`: the share of the time that may be planned with."""
@@ -68,11 +73,16 @@ class PriceLimit:
             offered.popleft()
         span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
         self.limit_s, self.pace_s = inf, 0.0
-        cheapest_first = sorted(offered, key=lambda offer: offer.price_s)
+        hasty = [offer for offer in offered if not offer.patient]
+        self.load = sum([offer.work_s for offer in hasty]) / span_s
+        paces = self._paces(offered)
+        self.crowded = sum([offer.work_s for offer in offered]) > self._time(paces[0], keep, step_s) * span_s
+        if not self.crowded:
+            return True
+        cheapest_first = sorted(hasty, key=lambda offer: offer.price_s)
         best = 0.0
-        for pace_s in self._paces(offered):
-            left_s = self._fill * (keep - min(0.9, step_s / pace_s)) * span_s
-            served, limit_s = _served(cheapest_first, pace_s, left_s)
+        for pace_s in self._paces(hasty):
+            served, limit_s = _served(cheapest_first, pace_s, self._time(pace_s, keep, step_s) * span_s)
             if not best:  # the fastest
                 best, self.limit_s = served * self._clear, limit_s
                 if limit_s == inf:
@@ -80,6 +90,10 @@ class PriceLimit:
             elif served > best:
                 best, self.limit_s, self.pace_s = served, limit_s, pace_s
         return True
+
+    def _time(self, pace_s: float, keep: float, step_s: float) -> float:
+        """Of each second, what is there for requests if there is a step every `pace_s`."""
+        return self._fill * (keep - min(0.9, step_s / pace_s))
 
     def _paces(self, offered: Sequence[Offer]) -> list[float]:
         """The fastest first: those asked for, or some of them if these are many."""

@@ -43,6 +43,7 @@ class SlackState:
         self.price = PriceLimit(tuning.price_window_s, tuning.price_fill)
         self.tenants = TenantShares()
         self.promised = self.demoted = 0
+        self.patient = 0.0
         self.growth = self.recent_step_s = self.length_error = 0.0
         self.rest_started_s = -inf
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
@@ -70,21 +71,23 @@ class SlackState:
         decode_s = self._decode_s(len(track.tokens), track.length)
         track.work_s = prefill_s + decode_s
         track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
-        if request.preemptions and track.anchor_s < inf and not track.doomed:  # it is owed its next token, no sooner
+        if request.preemptions and track.anchor_s < inf and track.owed:  # it is owed its next token, no sooner
             track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
         track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
         excess = self.tenants.excess(request.tenant, request.arrival_s)
         most = self.tuning.priority_levels
         track.key += self.tuning.priority_s * max(-most, min(most, request.priority)) + self.tuning.fairness_s * excess
+        if track.tpot_s == inf:
+            track.work_s = prefill_s  # nothing is promised for the rest
         if track.tpot_s < inf:
             # The constant part of a step is paid anyway, so a second of decoding costs more than one of prefill.
             scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self.batch.smallest_s))
             track.key += self.tuning.cost_weight * (prefill_s + scarce * decode_s)
-            if not request.preemptions:
-                price_s = track.work_s * (1 + excess)
-                self.price.offer(Offer(request.arrival_s, track.work_s, price_s, track.tpot_s))
-            track.work_s *= 1 + excess
-        if request.preemptions and track.due_s < inf:
+        if track.owed and not request.preemptions:
+            price_s = track.work_s * (1 + excess)
+            self.price.offer(Offer(request.arrival_s, track.work_s, price_s, track.tpot_s, track.patient))
+        track.work_s *= 1 + excess
+        if request.preemptions and track.owed and track.due_s < inf:
             track.key = track.due_s - prefill_s
         self.backlog.add(track, bool(request.preemptions) or self.worth(track))
         if track.ttft_s < inf:
@@ -216,6 +219,7 @@ class SlackState:
     def _set_aside(self, track: Track, now_s: float) -> None:
         """It takes what is left over from now on."""
         track.idle_s = now_s
+        track.owed = False
         self.leftover[track.request.request_id] = track
         self.demoted += track.tpot_s < inf
 
@@ -232,6 +236,7 @@ class SlackState:
             (row_s + context_s * (n + more / 2)) / track.pace_s
             for track, n, more in zip(tracks, context, left, strict=True)
         ]
+        self.patient = sum([w for w, t in zip(weights, tracks, strict=True) if t.patient])
         self.demand = Demand.of(slacks, weights, min(smallest_s, 1.0), self.arriving(now_s))
         for track in self.ledger.filling.values():
             self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
@@ -244,7 +249,7 @@ class SlackState:
 
     def demand_with(self, demand: Demand, track: Track, prefill_s: float, now_s: float) -> Demand:
         """A request that takes what is left adds nothing."""
-        if track.request.slo is None:
+        if not track.owed:
             return demand
         due_s = min(track.due_s, now_s + self.tuning.ageing_s) - now_s
         return demand.with_one(track.weight, prefill_s, due_s)
@@ -268,7 +273,7 @@ class SlackState:
 
     def worth(self, track: Track) -> bool:
         """Whether a request is worth its cost while not all can be served."""
-        return self.price.worth(track.work_s, track.tpot_s)
+        return self.price.worth(track.work_s, track.tpot_s, track.patient)
 
     def prefill_s(self, tokens: int) -> float:
         """On a machine that does nothing else."""

@@ -1,6 +1,6 @@
 """One step of the slack policy: how long it may take, which rows it holds, and how many prompt tokens beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import inf
 
 from roseinfer.core.request import Request
@@ -39,11 +39,11 @@ class SlackStep:
         chunks, starts = self._share(prompts, room)
         self.seconds = self._decode_s + self._prefill_s
         rows = [track.request for track in self._rows]
-        rows += self._leftovers()
+        rows += self._leftovers(set(admission.yields))
         if not rows and not chunks:  # somebody has to
             rows = [track.request for track in state.ledger.decoding.values()]
         rows += [track.request for track in filling]
-        return PlannedDecision(rows, chunks, starts, list(admission.rejections.values()), self._yields)
+        return PlannedDecision(rows, chunks, starts, list(admission.rejections.values()), self._yields, admission.yields)
 
     def _measure(self) -> None:
         """Slack of every decoding request; those that are lost are demoted."""
@@ -71,12 +71,12 @@ class SlackStep:
     def _can_wait(self, prompt: tuple[Track, int]) -> bool:
         """Whether a prompt comes behind those with objectives: it has none, and has not waited long."""
         request = prompt[0].request
-        return request.slo is None and self._now_s < request.arrival_s + self._tuning.ageing_s
+        return not prompt[0].owed and self._now_s < request.arrival_s + self._tuning.ageing_s
 
     def _urgency(self, prompt: tuple[Track, int]) -> tuple[bool, bool, float]:
         """By due time, whether they have begun or not; those that are late for sure behind the others."""
         track, left = prompt
-        if track.request.slo is None:
+        if not track.owed:
             return self._can_wait(prompt), False, 0.0
         late = track.due_s < self._now_s + self._chunk_s(track, left)
         return False, late, min(track.due_s, track.request.arrival_s + self._tuning.ageing_s)
@@ -91,7 +91,7 @@ class SlackStep:
         tau = min(max(min(self._slacks), self._decode_s), self._tuning.longest_step * smallest_s)
         self.limit_s = tau
         room_s = tau - self._decode_s
-        wanted_s = sum([self._chunk_s(track, left) for track, left in prompts if track.request.slo is not None])
+        wanted_s = sum([self._chunk_s(track, left) for track, left in prompts if track.owed])
         over_s = self._decode_s - smallest_s * (1 - state.margins.of(smallest_s))
         if wanted_s > room_s or over_s > 0:
             return self._skip(wanted_s - room_s, over_s)
@@ -155,18 +155,18 @@ class SlackStep:
         if self._rows and room_s < p.prefill_s(0, tuning.smallest_chunk):
             room_s = 0.0
         if room_s <= 0 and prompts:
-            head = next((prompt for prompt in prompts if prompt[0].request.slo is not None), prompts[0])
+            head = next((prompt for prompt in prompts if prompt[0].owed), prompts[0])
             room_s = self._guard(*head) or self._guard(*prompts[0])
         chunks: dict[str, int] = {}
         starts: list[Request] = []
         rest_s = room_s  # for prompts that come first although nothing was promised to them
-        if any(track.request.slo is not None for track, _ in prompts):
+        if any(track.owed for track, _ in prompts):
             rest_s = min(room_s, p.prefill_s(0, most)) * tuning.rest_share
         self._prefill_s = 0.0
         for track, wanted in prompts:
             if room_s <= 0 or most <= 0 or len(starts) >= (options.prefill_max_batch_size or most):
                 break
-            aged = track.request.slo is None and not self._can_wait((track, wanted))
+            aged = not track.owed and not self._can_wait((track, wanted))
             start = _start(track, wanted)
             tokens = min(most, wanted, options.long_prefill_token_threshold or most)
             spend_s = min(room_s, rest_s) if aged else room_s
@@ -196,7 +196,7 @@ class SlackStep:
         """
         tuning, p = self._tuning, self._params
         start = _start(track, wanted)
-        if track.request.slo is None:
+        if not track.owed:
             aged = self._now_s > track.request.arrival_s + tuning.ageing_s
             return p.prefill_s(start, tuning.smallest_chunk) if aged else 0.0
         left_s = track.due_s - self._now_s
@@ -206,10 +206,12 @@ class SlackStep:
             return min(p.prefill_s(start, min(tuning.guard_chunk, wanted)), max(most_s, least_s))
         return 0.0
 
-    def _leftovers(self) -> list[Request]:
+    def _leftovers(self, yielding: Container[Request]) -> list[Request]:
         """Requests that are owed nothing decode while the step stays within its limit, or if they waited long."""
         p, chosen = self._params, []
         for track in self._state.leftover.values():
+            if track.request in yielding:
+                continue
             row_s = p.row_s + p.context_s * len(track.tokens)
             if self.seconds + row_s < self.limit_s or self._now_s - track.idle_s > self._tuning.idle_limit_s:
                 track.idle_s = self._now_s
