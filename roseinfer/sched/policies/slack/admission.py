@@ -186,7 +186,8 @@ class SlackAdmission:
         state = self._state
         own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
-        if smallest_s < inf and not track.request.preemptions:
+        idle = not self._view.running and not self.admitted
+        if smallest_s < inf and not track.request.preemptions and not idle:
             keep = 1 - self._state.margins.of(smallest_s)
             share = keep - self._overhead(smallest_s)
             if track.patient and state.price.crowded and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * share:

@@ -64,6 +64,8 @@ class SlackStep:
         late_s = -slack - (track.tpot_s - track.pace_s) * done  # behind the objective itself
         if late_s <= 0:
             return False
+        if track.tpot_s < self._state.price.pace_s:  # it would hold up more than it is worth
+            return True
         fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._state.batch)
         left = self._state.lengths.left(track.request, max(1, track.outputs))
         return late_s > max(0.0, left * (track.tpot_s - fast_s))
@@ -92,7 +94,8 @@ class SlackStep:
         self.limit_s = tau
         room_s = tau - self._decode_s
         wanted_s = sum([self._chunk_s(track, left) for track, left in prompts if track.owed])
-        over_s = self._decode_s - smallest_s * (1 - state.margins.of(smallest_s))
+        behind_s = max(0.0, -min(self._slacks)) / self._tuning.catch_up
+        over_s = self._decode_s - smallest_s * (1 - state.margins.of(smallest_s)) + behind_s
         if wanted_s > room_s or over_s > 0:
             return self._skip(wanted_s - room_s, over_s)
         return room_s
@@ -182,10 +185,10 @@ class SlackStep:
             self._prefill_s += seconds
             chunks[track.request.request_id] = tokens
             if tokens == wanted and track.due_s < inf:  # it has its token when the step ends, and not before
-                due_s = track.due_s - self._now_s
-                if due_s > self._decode_s + self._prefill_s:
-                    self.limit_s = min(self.limit_s, due_s)
-                    room_s = min(room_s, due_s - self._decode_s - self._prefill_s)
+                ends_s = (track.due_s - self._now_s) / tuning.unsteady
+                if ends_s > self._decode_s + self._prefill_s:
+                    self.limit_s = min(self.limit_s, ends_s)
+                    room_s = min(room_s, ends_s - self._decode_s - self._prefill_s)
             if track.request.seat is None:
                 starts.append(track.request)
         return chunks, starts

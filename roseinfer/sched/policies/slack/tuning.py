@@ -25,6 +25,8 @@ class Tuning:
     longest_step: float = 8.0  # times the smallest TPOT objective
     gap_limit: float = 4.0  # times the request's TPOT objective, between two tokens
     smallest_chunk: int = 16
+    catch_up: float = 32.0  # steps in which requests that are behind should be in time again
+    unsteady: float = 1.1  # how much longer than planned a step may be, where a first token is due at its end
     guard_steps: float = 6.0
     guard_chunk: int = 256
     ageing_s: float = 10.0  # stands for a TTFT objective
