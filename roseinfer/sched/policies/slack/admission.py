@@ -155,7 +155,8 @@ class SlackAdmission:
         """The prompt tokens to compute; None if that takes too long now (the request is turned away), or would make
         another prompt late that has started.
         """
-        p, left_s = self._params, track.due_s - self._now_s - self._params.step_s
+        p, ends_s = self._params, self._state.chunk_ends_s
+        left_s = track.due_s - self._now_s - ends_s
         ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
         time_s = self._prefill_time(left_s) - ahead_s if left_s < inf else inf
         prompt = len(track.tokens)
@@ -170,7 +171,7 @@ class SlackAdmission:
         for due_s, seconds in self._line:
             if due_s > track.due_s:
                 ahead_s += seconds
-                time_s = self._prefill_time(due_s - self._now_s - p.step_s)
+                time_s = self._prefill_time(due_s - self._now_s - ends_s)
                 if ahead_s <= time_s < ahead_s + own_s:
                     return None
         return prompt

@@ -271,6 +271,11 @@ class SlackState:
         self._arriving = self.arriving(now_s) + min(prefill_s, tuning.longest_prompt_s) / tuning.recent_s
         self._arrived_s = now_s
 
+    @property
+    def chunk_ends_s(self) -> float:
+        """What a first token waits for beyond its prompt's turn: the step in flight, and the end of its own."""
+        return max(self.cost.params.step_s, 2 * self.recent_step_s)
+
     def worth(self, track: Track) -> bool:
         """Whether a request is worth its cost while not all can be served."""
         return self.price.worth(track.work_s, track.tpot_s, track.patient)
