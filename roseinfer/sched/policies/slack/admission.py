@@ -14,6 +14,8 @@ from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 ROOMY_FOR_PATIENT = 0.9
+import os
+YT=int(os.environ.get("YT","0"))
 
 
 class SlackAdmission:
@@ -228,6 +230,10 @@ class SlackAdmission:
             (n, left) if slack < ES + 4*p_.prefill_s(0, n) else (EV * n, EV * left)
             for n, left, slack in zip(self._context, state.left(self._context), self._slacks, strict=True)
         ]
+        for other in state.preempted.values():
+            if other is not track:
+                n, left, slack = len(other.tokens), other.length - other.outputs, other.due_s - self._now_s
+                rows.append((n, left) if slack < ES + 4 * p_.prefill_s(0, n) else (EV * n, EV * left))
         starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), *self._kept, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.owed:  # else they would make room
@@ -241,7 +247,7 @@ class SlackAdmission:
         for other in reversed(self._state.leftover.values()):
             if blocks <= 0:
                 break
-            if other.request not in self.yields:
+            if other.request not in self.yields and (other.doomed or other.request.slo is None or YT):
                 chosen.append(other.request)
                 blocks -= other.request.planned // size
         if blocks <= 0:

@@ -46,6 +46,7 @@ class SlackState:
         self.patient = 0.0
         self.growth = self.recent_step_s = self.length_error = 0.0
         self.rest_started_s = -inf
+        self.preempted: dict[str, Track] = {}
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
         self._refreshed_s = self._repriced_s = -inf
         self._arriving = self._arrived_s = 0.0
@@ -73,6 +74,7 @@ class SlackState:
         track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
         if request.preemptions and track.anchor_s < inf and track.owed:  # it is owed its next token, no sooner
             track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
+            self.preempted[request.request_id] = track
         track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
         excess = self.tenants.excess(request.tenant, request.arrival_s)
         most = self.tuning.priority_levels
@@ -94,6 +96,7 @@ class SlackState:
             self.backlog.watch(track, track.due_s - prefill_s - p.step_s)
 
     def admitted(self, track: Track, now_s: float) -> None:
+        self.preempted.pop(track.request.request_id, None)
         self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
         self.growth += track.length
         self.tenants.charge(track.request.tenant, track.work_s, now_s)
@@ -147,6 +150,7 @@ class SlackState:
         if self.leftover.pop(name, None) is not None:
             self.demoted -= track.tpot_s < inf
         self._unseen.pop(name, None)
+        self.preempted.pop(name, None)
         if track in self.batch:
             self.batch.remove(track)
 
