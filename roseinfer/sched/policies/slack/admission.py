@@ -14,8 +14,7 @@ from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 ROOMY_FOR_PATIENT = 0.9
-import os
-YT=int(os.environ.get("YT","0"))
+EVICTABLE = 0.5  # how much of a request that is far ahead counts against the KV cache: it can give its blocks up
 
 
 class SlackAdmission:
@@ -53,9 +52,7 @@ class SlackAdmission:
             state.backlog.sort_by_price(state.worth)
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
         self._demand, self._growth = state.demand, state.growth
-        self._line = sorted(
-            [(t.due_s, state.to_fill_s(t)) for t in state.ledger.filling.values() if t.owed]
-        )
+        self._line = sorted([(t.due_s, state.to_fill_s(t)) for t in state.ledger.filling.values() if t.owed])
         self._start_aged()
         self._walk(state.backlog.affordable, 1.0)
         self._walk(state.backlog.parked, self._tuning.roomy)
@@ -193,7 +190,11 @@ class SlackAdmission:
         if smallest_s < inf and not track.request.preemptions and not idle:
             keep = 1 - self._state.margins.of(smallest_s)
             share = keep - self._overhead(smallest_s)
-            if track.patient and state.price.crowded and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * share:
+            if (
+                track.patient
+                and state.price.crowded
+                and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * share
+            ):
                 return Verdict.SKIP
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
             least = demand.peak + track.weight
@@ -223,17 +224,12 @@ class SlackAdmission:
         if not self._view.running or self._growth + context + track.length <= self._blocks * size:
             return True
         state = self._state
-        import os
-        EV=float(os.environ.get("EV","0")); ES=float(os.environ.get("ES","2"))
-        p_ = self._params
-        rows = [
-            (n, left) if slack < ES + 4*p_.prefill_s(0, n) else (EV * n, EV * left)
-            for n, left, slack in zip(self._context, state.left(self._context), self._slacks, strict=True)
-        ]
+        lefts = state.left(self._context)
+        rows = [self._held(*row) for row in zip(self._context, lefts, self._slacks, strict=True)]
         for other in state.preempted.values():
             if other is not track:
-                n, left, slack = len(other.tokens), other.length - other.outputs, other.due_s - self._now_s
-                rows.append((n, left) if slack < ES + 4 * p_.prefill_s(0, n) else (EV * n, EV * left))
+                left = max(0.0, other.length - other.outputs)
+                rows.append(self._held(len(other.tokens), left, other.due_s - self._now_s))
         starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), *self._kept, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.owed:  # else they would make room
@@ -241,13 +237,19 @@ class SlackAdmission:
         held = sum([request.planned for request in self._view.running])
         return peak_tokens(rows) <= self._view.free_blocks * size + held
 
+    def _held(self, tokens: int, left: float, slack: float) -> tuple[float, float]:
+        """What a request counts against the KV cache: less if it could be computed again before it is owed a token."""
+        if slack < self._tuning.evict_s + 4 * self._params.prefill_s(0, tokens):
+            return tokens, left
+        return EVICTABLE * tokens, EVICTABLE * left
+
     def _make_room(self, track: Track, blocks: int) -> None:
         """Requests that are owed nothing give up so many KV blocks, if they have them; others must not take these."""
         size, chosen = self._view.block_size, []
         for other in reversed(self._state.leftover.values()):
             if blocks <= 0:
                 break
-            if other.request not in self.yields and (other.doomed or other.request.slo is None or YT):
+            if other.request not in self.yields and (other.doomed or other.request.slo is None):
                 chosen.append(other.request)
                 blocks -= other.request.planned // size
         if blocks <= 0:

@@ -43,7 +43,9 @@ class SlackStep:
         if not rows and not chunks:  # somebody has to
             rows = [track.request for track in state.ledger.decoding.values()]
         rows += [track.request for track in filling]
-        return PlannedDecision(rows, chunks, starts, list(admission.rejections.values()), self._yields, admission.yields)
+        return PlannedDecision(
+            rows, chunks, starts, list(admission.rejections.values()), self._yields, admission.yields
+        )
 
     def _measure(self) -> None:
         """Slack of every decoding request; those that are lost are demoted."""
