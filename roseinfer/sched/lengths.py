@@ -31,6 +31,10 @@ class LengthEstimator(Protocol):
         """Learn from a request that came to its own end."""
         ...
 
+    def known(self, request: Request) -> bool:
+        """Whether enough requests of its source have ended to tell what its prediction is worth."""
+        ...
+
 
 class EcdfLengths:
     """Without a predictor: the lengths of the outputs that have ended, one table for all.
@@ -63,6 +67,10 @@ class EcdfLengths:
         insort(self._table, outputs)
         self._refresh()
 
+    def known(self, request: Request) -> bool:
+        """Predictions count for nothing."""
+        return True
+
     def _refresh(self) -> None:
         q25, q50, q75 = self._quartiles(0)
         self._total = q25 / 4 + q50 / 2 + q75 / 4
@@ -94,6 +102,9 @@ class OracleLengths:
 
     def finished(self, request: Request, outputs: int) -> None:
         """Nothing to learn."""
+
+    def known(self, request: Request) -> bool:
+        return True
 
 
 class CalibratedLengths:

@@ -47,7 +47,7 @@ class SlackAdmission:
         self._smallest_s = min([track.tpot_s for track in state.ledger.filling.values()], default=inf)
         if len(state.batch):
             self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
-        self._keep = 1 - state.margins.of(self._smallest_s) if self._smallest_s < inf else 1.0
+        self._keep = (1 - state.margins.of(self._smallest_s) if self._smallest_s < inf else 1.0) - state.stalled
         if state.price.update(self._now_s, self._keep, self._params.step_s):
             state.backlog.sort_by_price(state.worth)
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
@@ -188,7 +188,7 @@ class SlackAdmission:
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
         if smallest_s < inf and not track.request.preemptions and not idle:
-            keep = 1 - self._state.margins.of(smallest_s)
+            keep = 1 - self._state.margins.of(smallest_s) - self._state.stalled
             share = keep - self._overhead(smallest_s)
             if (
                 track.patient

@@ -76,7 +76,7 @@ class SlackPolicy:
         if not self.state.promised and event.plan.step % 4:
             self._predicted_s = 0.0
             return  # nobody needs to know, but the model should stay true
-        self.state.stepped(work_of(event.plan.rows), event.duration_s)
+        self.state.stepped(work_of(event.plan.rows), event.duration_s, event.now_s)
         self._predicted_s = self.state.cost.predicted_s
 
     def begin(self, view: View) -> Decision:

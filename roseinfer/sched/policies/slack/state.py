@@ -15,8 +15,11 @@ from roseinfer.sched.policies.slack.price import Offer, PriceLimit
 from roseinfer.sched.policies.slack.tuning import Tuning
 from roseinfer.sched.policy import View, rejectable
 from roseinfer.sched.prefill import PrefillOptions
+from roseinfer.sched.speed import STALL_FACTOR
 from roseinfer.sched.tenants import TenantShares
 
+import os
+SR=float(os.environ.get("SR","1")); SK=float(os.environ.get("SK","1"))
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
@@ -49,12 +52,16 @@ class SlackState:
         self.preempted: dict[str, Track] = {}
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
         self._refreshed_s = self._repriced_s = -inf
+        self._stalled_s = -inf
+        self.stall_s = self.stalled = 0.0
         self._arriving = self._arrived_s = 0.0
 
     # --- what happens -------------------------------------------------------------------------------------------
-    def stepped(self, work: Work, duration_s: float) -> None:
-        """A step took `duration_s`."""
+    def stepped(self, work: Work, duration_s: float, now_s: float) -> None:
+        """A step took `duration_s`, and has just ended."""
         self.cost.observe(work, duration_s)
+        if duration_s > STALL_FACTOR * self.cost.predicted_s:
+            self._stalled_s = now_s
         if work.decode_rows:
             self.recent_step_s += 0.02 * (duration_s - self.recent_step_s)
 
@@ -108,14 +115,16 @@ class SlackState:
         request = track.request
         self.promised -= request.slo is not None
         self._leave(track)
-        if request.hinted and event.num_outputs > (request.predicted_len or 0):
+        if request.hinted and event.num_outputs > (request.predicted_len or 0) and self._doubtful(track):
             self._reprice(track, event.num_outputs, event.now_s)
         if event.reason not in COMPLETE:
             return
         expected = self.lengths.total(request)
         self.length_error += 0.05 * (abs(event.num_outputs - expected) - self.length_error)
         self.lengths.finished(request, event.num_outputs)
-        if track.tpot_s < inf and track.end_s == inf and event.num_outputs > 1:
+        # A stall says nothing of how near to their limits steps may be planned.
+        steady = request.first_token_s > self._stalled_s
+        if track.tpot_s < inf and track.end_s == inf and event.num_outputs > 1 and steady:
             spent_s = event.now_s - request.first_token_s
             self.margins.observe(spent_s / (event.num_outputs - 1), track.tpot_s)
 
@@ -199,11 +208,16 @@ class SlackState:
         if limit_s == inf or not self.ledger.waiting or now_s - self._repriced_s < tuning.refresh_s:
             return
         self._repriced_s = now_s
-        for track in [track for track in self.batch.tracks if track.request.hinted]:
+        for track in [track for track in self.batch.tracks if track.request.hinted and self._doubtful(track)]:
             if track.outputs > tuning.hint_factor * (track.request.predicted_len or 0) + tuning.hint_tokens:
                 self._reprice(track, track.outputs + self.lengths.left(track.request, track.outputs), now_s)
                 if track.work_s > limit_s:
                     self.demote(track, now_s)
+
+    def _doubtful(self, track: Track) -> bool:
+        """Whether a hint counts for more than it proved worth: not enough of its source have ended to tell."""
+        known = self.lengths.known
+        return not known(track.request)
 
     def _reprice(self, track: Track, length: float, now_s: float) -> None:
         """An output is `length` tokens long in all, and not as short as its client said: its tenant pays the rest."""
@@ -233,6 +247,10 @@ class SlackState:
         if now_s - self._refreshed_s < self.tuning.refresh_s:
             return
         self._refreshed_s = now_s
+        if self._stalled_s > -inf:
+            stalls = self.cost.stalls
+            self.stall_s = SR * stalls.typical_s if stalls.share > 0.005 else 0.0
+            self.stalled = SK * stalls.share
         row_s, context_s, tracks = self.cost.params.row_s, self.cost.params.context_s, self.batch.tracks
         left = self.left(context)
         self.growth = sum(left) + sum([track.length for track in self.ledger.filling.values()])

@@ -92,7 +92,10 @@ class SlackStep:
         if not self._rows:
             return inf
         smallest_s = state.batch.smallest_s
-        tau = min(max(min(self._slacks), self._decode_s), self._tuning.longest_step * smallest_s)
+        slack = min(self._slacks)
+        paced_s = smallest_s * (1 - state.margins.of(smallest_s))
+        slack = min(slack, max(slack - state.stall_s, paced_s))  # what is kept for the next stall is not spent
+        tau = min(max(slack, self._decode_s), self._tuning.longest_step * smallest_s)
         self.limit_s = tau
         room_s = tau - self._decode_s
         wanted_s = sum([self._chunk_s(track, left) for track, left in prompts if track.owed])
@@ -113,7 +116,7 @@ class SlackStep:
         state, p, tau, full_s = self._state, self._params, self.limit_s, self._decode_s
         room_s = tau - full_s
         # One that is ahead by less would soon be the most urgent, and steps would become short and many.
-        ahead_s = max(full_s, state.batch.smallest_s)
+        ahead_s = max(full_s, state.batch.smallest_s) + state.stall_s
         order = sorted(range(len(self._rows)), key=self._slacks.__getitem__)
         tracks, skipped = self._rows, set()
         while order:
