@@ -25,6 +25,7 @@ class Track:
         "due_s",
         "end_s",
         "entry",
+        "floor_s",
         "idle_s",
         "idle_step",
         "key",
@@ -53,7 +54,7 @@ class Track:
         self.anchor_s = inf
         self.pace_s = self.paced_s = 0.0
         self.paced_tokens = 0
-        self.credit = 0.0
+        self.credit = self.floor_s = 0.0
         self.doomed = False
         self.idle_s = 0.0
         self.idle_step = -2

@@ -21,6 +21,7 @@ from roseinfer.sched.tenants import TenantShares
 import os
 SR=float(os.environ.get("SR","1")); SK=float(os.environ.get("SK","1"))
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
+HURRY=float(os.environ.get("HU","0.75"))
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
 
@@ -150,8 +151,11 @@ class SlackState:
         left = self.lengths.left(track.request, max(1, track.outputs))
         track.length = track.outputs + left
         own_s = slo.tpot_s or inf
-        least_s = max(FASTEST * self.alone_s(track), self.price.pace_s)
-        track.tpot_s = min(own_s, max((track.end_s - now_s) / (left + 0.5 * self.length_error), least_s))
+        least_s = max(FASTEST * self.alone_s(track), self.price.pace_s, track.floor_s)
+        pace_s = max((track.end_s - now_s) / (left + 0.5 * self.length_error), least_s)
+        if not track.floor_s:
+            track.floor_s = HURRY * pace_s
+        track.tpot_s = min(own_s, pace_s)
 
     def _leave(self, track: Track) -> None:
         """It decodes no longer."""
