@@ -18,10 +18,8 @@ from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.speed import STALL_FACTOR
 from roseinfer.sched.tenants import TenantShares
 
-import os
-SR=float(os.environ.get("SR","1")); SK=float(os.environ.get("SK","1"))
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
-HURRY=float(os.environ.get("HU","0.75"))
+HURRY = 0.75  # of the pace at its start, to which one that falls behind its end is hurried at most
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
 
@@ -138,7 +136,7 @@ class SlackState:
             return
         arrival_s, behind = track.request.arrival_s, track.length + self.length_error
         whole_s = track.end_s - arrival_s
-        steps_s = behind * max(self.alone_s(track), self.recent_step_s)
+        steps_s = behind * max(FASTEST * self.alone_s(track), self.recent_step_s)
         latest_s = max(whole_s - steps_s, 0.1 * whole_s)
         if latest_s < track.ttft_s:
             track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
@@ -253,8 +251,8 @@ class SlackState:
         self._refreshed_s = now_s
         if self._stalled_s > -inf:
             stalls = self.cost.stalls
-            self.stall_s = SR * stalls.typical_s if stalls.share > 0.005 else 0.0
-            self.stalled = SK * stalls.share
+            self.stall_s = stalls.typical_s if stalls.share > 0.005 else 0.0
+            self.stalled = stalls.share
         row_s, context_s, tracks = self.cost.params.row_s, self.cost.params.context_s, self.batch.tracks
         left = self.left(context)
         self.growth = sum(left) + sum([track.length for track in self.ledger.filling.values()])
