@@ -135,7 +135,7 @@ class SlackAdmission:
         """
         tuning = self._tuning
         track = next(self._first_of(self._state.backlog.rest), None)
-        if track is None or self._now_s < self._state.rest_started_s + tuning.idle_limit_s:
+        if track is None or self._now_s < self._state.rest_again_s:
             return
         if self._now_s < track.request.arrival_s + tuning.ageing_s:
             return

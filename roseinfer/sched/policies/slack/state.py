@@ -26,8 +26,8 @@ SURE_STEPS = 50  # after which the cost model is trusted to call an objective un
 class SlackState:
     """`batch`: those that decode and are owed a token in time. `leftover`: those that decode and are owed nothing, by
     id: best effort, or demoted. `promised`: live requests with objectives. `demoted`: of `leftover`, those with a TPOT
-    objective. `growth`: tokens that the running requests are expected to add. `rest_started_s`: when a request without
-    objectives last started. `recent_step_s`: the mean time between tokens, lately.
+    objective. `growth`: tokens that the running requests are expected to add. `rest_again_s`: when the
+    next one without objectives may start before others. `recent_step_s`: the mean time between tokens, lately.
     """
 
     def __init__(self, config: SchedulerConfig, options: PrefillOptions, known: Estimates, tuning: Tuning) -> None:
@@ -47,7 +47,7 @@ class SlackState:
         self.promised = self.demoted = 0
         self.patient = 0.0
         self.growth = self.recent_step_s = self.length_error = 0.0
-        self.rest_started_s = -inf
+        self.rest_again_s = -inf
         self.preempted: dict[str, Track] = {}
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
         self._refreshed_s = self._repriced_s = -inf
@@ -108,7 +108,8 @@ class SlackState:
         self.tenants.charge(track.request.tenant, track.work_s, now_s)
         self._arrive(self.cost.params.prefill_s(track.request.planned, track.request.remaining), now_s)
         if track.request.slo is None:
-            self.rest_started_s = now_s
+            own_s = self.to_fill_s(track) / self.tuning.rest_share
+            self.rest_again_s = now_s + max(self.tuning.idle_limit_s, own_s)
 
     def ended(self, track: Track, event: Ended) -> None:
         request = track.request

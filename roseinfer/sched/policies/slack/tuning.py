@@ -21,7 +21,7 @@ class Tuning:
     recent_s: float = 10.0  # how far back the forecast of prompts looks
     longest_prompt_s: float = 0.2  # as which one counts in it at most
     spare_seats: float = 0.125  # of all, which requests without objectives leave free
-    rest_share: float = 0.25  # of a step's prompt tokens, for prompts without objectives before the others
+    rest_share: float = 0.1  # of the time for prompts, for those without objectives that come before the others
     longest_step: float = 8.0  # times the smallest TPOT objective
     gap_limit: float = 4.0  # times the request's TPOT objective, between two tokens
     smallest_chunk: int = 16
