@@ -19,6 +19,7 @@ from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Track
 from roseinfer.sched.lengths import OracleLengths
+from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
@@ -32,7 +33,7 @@ def state(policy: str, **options: object) -> State:
     config = scheduler_config(scheduling_policy=policy, **options)
     made = State(make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths())))
     if policy == "slack":
-        made.policy.state.margin.value = made.policy.state.batch.margin = 0.0
+        made.policy.state.margins.START = 0.0
     return made
 
 
@@ -50,13 +51,13 @@ def stats_of(made: State) -> PolicyStats:
 
 # --- slack ------------------------------------------------------------------------------------------------------
 def test_what_slack_shows_with_objectives() -> None:
-    """Mean contexts are 10 + 100 / 2, so a row takes 1.6 ms."""
+    """Mean contexts are 10 + 100 / 2, so a row takes 1.6 ms; three prompts took 10 ms each of the last 10 s."""
     made = state("slack")
     for name, tpot_s in (("a", 0.050), ("b", 0.100), ("c", 0.100)):
         made.run(name, tpot_s=tpot_s)
     made.begin()
     assert stats_of(made) == PolicyStats(
-        utilisation=pytest.approx(0.010 / 0.050 + 0.0016 * (20 + 10 + 10)),
+        utilisation=pytest.approx(0.010 / 0.050 + 0.0016 * (20 + 10 + 10) + 0.003),
         speed=1.0,
         margin=0.0,
         step_budget_s=pytest.approx(0.050),
@@ -65,7 +66,7 @@ def test_what_slack_shows_with_objectives() -> None:
     )
     end(made, "a")
     made.begin()
-    assert stats_of(made).utilisation == pytest.approx(0.010 / 0.100 + 0.0016 * 20)
+    assert stats_of(made).utilisation == pytest.approx(0.010 / 0.100 + 0.0016 * 20 + 0.003)
     assert stats_of(made).virtual_batch_size == pytest.approx(2.0)
     assert stats_of(made).step_budget_s == pytest.approx(0.100 - 0.01333), "from the end of the step in flight"
 
@@ -75,7 +76,7 @@ def test_what_the_margin_leaves_is_what_there_is() -> None:
     made.run("a", tpot_s=0.050)
     made.begin()
     before = stats_of(made).utilisation
-    made.policy.state.margin.value = 0.1
+    made.policy.state.margins.START = 0.1
     assert (stats_of(made).utilisation, stats_of(made).margin) == (pytest.approx(before / 0.9), 0.1)
 
 
@@ -91,7 +92,7 @@ def test_nothing_of_slack_outlives_the_last_objective(best_effort: bool) -> None
     end(made, "lost")
     assert stats_of(made).demoted == 0
     end(made, "a")
-    expected = PolicyStats(utilisation=0.0, speed=1.0, margin=0.0, virtual_batch_size=0.0, demoted=0)
+    expected = PolicyStats(utilisation=0.0, speed=1.0, margin=Margins.START, virtual_batch_size=0.0, demoted=0)
     assert stats_of(made) == expected
     made.begin()
     assert stats_of(made) == expected
@@ -101,7 +102,8 @@ def test_who_has_no_token_deadline_leaves_a_step_unlimited() -> None:
     made = state("slack")
     made.run("only the first token", ttft_s=1.0)
     made.begin()
-    assert stats_of(made) == PolicyStats(0.0, 1.0, 0.0, None, 0.0, 0)
+    share = 0.010 / 10 / (1 - Margins.START)  # of its prompt, lately
+    assert stats_of(made) == PolicyStats(pytest.approx(share), 1.0, Margins.START, None, 0.0, 0)
 
 
 def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:

@@ -76,7 +76,7 @@ def test_one_that_was_preempted_waits_once() -> None:
     backlog = made.policy.state.backlog
     found = first_of(backlog.affordable, lambda _: True, lambda _: (), 16)
     assert [track.request.request_id for track in found] == ["again"]
-    backlog.sort_by_price(1e9)
+    backlog.sort_by_price(lambda track: True)
     assert len(backlog.affordable) == 1
     assert made.admitted(made.begin()) == {"again": 10}
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -12,8 +13,9 @@ from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths, peak_tokens
-from roseinfer.sched.policies.slack.capacity import Demand, Margin, PriceLimit
+from roseinfer.sched.policies.slack.capacity import Demand, Margins
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
+from roseinfer.sched.policies.slack.price import Offer, PriceLimit
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
@@ -31,7 +33,7 @@ def state(
     config = SchedulerConfig(scheduling_policy="slack")
     known = Estimates(CostModel(cost, fit=False), OracleLengths())
     policy = SlackPolicy(config, SlackOptions(), known, replace(Tuning(), **{"reserve": 0.0, **tuning}))
-    policy.state.margin.value = policy.state.batch.margin = 0.0
+    policy.state.margins.START = 0.0
     return State(policy, budget=budget, seats=seats, free_blocks=free_blocks)
 
 
@@ -56,7 +58,7 @@ def test_tokens_ahead_of_schedule_pay_for_a_longer_step() -> None:
 
 def test_the_margin_brings_deadlines_forward() -> None:
     made = state()
-    made.policy.state.margin.value = made.policy.state.batch.margin = 0.11
+    made.policy.state.margins.START = 0.11
     made.run("a", tpot_s=0.050)
     made.wait("long", 500, ttft_s=9.0, tpot_s=0.050)
     assert made.admitted(made.begin()) == {"long": 33}, "44.5 ms, less 11"
@@ -220,14 +222,14 @@ def test_slack_that_runs_have_banked_admits_more() -> None:
 
 
 def test_cheap_requests_overtake_expensive_ones() -> None:
-    made = state(budget=60)
+    made = state(seats=1)
     made.wait("long", 50, predicted=900, ttft_s=2.0, tpot_s=0.050)
     made.wait("short", 50, predicted=9, ttft_s=2.5, tpot_s=0.050)
-    assert list(made.admitted(made.begin())) == ["short", "long"]
+    assert list(made.admitted(made.begin())) == ["short"]
 
 
 def test_priority_comes_before_the_deadline() -> None:
-    made = state(budget=60)
+    made = state(seats=1)
     made.wait("a", 50, ttft_s=2.0, tpot_s=0.050)
     second = made.wait("b", 50, ttft_s=2.5, tpot_s=0.050)
     second.priority = -1
@@ -235,7 +237,7 @@ def test_priority_comes_before_the_deadline() -> None:
     made.waiting.remove(second)
     made.waiting.append(second)
     made.policy.observe(Queued(second))
-    assert list(made.admitted(made.begin())) == ["b", "a"]
+    assert list(made.admitted(made.begin())) == ["b"]
 
 
 def test_blocks_are_taken_from_those_that_are_owed_nothing_then_from_those_furthest_ahead() -> None:
@@ -261,13 +263,13 @@ def test_the_cache_must_hold_the_expected_peak() -> None:
 
 
 def test_a_tenant_beyond_its_share_waits_behind_others() -> None:
-    made = state()
+    made = state(seats=1)
     for i in range(4):
         made.run(f"greedy{i}", tpot_s=0.050, tenant="greedy")
     made.run("modest", tpot_s=0.050, tenant="modest")
     made.wait("a", 10, ttft_s=2.0, tpot_s=0.050, tenant="greedy")
     made.wait("b", 10, ttft_s=2.5, tpot_s=0.050, tenant="modest")
-    assert list(made.admitted(made.begin())) == ["b", "a"]
+    assert list(made.admitted(made.begin())) == ["b"]
 
 
 # --- parts ------------------------------------------------------------------------------------------------------
@@ -283,24 +285,31 @@ def test_demand_counts_nothing_before_slack_is_used_up() -> None:
     assert arriving.with_one(0.0, 0.25, 0.1).peak == pytest.approx(0.1 + 0.5 + 0.1)
 
 
-def test_the_price_limit_is_where_the_cheapest_fill_the_machine() -> None:
+def offered(works_s: list[float]) -> PriceLimit:
+    """Ten seconds of requests, a tenth of a second apart."""
     price = PriceLimit(window_s=10.0, every_s=1.0)
     for i in range(100):
-        price.offer(i / 10, 0.01 * (1 + i % 10), 0.01 * (1 + i % 10))
-    assert price.update(10.0, 0.60)
-    assert price.limit_s == float("inf"), "5.5 s of work in 10 s fit"
-    assert not price.update(10.5, 0.30)
-    assert price.update(11.0, 0.30)
+        work_s = works_s[i % len(works_s)]
+        price.offer(Offer(i / 10, work_s, work_s, inf))
+    return price
+
+
+def test_the_price_limit_is_where_the_cheapest_fill_the_machine() -> None:
+    price = offered([0.01 * (1 + i) for i in range(10)])
+    assert price.update(10.0, 0.60, 0.0)
+    assert price.limit_s == inf, "5.5 s of work in 10 s fit"
+    assert not price.update(10.5, 0.30, 0.0)
+    assert price.update(11.0, 0.30, 0.0)
     assert price.limit_s == pytest.approx(0.08)
-    assert price.update(30.0, 0.30) and price.limit_s == float("inf"), "what was offered long ago does not count"
+    assert price.update(30.0, 0.30, 0.0) and price.limit_s == inf, "what was offered long ago does not count"
 
 
 def test_a_tenant_with_a_higher_price_does_not_leave_the_machine_idle() -> None:
     """Work at its plain price fills the machine; the limit is the price up to which it does."""
     price = PriceLimit(window_s=10.0, every_s=1.0)
     for i in range(100):
-        price.offer(i / 10, 0.1, 0.1 * (3 if i % 2 else 1))
-    assert price.update(10.0, 0.75)
+        price.offer(Offer(i / 10, 0.1, 0.1 * (3 if i % 2 else 1), inf))
+    assert price.update(10.0, 0.75, 0.0)
     assert price.limit_s == pytest.approx(0.3), "5 s of the cheap, and half of the others"
 
 
@@ -311,16 +320,16 @@ def test_the_peak_of_the_cache() -> None:
 
 
 def test_the_margin_settles_where_one_in_twenty_one_is_near() -> None:
-    margin = Margin()
+    margins = Margins()
     for _ in range(30):
-        margin.observe(0.0299, 0.030)
-    assert margin.value == pytest.approx(0.02 + 30 * 0.004)
+        margins.observe(0.0299, 0.030)
+    assert margins.of(0.030) == pytest.approx(0.02 + 30 * 0.004)
     for _ in range(20):
-        margin.observe(0.020, 0.030)
-    assert margin.value == pytest.approx(0.02 + 30 * 0.004 - 0.004)
+        margins.observe(0.020, 0.030)
+    assert margins.of(0.030) == pytest.approx(0.02 + 30 * 0.004 - 0.004)
     for _ in range(2000):
-        margin.observe(0.020, 0.030)
-    assert margin.value == margin.floor
+        margins.observe(0.020, 0.030)
+    assert margins.of(0.030) == margins.FLOOR
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------

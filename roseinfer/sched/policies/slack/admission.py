@@ -244,14 +244,17 @@ class SlackAdmission:
         return EVICTABLE * tokens, EVICTABLE * left
 
     def _make_room(self, track: Track, blocks: int) -> None:
-        """Requests that are owed nothing give up so many KV blocks, if they have them; others must not take these."""
+        """Requests that are owed nothing give up so many KV blocks, if they have them; others must not take these. None
+        does so twice, or a long one would compute its prompt again and again.
+        """
         size, chosen = self._view.block_size, []
         for other in reversed(self._state.leftover.values()):
             if blocks <= 0:
                 break
-            if other.request not in self.yields and (other.doomed or other.request.slo is None):
-                chosen.append(other.request)
-                blocks -= other.request.planned // size
+            request = other.request
+            if (other.doomed or request.slo is None) and not request.preemptions and request not in self.yields:
+                chosen.append(request)
+                blocks -= request.planned // size
         if blocks <= 0:
             self.yields += chosen
             self._blocks -= -(-len(track.tokens) // size)

@@ -38,10 +38,10 @@ class SlackStep:
         self._take_turns()
         chunks, starts = self._share(prompts, room)
         self.seconds = self._decode_s + self._prefill_s
-        rows = [track.request for track in self._rows]
-        rows += self._leftovers(set(admission.yields))
+        rows, yielding = [track.request for track in self._rows], set(admission.yields)
+        rows += self._leftovers(yielding)
         if not rows and not chunks:  # somebody has to
-            rows = [track.request for track in state.ledger.decoding.values()]
+            rows = [track.request for track in state.ledger.decoding.values() if track.request not in yielding]
         rows += [track.request for track in filling]
         return PlannedDecision(
             rows, chunks, starts, list(admission.rejections.values()), self._yields, admission.yields
