@@ -8,7 +8,8 @@ from roseinfer.sched.policy import Refusal, Verdict
 
 class PlannedDecision:
     """`rows`: the running requests that compute, in order. `chunks`: prompt tokens by request id, for running and
-    starting ones alike. `victim_key`: who yields first has the largest, where blocks run out. `yields`: who makes room now.
+    starting ones alike. `victim_key`: who yields first has the largest, where blocks run out. `yields`: who makes room
+    now.
     """
 
     def __init__(

@@ -181,9 +181,10 @@ class SlackAdmission:
         One that is neither urgent nor cheap must leave a reserve for those that are, and may be overtaken by them, and
         one that fails for its own pace alone by those that need a slower one.
         """
-        if not self._has_blocks(track):
+        state, room = self._state, self._has_blocks(track)
+        yielding = [] if room else self._could_yield(track)
+        if not room and not yielding:
             return Verdict.STOP
-        state = self._state
         own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
@@ -208,6 +209,9 @@ class SlackAdmission:
                 return Verdict.SKIP if demand.peak <= limit * share else full
         else:
             demand = self._state.demand_with(demand, track, own_s, self._now_s)
+        if yielding:  # it starts when the blocks are there, and nobody takes them meanwhile
+            self.yields += yielding
+            return Verdict.STOP
         self._demand, self._smallest_s = demand, smallest_s
         self._growth += track.length
         insort(self._line, (track.due_s, own_s))
@@ -216,10 +220,7 @@ class SlackAdmission:
     def _has_blocks(self, track: Track) -> bool:
         """Whether its prompt fits the KV cache now, and all that run and this one at their expected peak."""
         size, context = self._view.block_size, len(track.tokens)
-        needed = -(-context // size) - self._blocks
-        if needed > 0:
-            if track.owed:
-                self._make_room(track, needed)
+        if -(-context // size) > self._blocks:
             return False
         if not self._view.running or self._growth + context + track.length <= self._blocks * size:
             return True
@@ -232,7 +233,7 @@ class SlackAdmission:
                 rows.append(self._held(len(other.tokens), left, other.due_s - self._now_s))
         starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), *self._kept, track]
         rows += [(len(other.tokens), other.length) for other in starting]
-        if not track.owed:  # else they would make room
+        if not track.owed:  # else they make room
             rows += [(len(other.tokens), 0.0) for other in state.leftover.values()]
         held = sum([request.planned for request in self._view.running])
         return peak_tokens(rows) <= self._view.free_blocks * size + held
@@ -243,21 +244,22 @@ class SlackAdmission:
             return tokens, left
         return EVICTABLE * tokens, EVICTABLE * left
 
-    def _make_room(self, track: Track, blocks: int) -> None:
-        """Requests that are owed nothing give up so many KV blocks, if they have them; others must not take these. None
-        does so twice, or a long one would compute its prompt again and again.
+    def _could_yield(self, track: Track) -> list[Request]:
+        """Requests that are owed nothing, and whose KV blocks are what the prompt of this one lacks; none if there are
+        not enough. None yields twice, or a long one would compute its prompt again and again.
         """
         size, chosen = self._view.block_size, []
+        lacking = -(-len(track.tokens) // size) - self._blocks
+        if lacking <= 0:
+            return []
         for other in reversed(self._state.leftover.values()):
-            if blocks <= 0:
-                break
             request = other.request
-            if (other.doomed or request.slo is None) and not request.preemptions and request not in self.yields:
+            if (other.doomed or request.slo is None) and not request.preemptions:
                 chosen.append(request)
-                blocks -= request.planned // size
-        if blocks <= 0:
-            self.yields += chosen
-            self._blocks -= -(-len(track.tokens) // size)
+                lacking -= request.planned // size
+            if lacking <= 0:
+                return chosen
+        return []
 
     def _reserve(self, track: Track, smallest_s: float) -> float:
         tuning, mean_s = self._tuning, self._state.price.mean_s
