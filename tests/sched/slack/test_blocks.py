@@ -109,7 +109,9 @@ def test_one_of_two_makes_room(depth: int) -> None:
 
 def submit(core: EngineCore, name: str, prompt: int, *, length: int, slo: Slo | None = None) -> None:
     params = SamplingParams(max_tokens=length, ignore_eos=True)
-    core.add(Add(name, [1] * prompt, params, 1, RequestMeta(slo=slo, arrival_s=core._clock.now(), predicted_len=length)))
+    core.add(
+        Add(name, [1] * prompt, params, 1, RequestMeta(slo=slo, arrival_s=core._clock.now(), predicted_len=length))
+    )
 
 
 # --- those that had some and were put out -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths import OracleLengths, peak_tokens
+from roseinfer.sched.lengths import LengthEstimator, OracleLengths, peak_tokens
 from roseinfer.sched.policies.slack.capacity import Demand, Margins
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
 from roseinfer.sched.policies.slack.price import Offer, PriceLimit
@@ -28,10 +28,17 @@ COST = CostParams(step_s=0.010, token_s=0.001, pair_s=0.0, row_s=0.001, context_
 
 
 def state(
-    cost: CostParams = COST, *, budget: int = 2048, seats: int = 64, free_blocks: int = 10_000, **tuning: float
+    cost: CostParams = COST,
+    *,
+    lengths: LengthEstimator | None = None,
+    budget: int = 2048,
+    seats: int = 64,
+    free_blocks: int = 10_000,
+    **tuning: float,
 ) -> State:
+    """Without margins or a reserve, so that expected values are those of the objectives."""
     config = SchedulerConfig(scheduling_policy="slack")
-    known = Estimates(CostModel(cost, fit=False), OracleLengths())
+    known = Estimates(CostModel(cost, fit=False), lengths or OracleLengths())
     policy = SlackPolicy(config, SlackOptions(), known, replace(Tuning(), **{"reserve": 0.0, **tuning}))
     policy.state.margins.START = 0.0
     return State(policy, budget=budget, seats=seats, free_blocks=free_blocks)

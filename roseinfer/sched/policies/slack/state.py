@@ -141,7 +141,7 @@ class SlackState:
         latest_s = max(whole_s - steps_s, 0.1 * whole_s)
         if latest_s < track.ttft_s:
             track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
-        track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / track.length, FASTEST * self.alone_s(track)))
+        track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, track.length), FASTEST * self.alone_s(track)))
 
     def _pace_whole(self, track: Track, now_s: float) -> None:
         """From now on its tokens are spread over what is left of the time for the whole request."""
