@@ -1,0 +1,86 @@
+"""Objectives for a whole request under slack: deadlines, from which a pace follows."""
+
+import pytest
+
+from roseinfer.core.request import Request
+from roseinfer.sched.ledger import Track
+from tests.sched.queues import State
+from tests.sched.slack.test_slack import state
+
+
+def decoding(made: State, request: Request) -> Track:
+    made.begin()
+    return made.policy.state.ledger.decoding[request.request_id]
+
+
+def grow(request: Request, outputs: int) -> None:
+    request.tokens += [1] * outputs
+    request.planned = request.computed = len(request.tokens) - 1
+
+
+def test_the_pace_is_what_is_left_over_the_tokens_that_are_left() -> None:
+    made = state()
+    request = made.run("a", e2e_s=10.0, predicted=101, first_s=4.0)
+    assert decoding(made, request).tpot_s == pytest.approx(6.0 / 100)
+
+
+def test_an_early_first_token_leaves_more_for_the_others() -> None:
+    made = state()
+    request = made.run("a", e2e_s=10.0, predicted=101, first_s=1.0)
+    assert decoding(made, request).tpot_s == pytest.approx(9.0 / 100)
+
+
+def test_a_pace_of_its_own_is_kept_if_it_is_faster() -> None:
+    made = state()
+    request = made.run("a", e2e_s=10.0, tpot_s=0.050, predicted=101, first_s=1.0)
+    assert decoding(made, request).tpot_s == 0.050
+
+
+def test_its_first_token_is_due_so_that_the_others_are_in_time() -> None:
+    """100 tokens at steps of 11 ms take 1.1 s, so 8.9 s are left for the prompt; a tenth of the time at least."""
+    made = state()
+    for name, e2e_s in (("far", 10.0), ("near", 1.1)):
+        made.wait(name, e2e_s=e2e_s, predicted=100)
+    waiting = made.policy.state.ledger.waiting
+    assert waiting["far"].due_s == pytest.approx(10.0 - 1.1)
+    assert waiting["near"].due_s == pytest.approx(0.11)
+
+
+def test_who_outlives_its_length_needs_a_faster_pace() -> None:
+    """Of what is left of its time, from now on, for as many tokens as are expected now."""
+    made = state()
+    request = made.run("a", e2e_s=10.0, predicted=51, first_s=0.001)
+    track = decoding(made, request)
+    assert track.tpot_s == pytest.approx(9.999 / 50)
+    grow(request, 50)
+    made.now_s = 5.0
+    made.policy.state.lengths.left = lambda request, outputs: 30.0
+    made.begin()
+    assert track.tpot_s == pytest.approx(5.0 / 30, rel=0.05)
+    assert track.anchor_s + track.pace_s * len(track.tokens) == pytest.approx(5.0, abs=track.tpot_s)
+
+
+def test_the_price_of_a_pace_bounds_it() -> None:
+    """Two seconds for 100 tokens would need one every 20 ms, and that is not worth its cost at present."""
+    made = state()
+    request = made.run("a", e2e_s=2.1, predicted=101, first_s=0.1)
+    track = decoding(made, request)
+    assert track.tpot_s == pytest.approx(2.0 / 100)
+    made.policy.state.price.pace_s = 0.040
+    made.begin()
+    assert track.tpot_s == pytest.approx(0.040)
+
+
+def test_no_pace_is_faster_than_a_machine_that_does_nothing_else() -> None:
+    made = state()
+    request = made.run("a", e2e_s=1.0, predicted=1000, first_s=0.1)
+    assert decoding(made, request).tpot_s == pytest.approx(1.1 * 0.011)
+
+
+def test_an_end_that_nobody_could_reach_is_refused() -> None:
+    """200 steps of 11 ms."""
+    made = state()
+    made.policy.state.cost.steps = 50
+    made.wait("a", 10, e2e_s=2.0, predicted=200)
+    made.wait("b", 10, e2e_s=2.5, predicted=200)
+    assert list(made.rejected(made.begin())) == ["a"]
