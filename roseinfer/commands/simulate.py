@@ -50,6 +50,7 @@ COLUMNS = {
     "policy us": ("scheduler_us_per_step",),
 }
 SHARES = ("adherence", "rejected", "missed", "best effort")
+REFUSED_BY = "refused by"  # shown where somebody was
 BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown where there is some
 
 
@@ -288,10 +289,20 @@ def print_points(points: Sequence[Mapping[str, Any]]) -> None:
                 value = None if value is None else value[part]
             shown = title in SHARES and value is not None
             row[title] = f"{value:.3f}" if shown else value
+        row[REFUSED_BY] = refusals(point["refused_by"])
         rows.append(row)
     if all(point["best_effort"] is None for point in points):
         rows = [{title: row[title] for title in row if title not in BEST_EFFORT} for row in rows]
+    if not any(row[REFUSED_BY] for row in rows):
+        rows = [{title: row[title] for title in row if title != REFUSED_BY} for row in rows]
     print(table(rows))
+
+
+def refusals(counts: Mapping[str, float]) -> str:
+    """`price 91%, queue 9%` of those turned away, the most frequent first."""
+    whole = sum(counts.values())
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{cause} {count / whole:.0%}" for cause, count in ordered if count)
 
 
 def print_classes(points: Sequence[Mapping[str, Any]]) -> None:

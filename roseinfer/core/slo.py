@@ -1,6 +1,7 @@
 """Latency objectives of a request, and what is said of one that is turned away."""
 
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from math import isfinite
 from typing import NamedTuple
 
@@ -37,12 +38,31 @@ class Slo:
         return [name for name, seen, promised in pairs if promised is not None and seen > promised]
 
 
+class Cause(StrEnum):
+    """What stood against a request that was turned away: what it waited for when its time was over."""
+
+    IDLE = "idle"  # nothing: an idle machine would have missed the objective as well
+    PRICE = "price"  # more is asked than can be done, and it is more work than what is served
+    PACE = "pace"  # more is asked than can be done, and steps as short as it needs cost too many others their place
+    QUEUE = "queue"  # the prompts before its own, here or on its way to the scheduler
+    RUNNING = "running"  # those that run: they and it would not have a token in time
+    BLOCKS = "blocks"  # room in the KV cache
+    SEATS = "seats"  # one of `max_num_seqs`
+    OTHER = "other"  # the policy does not say
+
+
 class Rejection(NamedTuple):
     """Why a request was turned away before its first token.
 
-    `predicted_ttft_s`: what it would have seen. `hopeless`: an idle machine would have missed the objective as well.
+    `reason`: the objective that could not be kept, "ttft", "tpot" or "e2e". `predicted_ttft_s`: what it would have
+    seen.
     """
 
     reason: str
     predicted_ttft_s: float
-    hopeless: bool = False
+    cause: Cause = Cause.OTHER
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether an idle machine would have missed the objective as well."""
+        return self.cause is Cause.IDLE

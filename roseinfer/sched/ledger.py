@@ -5,6 +5,7 @@ from math import inf
 
 from roseinfer.core.events import Admitted, Ended, Event, Queued
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 
 # Beyond these an objective is as good as at them, and what policies compute from it would be 0, inf or NaN.
 SHORTEST_S, LONGEST_S = 1e-6, 1e9
@@ -15,7 +16,8 @@ class Track:
 
     `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
     pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request.
-    `owed`: whether something was promised that can still be kept or broken. The other fields belong to the policy.
+    `owed`: whether something was promised that can still be kept or broken. `waits_for`: what made it wait when the
+    policy last looked, None before. The other fields belong to the policy.
     """
 
     __slots__ = (
@@ -38,6 +40,7 @@ class Track:
         "tokens",
         "tpot_s",
         "ttft_s",
+        "waits_for",
         "weight",
         "work_s",
     )
@@ -59,12 +62,20 @@ class Track:
         self.idle_s = 0.0
         self.idle_step = -2
         self.entry = -1
+        self.waits_for: Cause | None = None
         self.key = self.length = self.weight = self.work_s = 0.0
 
     @property
     def patient(self) -> bool:
         """Whether it may start at any time: only its pace was promised."""
         return self.owed and self.due_s == inf and self.end_s == inf
+
+    @property
+    def first_objective(self) -> str:
+        """The objective that asks for its first token by `due_s`."""
+        slo = self.request.slo
+        own_s = _sane(slo.ttft_s if slo else None)
+        return "ttft" if self.ttft_s >= own_s else "e2e"
 
     @property
     def outputs(self) -> int:

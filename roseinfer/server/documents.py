@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 
+from roseinfer.core.slo import Cause
 from roseinfer.server.formats.bounds import constrain
 from roseinfer.server.formats.schemas import (
     ChatRequest,
@@ -42,6 +43,8 @@ class ErrorFields(Answer):
     type: str
     param: str | None
     code: str | None
+    reason: Literal["ttft", "tpot", "e2e"] | None = None
+    cause: Cause | None = None
     predicted_ttft_ms: float | None = None
 
 

@@ -7,6 +7,7 @@ from math import ceil, floor
 from statistics import fmean
 from typing import Any
 
+from roseinfer.core.slo import Cause
 from roseinfer.sim.simulator import Lifetime, Simulation
 
 PERCENTILES = (50, 95, 99)
@@ -62,6 +63,7 @@ def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, An
         "goodput_window_req_s": len(good) / window_s,
         "adherence": adherence(lives),
         "rejected": 1 - len(kept) / len(promised) if promised else 0.0,
+        "refused_by": _refused_by(promised),
         "false_rejected": _false_rejected(lives, replay),
         "accepted_missed": 1 - len(good) / len(kept) if kept else 0.0,
         "good_tok_s": sum(len(life.token_s) for life in good) / run.elapsed_s,
@@ -112,6 +114,12 @@ def _latencies(served: Sequence[Lifetime]) -> dict[str, Any]:
 
 def _gaps(life: Lifetime) -> list[float]:
     return [later - earlier for earlier, later in pairwise(life.token_s)]
+
+
+def _refused_by(lives: Sequence[Lifetime]) -> dict[str, int]:
+    """How many were turned away, by what stood against them."""
+    found = Counter(life.rejection.cause for life in lives if life.rejection is not None)
+    return {cause.value: found[cause] for cause in Cause}
 
 
 def _false_rejected(lives: Sequence[Lifetime], replay: Simulation | None) -> float | None:

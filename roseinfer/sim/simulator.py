@@ -13,7 +13,7 @@ from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import RequestMeta, sequence_id
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
@@ -36,7 +36,9 @@ class StuckError(RoseinferError):
 
 @dataclass(slots=True)
 class Lifetime:
-    """When a request arrived and when each of its tokens was there, in simulated seconds; how it ended."""
+    """When a request arrived and when each of its tokens was there, in simulated seconds; how it ended, and why it was
+    turned away if it was.
+    """
 
     arrival_s: float
     slo: Slo | None = None
@@ -44,6 +46,7 @@ class Lifetime:
     tenant: str = ""
     token_s: list[float] = field(default_factory=list)
     reason: FinishReason | None = None
+    rejection: Rejection | None = None
 
     @property
     def served(self) -> bool:
@@ -223,4 +226,4 @@ def _note(outputs: list[RequestOutput], lives: dict[str, Lifetime], now_s: float
         if token_ids:
             lives[name].token_s.append(now_s)
         if end is not None:
-            lives[name].reason = end.reason
+            lives[name].reason, lives[name].rejection = end.reason, end.rejection

@@ -9,7 +9,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import End, FinishReason, RequestTimes
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Rejection, Slo
+from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.engine.messages import Add
 
 
@@ -39,5 +39,12 @@ def test_objectives_and_refusals_travel() -> None:
     meta = RequestMeta(slo=Slo(0.5, None, 2.0, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
     add = Add("a", [1], SamplingParams(), meta=meta)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=Add) == add
-    end = End(FinishReason.REJECTED, RequestTimes(1.0, 0.0, 0.0, 2.0), rejection=Rejection("ttft", 0.7, True))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=End) == end
+    end = End(FinishReason.REJECTED, RequestTimes(1.0, 0.0, 0.0, 2.0), rejection=Rejection("e2e", 0.7, Cause.IDLE))
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=End)
+    assert back == end and back.rejection is not None
+    assert back.rejection.cause is Cause.IDLE and back.rejection.hopeless
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_only_what_an_idle_machine_would_miss_is_hopeless(cause: Cause) -> None:
+    assert Rejection("ttft", 1.0, cause).hopeless == (cause is Cause.IDLE)

@@ -21,7 +21,7 @@ from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import Cause, Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
@@ -283,6 +283,7 @@ def test_a_request_that_is_turned_away_says_why(n: int) -> None:
                 assert chunk.finish_reason is FinishReason.REJECTED and not chunk.token_ids and not chunk.text
                 assert chunk.rejection is not None and chunk.rejection.reason == "ttft"
                 assert chunk.rejection.predicted_ttft_s > 5.0 and not chunk.rejection.hopeless
+                assert chunk.rejection.cause is Cause.QUEUE, "it came late"
             assert fine[-1].finish_reason is FinishReason.LENGTH and fine[-1].rejection is None
             await until(lambda: live() == 0)
             assert client.num_live == 0

@@ -5,6 +5,7 @@ import pytest
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
@@ -131,14 +132,30 @@ def test_ttft_guard_rejects_what_cannot_be_in_time_behind_tighter_ones() -> None
     rejected = state.rejected(decision)
     assert rejected.keys() == {"b"}
     assert rejected["b"].predicted_ttft_s == pytest.approx(2.0)
-    assert not rejected["b"].hopeless
+    assert (rejected["b"].reason, rejected["b"].cause) == ("ttft", Cause.QUEUE)
     assert list(state.admitted(decision)) == ["a", "c"]
 
 
 def test_what_even_an_idle_machine_misses_is_called_hopeless() -> None:
     state = State(scorpio(CostParams(0.0, 0.1, 0.0, 0.0, 0.0)))
     state.wait("a", ttft_s=0.5, tpot_s=9.0)
-    assert state.rejected(state.begin())["a"].hopeless
+    assert state.rejected(state.begin())["a"].cause is Cause.IDLE
+
+
+def test_what_those_that_run_held_up_until_it_was_late_says_so() -> None:
+    state = State(scorpio(CostParams(0.0, 0.0, 0.0, 1.5, 0.0)))
+    state.run("old", tpot_s=2.0)
+    state.wait("new", tpot_s=3.0, ttft_s=5.0)
+    assert not state.rejected(state.begin())
+    state.now_s = 4.9999
+    assert state.rejected(state.begin())["new"].cause is Cause.RUNNING
+
+
+def test_an_end_that_is_out_of_reach_is_named_as_the_reason() -> None:
+    state = State(scorpio(CostParams(0.010, 0.001, 0.0, 0.0, 0.0)))
+    state.wait("a", 500, predicted=100, e2e_s=1.0)
+    state.now_s = 0.9
+    assert state.rejected(state.begin())["a"].reason == "e2e"
 
 
 def test_as_published_an_admissible_prompt_stops_all_decodes() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk, Sink, StepRecord
 from roseinfer.text.tokenizer import Tokenizer
@@ -169,9 +169,11 @@ def fake_prompt_logprobs(ids: list[int], top: int) -> list[TokenLogprobs | None]
     return [None, *(fake_logprobs(token, i, top) for i, token in enumerate(ids[1:]))]
 
 
-def rejected(reason: str = "ttft", predicted_s: float = 2.5, hopeless: bool = False, index: int = 0) -> SequenceChunk:
+def rejected(
+    reason: str = "ttft", predicted_s: float = 2.5, cause: Cause = Cause.PRICE, index: int = 0
+) -> SequenceChunk:
     """The end of a sample that the scheduler turned away."""
-    why = Rejection(reason, predicted_s, hopeless)
+    why = Rejection(reason, predicted_s, cause)
     return SequenceChunk(index, finish_reason=FinishReason.REJECTED, rejection=why)
 
 

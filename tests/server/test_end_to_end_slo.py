@@ -49,22 +49,26 @@ def client(real: RealServer) -> Iterator[openai.OpenAI]:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_out_of_reach_is_refused(real: RealServer, client: openai.OpenAI, stream: bool, n: int) -> None:
-    before = real.metrics("roseinfer:slo_rejections_total", slo_class="custom", reason="ttft")[0]
+    labels = {"slo_class": "custom", "reason": "ttft", "cause": "idle"}
+    before = real.metrics("roseinfer:slo_rejections_total", **labels)[0]
     with pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(
             model="tiny", prompt="def f(", n=n, max_tokens=20, stream=stream, extra_body={"slo": IMPOSSIBLE}
         )
     assert refused.value.code == "slo_unattainable"
-    assert refused.value.body["predicted_ttft_ms"] > 0.01  # type: ignore[index]
+    body: Any = refused.value.body
+    assert body["predicted_ttft_ms"] > 0.01 and (body["reason"], body["cause"]) == ("ttft", "idle")
     assert refused.value.response.headers["x-should-retry"] == "false", "an idle machine could not do it either"
-    assert real.metrics("roseinfer:slo_rejections_total", slo_class="custom", reason="ttft")[0] == before + 1
+    assert real.metrics("roseinfer:slo_rejections_total", **labels)[0] == before + 1
     real.until_idle()
 
 
 def test_so_is_a_pace_that_no_step_can_keep(client: openai.OpenAI) -> None:
     slo = {"slo": {"ttft_ms": 50000, "tpot_ms": 0.001}}
-    with pytest.raises(openai.RateLimitError, match="TPOT objective"):
+    with pytest.raises(openai.RateLimitError, match="TPOT objective") as refused:
         client.completions.create(model="tiny", prompt="def f(", max_tokens=20, extra_body=slo)
+    body: Any = refused.value.body
+    assert (body["reason"], body["cause"]) == ("tpot", "idle")
 
 
 @pytest.mark.parametrize("stream", [False, True])

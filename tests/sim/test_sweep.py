@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from roseinfer import cli
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import AtRate
@@ -61,6 +62,24 @@ def test_a_summary_counts_the_rejected_in_the_denominator() -> None:
     assert found["longest_gap_ms"] == pytest.approx(200.0)
     assert found["scheduler_us_per_step"] == pytest.approx(100.0)
     assert found["false_rejected"] is None
+
+
+def test_the_refused_are_counted_by_cause() -> None:
+    gone = [
+        Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED, Rejection("ttft", 1.0, cause))
+        for cause in (Cause.PRICE, Cause.PRICE, Cause.SEATS)
+    ]
+    found = summarise(Simulation([life(0.5, 0.05), *gone], elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    assert found["refused_by"] == {cause.value: 0 for cause in Cause} | {"price": 2, "seats": 1}
+    assert mean_of([found, {**found, "refused_by": dict.fromkeys(Cause, 0)}])["refused_by"]["price"] == 1
+
+
+def test_every_refusal_of_a_run_has_a_cause() -> None:
+    for name in ("slack", "scorpio"):
+        (point,) = sweep(name, rate=22.0)
+        refused = point["refused_by"]
+        assert sum(refused.values()) == pytest.approx(point["rejected"] * point["requests"]) and refused["other"] == 0
+        assert refused["price" if name == "slack" else "running"] > 0.5 * sum(refused.values())
 
 
 def test_requests_without_objectives_are_counted_apart() -> None:
@@ -285,19 +304,20 @@ def test_options_out_of_range() -> None:
 
 def test_the_command_compares_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.json"
-    flags = "--setup scorpio-8b --policies fifo,slack --rates 5,15 --requests 60 --seeds 2 --jobs 1"
+    flags = "--setup scorpio-8b --policies fifo,slack --rates 5,60 --requests 60 --seeds 2 --jobs 1"
     assert cli.main(["simulate", *flags.split(), "--json", str(file)]) == 0
-    assert "adherence" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "adherence" in printed and re.search(r"price \d+%", printed)
     points = json.loads(file.read_text())["points"]
     assert [(point["policy"], point["rate"]) for point in points] == [
         ("fifo", 5.0),
         ("slack", 5.0),
-        ("fifo", 15.0),
-        ("slack", 15.0),
+        ("fifo", 60.0),
+        ("slack", 60.0),
     ]
     wanted = (
-        "offered_req_s goodput_req_s goodput_window_req_s adherence rejected false_rejected classes ttft_ms tpot_ms "
-        "itl_ms good_tok_s fairness scheduler_us_per_step seeds"
+        "offered_req_s goodput_req_s goodput_window_req_s adherence rejected refused_by false_rejected classes ttft_ms "
+        "tpot_ms itl_ms good_tok_s fairness scheduler_us_per_step seeds"
     )
     assert all(set(wanted.split()) <= point.keys() for point in points)
     assert len(points[0]["seeds"]) == 2

@@ -21,7 +21,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Cause, Rejection
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import SHORTEST_S, Ledger, Track
@@ -162,7 +162,10 @@ class ScorpioPolicy:
             own_s = self._prefill_s(track, view.uncached(track.request))
             if track.due_s - view.now_s < ahead_s + own_s + ALLOWANCE_S and rejectable(track.request):
                 waited = view.now_s - track.request.arrival_s
-                rejection = Rejection("ttft", waited + ahead_s + own_s, own_s > track.ttft_s)
+                cause = Cause.QUEUE if ahead_s else Cause.RUNNING
+                if own_s > track.ttft_s:
+                    cause = Cause.IDLE
+                rejection = Rejection(track.first_objective, waited + ahead_s + own_s, cause)
                 rejections.append(Refusal(track.request, rejection))
             else:
                 ahead_s += own_s

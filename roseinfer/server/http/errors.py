@@ -141,7 +141,11 @@ class SloUnattainable(ApiError):
             code="slo_unattainable",
             retry_after_s=wait_s,
             should_retry=False if rejection.hopeless else None,
-            more={"predicted_ttft_ms": None if predicted_s is None else round(predicted_s * 1000, 3)},
+            more={
+                "reason": rejection.reason,
+                "cause": rejection.cause,
+                "predicted_ttft_ms": None if predicted_s is None else round(predicted_s * 1000, 3),
+            },
             more_headers={"retry-after-ms": str(math.ceil(wait_s * 1000)), DROPPED_REASON: "rejected-saturated"},
         )
         self.rejection = rejection

@@ -49,9 +49,9 @@ class SloMetrics:
         self._values = (model_name, ENGINE_INDEX)
         labels = (*LABELS, "slo_class", "outcome")
         self._requests = tallies.counters("roseinfer:slo_requests", "Prompts by how their objectives were kept", labels)
-        labels = (*LABELS, "reason", "slo_class")
-        help = "Prompts turned away because an objective was out of reach, by the objective"
-        self._rejections = tallies.counters("roseinfer:slo_rejections", help, labels)
+        why = (*LABELS, "reason", "cause", "slo_class")
+        help = "Prompts turned away because an objective was out of reach, by objective and what stood against them"
+        self._rejections = tallies.counters("roseinfer:slo_rejections", help, why)
         labels = (*LABELS, "slo_class", "objective")
         help = "Objective less what the server saw, of prompts that finished; negative = late"
         self._slack = tallies.histograms("roseinfer:slo_slack_seconds", help, SLACK_S, labels)
@@ -80,9 +80,8 @@ class SloMetrics:
                 self._slack.labels(*self._values, name, objective).observe(slack)
         return came
 
-    def _rejected(self, rejection: Rejection | None, name: str, prompts: int) -> None:
-        reason = "unknown" if rejection is None else rejection.reason
-        self._rejections.labels(*self._values, reason, name).inc(prompts)
+    def _rejected(self, rejection: Rejection, name: str, prompts: int) -> None:
+        self._rejections.labels(*self._values, rejection.reason, rejection.cause, name).inc(prompts)
 
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pytest
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.server import documents
@@ -39,7 +39,7 @@ def counted(server: LiveServer) -> dict[str, float]:
         "samples": ("vllm:request_success_total", {"finished_reason": "rejected"}),
         "prompt_tokens": ("vllm:prompt_tokens_total", {}),
         "rejected": ("roseinfer:slo_requests_total", {"slo_class": "custom", "outcome": "rejected"}),
-        "ttft": ("roseinfer:slo_rejections_total", {"slo_class": "custom", "reason": "ttft"}),
+        "ttft": ("roseinfer:slo_rejections_total", {"slo_class": "custom", "reason": "ttft", "cause": "price"}),
         "timeout": ("roseinfer:slo_requests_total", {"slo_class": "custom", "outcome": "timeout"}),
         "timed_out": ("vllm:request_success_total", {"finished_reason": "timeout"}),
     }
@@ -68,6 +68,7 @@ def test_a_request_that_cannot_be_in_time_gets_a_429(
             client.completions.create(prompt="x", **options)
     assert (raised.value.code, raised.value.type, raised.value.param) == ("slo_unattainable", "overloaded_error", None)
     body: Any = raised.value.body
+    assert (body["reason"], body["cause"]) == ("ttft", "price")
     assert body["predicted_ttft_ms"] == 2500 and "2500.0 ms" in body["message"]
     headers = raised.value.response.headers
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("3", "2500")
@@ -78,10 +79,23 @@ def test_a_request_that_cannot_be_in_time_gets_a_429(
 
 
 def test_what_no_machine_could_do_is_not_worth_another_try(server: LiveServer) -> None:
-    refuse(server, reason="tpot", hopeless=True)
+    refuse(server, reason="tpot", cause=Cause.IDLE)
     answer = post(server)
     assert answer.status_code == 429 and answer.headers["x-should-retry"] == "false"
-    assert "TPOT objective cannot be met even on an idle server" in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert (error["reason"], error["cause"]) == ("tpot", "idle")
+    assert "TPOT objective cannot be met even on an idle server" in error["message"]
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_refusals_are_told_and_counted_by_cause(server: LiveServer, cause: Cause) -> None:
+    refuse(server, reason="e2e", cause=cause)
+    labels = {"slo_class": "custom", "reason": "e2e", "cause": cause.value}
+    before = server.metric("roseinfer:slo_rejections_total", **labels)
+    answer = post(server)
+    assert answer.json()["error"]["cause"] == cause.value
+    documents.ErrorBody.model_validate_json(answer.content)
+    assert server.metric("roseinfer:slo_rejections_total", **labels) == before + 1
 
 
 def test_clients_come_back_by_themselves_when_they_are_told_to(server: LiveServer) -> None:
@@ -96,7 +110,7 @@ def test_clients_come_back_by_themselves_when_they_are_told_to(server: LiveServe
         assert patient.completions.create(model="fake", prompt="x", extra_body=SLO).choices[0].text
     assert len(turns) == 3
     turns.clear()
-    refuse(server, hopeless=True)
+    refuse(server, cause=Cause.IDLE)
     with (
         openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=2) as patient,
         pytest.raises(openai.RateLimitError),

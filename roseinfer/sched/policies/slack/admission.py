@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Cause, Rejection
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths import peak_tokens
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
+from roseinfer.sched.policies.slack.price import PRICED
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
@@ -38,7 +39,7 @@ class SlackAdmission:
         """
         state, view = self._state, self._view
         for track in state.hopeless(view, self._now_s):
-            self._reject(track, "ttft", state.prefill_s(len(track.tokens)))
+            self._reject(track, track.first_objective, state.prefill_s(len(track.tokens)))
         if not state.ledger.waiting:
             return
         self._context, self._slacks = context, slacks
@@ -59,9 +60,15 @@ class SlackAdmission:
         self._walk_rest()
 
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
-        hopeless = reason == "tpot" or self._state.prefill_s(len(track.tokens)) > track.ttft_s
+        cause = Cause.IDLE if self._state.misses_alone(track) else track.waits_for or Cause.QUEUE
         predicted_s = self._now_s - track.request.arrival_s + wait_s
-        self.rejections[track.request.request_id] = Refusal(track.request, Rejection(reason, predicted_s, hopeless))
+        self.rejections[track.request.request_id] = Refusal(track.request, Rejection(reason, predicted_s, cause))
+
+    def _hold(self, track: Track, cause: Cause, verdict: Verdict = Verdict.SKIP) -> Verdict:
+        """It waits, for its price if that is too high."""
+        if track.waits_for not in PRICED:
+            track.waits_for = cause
+        return verdict
 
     def _overhead(self, smallest_s: float) -> float:
         """Share of the time that steps cost whatever they hold, if the smallest objective sets their pace."""
@@ -87,9 +94,11 @@ class SlackAdmission:
                 continue
             state = self._state
             if state.unattainable(track) and rejectable(track.request):
-                self._reject(track, "tpot", state.prefill_s(len(track.tokens)))
+                reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
+                self._reject(track, reason, state.prefill_s(len(track.tokens)))
                 continue
             if self._seats <= 0:
+                self._hold(track, Cause.SEATS)
                 continue
             prompt = self._prompt_in_time(track)
             if prompt is None:
@@ -165,13 +174,16 @@ class SlackAdmission:
             own_s = p.prefill_s(len(track.tokens) - prompt, prompt)
             if own_s > time_s and rejectable(track.request):
                 share = self._prefill_time(1.0)
-                self._reject(track, "ttft", (ahead_s + own_s) / share + p.step_s)
+                if track.waits_for is None:
+                    self._hold(track, Cause.QUEUE if own_s <= time_s + ahead_s else Cause.RUNNING)
+                self._reject(track, track.first_objective, (ahead_s + own_s) / share + p.step_s)
                 return None
         for due_s, seconds in self._line:
             if due_s > track.due_s:
                 ahead_s += seconds
                 time_s = self._prefill_time(due_s - self._now_s - ends_s)
                 if ahead_s <= time_s < ahead_s + own_s:
+                    self._hold(track, Cause.QUEUE)
                     return None
         return prompt
 
@@ -184,7 +196,7 @@ class SlackAdmission:
         state, room = self._state, self._has_blocks(track)
         yielding = [] if room else self._could_yield(track)
         if not room and not yielding:
-            return Verdict.STOP
+            return self._hold(track, Cause.BLOCKS, Verdict.STOP)
         own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
@@ -196,22 +208,22 @@ class SlackAdmission:
                 and state.price.crowded
                 and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * share
             ):
-                return Verdict.SKIP
+                return self._hold(track, Cause.RUNNING)
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
             least = demand.peak + track.weight
             if least > limit * share:
-                return full
+                return self._hold(track, Cause.RUNNING, full)
             reserve = self._reserve(track, smallest_s)
             if least > (limit - reserve) * share:
-                return Verdict.SKIP
+                return self._hold(track, Cause.RUNNING)
             demand = self._state.demand_with(demand, track, own_s, self._now_s)
             if demand.peak > (limit - reserve) * share:
-                return Verdict.SKIP if demand.peak <= limit * share else full
+                return self._hold(track, Cause.RUNNING, Verdict.SKIP if demand.peak <= limit * share else full)
         else:
             demand = self._state.demand_with(demand, track, own_s, self._now_s)
         if yielding:  # it starts when the blocks are there, and nobody takes them meanwhile
             self.yields += yielding
-            return Verdict.STOP
+            return self._hold(track, Cause.BLOCKS, Verdict.STOP)
         self._demand, self._smallest_s = demand, smallest_s
         self._growth += track.length
         insort(self._line, (track.due_s, own_s))

@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
+from roseinfer.core.slo import Cause
+
+PRICED = (Cause.PRICE, Cause.PACE)  # not worth their cost: what `PriceLimit.objection` says
+
 
 class Offer(NamedTuple):
     """A request that came. `price_s`: what counts against the limit, more than its work for a tenant that has had
@@ -60,8 +64,11 @@ class PriceLimit:
         """A request that was offered before is `work_s` more work than was said, and now has this price."""
         self._offered.append(offer)
 
-    def worth(self, price_s: float, pace_s: float, patient: bool) -> bool:
-        return not (self.crowded and patient) and price_s <= self.limit_s and pace_s >= self.pace_s
+    def objection(self, price_s: float, pace_s: float, patient: bool) -> Cause | None:
+        """Why a request is not worth its cost at present; None if it is."""
+        if price_s > self.limit_s or (self.crowded and patient):
+            return Cause.PRICE
+        return Cause.PACE if pace_s < self.pace_s else None
 
     def update(self, now_s: float, keep: float, step_s: float) -> bool:
         """Set the limits anew, if it is time. `keep`: the share of the time that may be planned with."""

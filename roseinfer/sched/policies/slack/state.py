@@ -6,12 +6,13 @@ from math import exp, inf
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import COMPLETE
+from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.policies.slack.backlog import Backlog
 from roseinfer.sched.policies.slack.capacity import Demand, Margins
-from roseinfer.sched.policies.slack.price import Offer, PriceLimit
+from roseinfer.sched.policies.slack.price import PRICED, Offer, PriceLimit
 from roseinfer.sched.policies.slack.tuning import Tuning
 from roseinfer.sched.policy import View, rejectable
 from roseinfer.sched.prefill import PrefillOptions
@@ -303,7 +304,10 @@ class SlackState:
 
     def worth(self, track: Track) -> bool:
         """Whether a request is worth its cost while not all can be served."""
-        return self.price.worth(track.work_s, track.tpot_s, track.patient)
+        objection = self.price.objection(track.work_s, track.tpot_s, track.patient)
+        if objection is not None or track.waits_for in PRICED:
+            track.waits_for = objection
+        return objection is None
 
     def prefill_s(self, tokens: int) -> float:
         """On a machine that does nothing else."""
@@ -317,6 +321,14 @@ class SlackState:
             return False
         least_s = self.alone_s(track) * (track.length - self.length_error)
         return track.tpot_s < self.alone_s(track) or least_s > track.end_s - track.request.arrival_s
+
+    def misses_alone(self, track: Track) -> bool:
+        """Whether an idle machine would miss one of its objectives as well, had it started when it came."""
+        slo = track.request.slo
+        first_s = self.prefill_s(len(track.tokens))
+        whole_s = first_s + self.alone_s(track) * max(0.0, track.length - self.length_error)
+        late = slo is not None and first_s > (slo.ttft_s or inf)
+        return late or whole_s > track.end_s - track.request.arrival_s or self.unattainable(track)
 
     def alone_s(self, track: Track) -> float:
         """A step that holds this request and nothing else."""
