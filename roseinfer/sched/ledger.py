@@ -36,6 +36,7 @@ class Track:
         "pace_s",
         "paced_s",
         "paced_tokens",
+        "price_s",
         "request",
         "tokens",
         "tpot_s",
@@ -63,7 +64,7 @@ class Track:
         self.idle_step = -2
         self.entry = -1
         self.waits_for: Cause | None = None
-        self.key = self.length = self.weight = self.work_s = 0.0
+        self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
 
     @property
     def patient(self) -> bool:

@@ -27,6 +27,7 @@ class State:
         predicted: int = 100,
         hinted: bool = False,
         tenant: str = "",
+        priority: int = 0,
         **objectives: float,
     ) -> Request:
         request = Request(
@@ -38,6 +39,7 @@ class State:
                 predicted_len=predicted,
                 hinted=hinted,
                 tenant=tenant,
+                priority=priority,
                 arrival_s=self.now_s,
             ),
         )

@@ -58,6 +58,7 @@ OTHER = {
     "scorpio_eps": 1.5,
     "scorpio_mixed": True,
     "scorpio_stagger": True,
+    "slack_fairness": 0.5,
     "length_estimator": "ecdf",
     "cost_model": "cost.json",
 }

@@ -276,4 +276,4 @@ class SlackAdmission:
     def _reserve(self, track: Track, smallest_s: float) -> float:
         tuning, mean_s = self._tuning, self._state.price.mean_s
         left = min(1.0, max(0.0, track.due_s - self._now_s - smallest_s) / (tuning.patience * smallest_s))
-        return tuning.reserve * left * (min(2.0, track.work_s / mean_s) if mean_s else 1.0)
+        return tuning.reserve * left * (min(2.0, track.price_s / mean_s) if mean_s else 1.0)

@@ -14,31 +14,20 @@ Costs come from a model that is fitted all the time, lengths from an estimator. 
 in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo.
 """
 
-from dataclasses import dataclass
 from math import inf
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Admitted, Event, Queued, StepDone
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.sched.cost import work_of
-from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
-from roseinfer.sched.policies.slack.tuning import Tuning
+from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.policy import Decision, View
-from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.registry import register
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlackOptions(PrefillOptions, CostOptions, LengthOptions):
-    """`decode_first` counts while nobody has objectives, when fifo plans; the others always."""
-
-    def __post_init__(self) -> None:
-        PrefillOptions.__post_init__(self)
-        LengthOptions.__post_init__(self)
 
 
 @register("slack", options=SlackOptions, sheds=True, priorities=True)

@@ -1,8 +1,9 @@
 """What a place on the machine costs when not all can be served: how much work, and how fast a pace, is worth it."""
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Sequence
-from math import inf
+from math import inf, sqrt
 from typing import NamedTuple
 
 from roseinfer.core.slo import Cause
@@ -51,6 +52,7 @@ class PriceLimit:
         self._clear = clear
         self._levels = levels
         self._offered: deque[Offer] = deque()
+        self._works: list[float] = []  # of those, in order
         self._next_s = -inf
         self._first_s: float | None = None
 
@@ -59,6 +61,19 @@ class PriceLimit:
         self.mean_s += 0.01 * (offer.work_s - self.mean_s) if self.mean_s else offer.work_s
         if self._first_s is None:
             self._first_s = offer.at_s
+
+    def price_s(self, work_s: float, fairness: float) -> float:
+        """What so much work counts as: work^(1 - w) * other^w. With w = sqrt(fairness) equal steps cost about as much.
+
+        `other` has the place among all requests of late that `work_s` has in its own third of them, by work. So at 1
+        each third has the same chance, the cheapest of each first.
+        """
+        count = len(self._works)
+        if not fairness or not count:
+            return work_s
+        place = 3 * min(bisect(self._works, work_s), count - 1) % count
+        other_s, weight = self._works[place], sqrt(fairness)
+        return work_s ** (1 - weight) * other_s**weight
 
     def correct(self, offer: Offer) -> None:
         """A request that was offered before is `work_s` more work than was said, and now has this price."""
@@ -78,6 +93,7 @@ class PriceLimit:
         offered = self._offered
         while offered and offered[0].at_s < now_s - self._window_s:
             offered.popleft()
+        self._works = sorted([offer.work_s for offer in offered])
         span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
         self.limit_s, self.pace_s = inf, 0.0
         hasty = [offer for offer in offered if not offer.patient]

@@ -6,16 +6,15 @@ from math import exp, inf
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import COMPLETE
-from roseinfer.core.slo import Cause
+from roseinfer.core.request import Request
 from roseinfer.sched.cost import Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.policies.slack.backlog import Backlog
 from roseinfer.sched.policies.slack.capacity import Demand, Margins
 from roseinfer.sched.policies.slack.price import PRICED, Offer, PriceLimit
-from roseinfer.sched.policies.slack.tuning import Tuning
+from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.policy import View, rejectable
-from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.speed import STALL_FACTOR
 from roseinfer.sched.tenants import TenantShares
 
@@ -31,7 +30,7 @@ class SlackState:
     next one without objectives may start before others. `recent_step_s`: the mean time between tokens, lately.
     """
 
-    def __init__(self, config: SchedulerConfig, options: PrefillOptions, known: Estimates, tuning: Tuning) -> None:
+    def __init__(self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning) -> None:
         self.options = options
         self.tuning = tuning
         self.seats = config.max_running
@@ -91,10 +90,11 @@ class SlackState:
         if track.tpot_s < inf:
             # The constant part of a step is paid anyway, so a second of decoding costs more than one of prefill.
             scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self.batch.smallest_s))
-            track.key += self.tuning.cost_weight * (prefill_s + scarce * decode_s)
+            weight = self.tuning.cost_weight * (1 - self.options.slack_fairness)
+            track.key += weight * (prefill_s + scarce * decode_s)
+        track.price_s = self._price_s(request, track.work_s, excess)
         if track.owed and not request.preemptions:
-            price_s = track.work_s * (1 + excess)
-            self.price.offer(Offer(request.arrival_s, track.work_s, price_s, track.tpot_s, track.patient))
+            self.price.offer(Offer(request.arrival_s, track.work_s, track.price_s, track.tpot_s, track.patient))
         track.work_s *= 1 + excess
         if request.preemptions and track.owed and track.due_s < inf:
             track.key = track.due_s - prefill_s
@@ -215,7 +215,7 @@ class SlackState:
         for track in [track for track in self.batch.tracks if track.request.hinted and self._doubtful(track)]:
             if track.outputs > tuning.hint_factor * (track.request.predicted_len or 0) + tuning.hint_tokens:
                 self._reprice(track, track.outputs + self.lengths.left(track.request, track.outputs), now_s)
-                if track.work_s > limit_s:
+                if track.price_s > limit_s:
                     self.demote(track, now_s)
 
     def _doubtful(self, track: Track) -> bool:
@@ -227,12 +227,21 @@ class SlackState:
         """An output is `length` tokens long in all, and not as short as its client said: its tenant pays the rest."""
         request = track.request
         work_s = self.cost.params.prefill_s(0, request.prompt_len) + self._decode_s(request.prompt_len, length)
-        work_s *= 1 + self.tenants.excess(request.tenant, now_s)
+        excess = self.tenants.excess(request.tenant, now_s)
+        price_s = self._price_s(request, work_s, excess)
+        work_s *= 1 + excess
         more_s = work_s - track.work_s
         if more_s > 0:
             self.tenants.charge(request.tenant, more_s, now_s)
-            self.price.correct(Offer(now_s, more_s, work_s, track.tpot_s))
-            track.work_s = work_s
+            self.price.correct(Offer(now_s, more_s, price_s, track.tpot_s))
+            track.work_s, track.price_s = work_s, price_s
+
+    def _price_s(self, request: Request, work_s: float, excess: float) -> float:
+        """What counts against the price limit: more for a tenant that has had much, less for a better priority."""
+        most = self.tuning.priority_levels
+        level = max(-most, min(most, request.priority))
+        price_s = self.price.price_s(work_s, self.options.slack_fairness)
+        return price_s * (1 + excess) * self.tuning.priority_price**level
 
     def _decode_s(self, context: int, length: float) -> float:
         """What `length` tokens take of the machine after `context` others."""
@@ -304,7 +313,7 @@ class SlackState:
 
     def worth(self, track: Track) -> bool:
         """Whether a request is worth its cost while not all can be served."""
-        objection = self.price.objection(track.work_s, track.tpot_s, track.patient)
+        objection = self.price.objection(track.price_s, track.tpot_s, track.patient)
         if objection is not None or track.waits_for in PRICED:
             track.waits_for = objection
         return objection is None

@@ -1,6 +1,27 @@
-"""The slack policy's constants."""
+"""The slack policy's options and constants."""
 
 from dataclasses import dataclass
+
+from roseinfer.core.config import option
+from roseinfer.core.errors import ConfigError
+from roseinfer.sched.estimates import CostOptions, LengthOptions
+from roseinfer.sched.prefill import PrefillOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlackOptions(PrefillOptions, CostOptions, LengthOptions):
+    """`decode_first` counts while nobody has objectives, when fifo plans; the others always."""
+
+    slack_fairness: float = option(
+        0.0,
+        "under overload, 0 to 1: 0 = the cheapest requests are served, most of all; 1 = long ones have equal chances",
+    )
+
+    def __post_init__(self) -> None:
+        PrefillOptions.__post_init__(self)
+        LengthOptions.__post_init__(self)
+        if not 0 <= self.slack_fairness <= 1:
+            raise ConfigError(f"slack_fairness must be 0 to 1, got {self.slack_fairness}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +54,7 @@ class Tuning:
     ageing_s: float = 10.0  # stands for a TTFT objective
     idle_limit_s: float = 1.0  # of requests that take what is left
     priority_s: float = 1.0  # per level
+    priority_price: float = 1.1  # per level, times the price: ten levels, 2.6 times
     priority_levels: int = 10  # up and down, beyond which a priority buys no more
     hint_factor: float = 2.0  # times the length that a client said, and so many tokens: how far it is believed
     hint_tokens: int = 32
