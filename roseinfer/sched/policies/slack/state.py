@@ -19,6 +19,7 @@ from roseinfer.sched.speed import STALL_FACTOR
 from roseinfer.sched.tenants import TenantShares
 
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
+UNKNOWN = 256.0  # tokens by which an expected length is wrong, before it is known better
 HURRY = 0.75  # of the pace at its start, to which one that falls behind its end is hurried at most
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
@@ -46,7 +47,8 @@ class SlackState:
         self.tenants = TenantShares()
         self.promised = self.demoted = 0
         self.patient = 0.0
-        self.growth = self.recent_step_s = self.length_error = 0.0
+        self.growth = self.recent_step_s = 0.0
+        self.length_error = UNKNOWN
         self.rest_again_s = -inf
         self.preempted: dict[str, Track] = {}
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
@@ -152,7 +154,7 @@ class SlackState:
         track.length = track.outputs + left
         own_s = slo.tpot_s or inf
         least_s = max(FASTEST * self.alone_s(track), self.price.pace_s, track.floor_s)
-        pace_s = max((track.end_s - now_s) / (left + 0.5 * self.length_error), least_s)
+        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self.length_error), least_s)
         if not track.floor_s:
             track.floor_s = HURRY * pace_s
         track.tpot_s = min(own_s, pace_s)
