@@ -10,7 +10,7 @@ from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy
-from roseinfer.sched.policies.slack.price import Offer, PriceLimit
+from roseinfer.sched.policies.slack.price import PriceLimit
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.
@@ -119,15 +119,3 @@ def test_who_became_worth_its_price_waits_for_something_else() -> None:
     limit.limit_s = inf
     made.policy.state.backlog.sort_by_price(made.policy.state.worth)
     assert refused(made, "dear", 2.0) == ("ttft", Cause.SEATS)
-
-
-def test_objections_to_a_price_and_to_a_pace() -> None:
-    limit = PriceLimit()
-    for number in range(50):
-        limit.offer(Offer(0.1 * number, 1.0 + number % 2, 1.0 + number % 2, 0.05))
-    limit.update(5.0, 1.0, 0.01)
-    assert limit.objection(9.0, 0.05, False) is Cause.PRICE
-    assert limit.objection(0.5, 0.05, False) is None
-    assert limit.objection(0.5, 0.05, True) is Cause.PRICE, "who can wait does"
-    limit.pace_s = 0.06
-    assert limit.objection(0.5, 0.05, False) is Cause.PACE
