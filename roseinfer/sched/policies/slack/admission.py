@@ -62,6 +62,8 @@ class SlackAdmission:
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
         cause = Cause.IDLE if self._state.misses_alone(track) else track.waits_for or Cause.QUEUE
         predicted_s = self._now_s - track.request.arrival_s + wait_s
+        if self._state.worth(track):
+            self._state.price.decided(refused=True)
         self.rejections[track.request.request_id] = Refusal(track.request, Rejection(reason, predicted_s, cause))
 
     def _hold(self, track: Track, cause: Cause, verdict: Verdict = Verdict.SKIP) -> Verdict:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from roseinfer.core.slo import Cause
 
 PRICED = (Cause.PRICE, Cause.PACE)  # not worth their cost: what `PriceLimit.objection` says
+REFUSED = 0.03  # of those that are worth their cost
+LEAST_FILL, STEP = 0.7, 0.01
+KEPT = 0.9  # of what was learnt, at each update
 
 
 class Offer(NamedTuple):
@@ -44,10 +47,11 @@ class PriceLimit:
         self.limit_s = inf
         self.pace_s = 0.0
         self.load = 0.0
+        self._decided = self._refused = 0.0
         self.crowded = False
         self.mean_s = 0.0  # work of the requests offered, recent ones counting most
         self._window_s = window_s
-        self._fill = fill
+        self._fill = self._most = fill
         self._every_s = every_s
         self._clear = clear
         self._levels = levels
@@ -90,6 +94,7 @@ class PriceLimit:
         if now_s < self._next_s or self._first_s is None:
             return False
         self._next_s = now_s + self._every_s
+        self._learn()
         offered = self._offered
         while offered and offered[0].at_s < now_s - self._window_s:
             offered.popleft()
@@ -113,6 +118,21 @@ class PriceLimit:
             elif served > best:
                 best, self.limit_s, self.pace_s = served, limit_s, pace_s
         return True
+
+    def decided(self, *, refused: bool) -> None:
+        """A request that was worth its cost has started, or was refused after all."""
+        self._decided += 1
+        self._refused += refused
+
+    def _learn(self) -> None:
+        """If too many are refused that were worth their cost, less can be done than the work tells (prompts that are
+        due at once, a full cache), and the limits are set for less.
+        """
+        if self._decided:
+            step = -STEP if self._refused > REFUSED * self._decided else STEP
+            self._fill = min(self._most, max(LEAST_FILL, self._fill + step))
+            self._decided *= KEPT
+            self._refused *= KEPT
 
     def _time(self, pace_s: float, keep: float, step_s: float) -> float:
         """Of each second, what is there for requests if there is a step every `pace_s`."""

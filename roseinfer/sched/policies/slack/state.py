@@ -106,6 +106,8 @@ class SlackState:
 
     def admitted(self, track: Track, now_s: float) -> None:
         self.preempted.pop(track.request.request_id, None)
+        if track.owed and not track.request.preemptions:
+            self.price.decided(refused=False)
         self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
         self.growth += track.length
         self.tenants.charge(track.request.tenant, track.work_s, now_s)
