@@ -1,8 +1,8 @@
 """Random loads of every kind of objective on a small KV cache, under slack: everybody ends, by the policy itself.
 
-Beside each other: promised a first token, a pace, both, an end, all three, or nothing; prompts that exceed a step; outputs
-that outlive what was said of them. The scheduler's rescue (`policy_stalls`) is never needed, no answer is a fault, and no
-step makes more than it may (the runner checks that).
+Beside each other: promised a first token, a pace, both, an end, all three, or nothing; prompts that exceed a step;
+outputs of no tokens, and those that outlive what was said of them. The scheduler's rescue (`policy_stalls`) is never
+needed, no answer is a fault, and no step makes more than it may (the runner checks that).
 """
 
 import random
@@ -38,8 +38,8 @@ def objective(kind: str, rng: random.Random) -> Slo | None:
 
 
 def request(name: str, kind: str, rng: random.Random, arrival_s: float) -> Add:
-    output = rng.choice([1, 3, 10, 40])
-    said = rng.choice([None, output, 1, 10 * output])
+    output = rng.choice([0, 1, 3, 10, 40])
+    said = rng.choice([None, max(1, output), 1, 10 * output + 1])
     params = SamplingParams(max_tokens=output, ignore_eos=True, seed=rng.randrange(4))
     meta = RequestMeta(
         slo=objective(kind, rng),

@@ -4,7 +4,6 @@ from math import inf
 
 import pytest
 
-from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.price import Offer, PriceLimit
@@ -17,82 +16,79 @@ ROWS = CostParams(STEP_S, 1e-9, 0.0, 0.001, 0.0)
 
 
 def limit(loose: int, strict: int, *, patient: bool = False) -> PriceLimit:
-    """After 10 s of requests of a second of work: `strict` ones that need a step every 20 ms, others every 100 ms."""
+    """After 10 s of requests of .1 s of work: `strict` ones that need a step every 20 ms, the others every 100 ms."""
     price = PriceLimit(window_s=10.0)
     for pace_s, count in ((0.100, loose), (0.020, strict)):
         for i in range(count):
-            price.offer(Offer(i / count * 10, 1.0, 1.0, pace_s, patient))
+            price.offer(Offer(i / count * 10, 0.1, 0.1, pace_s, patient))
     assert price.update(10.0, 1.0, STEP_S)
     return price
 
 
 # --- a pace -------------------------------------------------------------------------------------------------------
 def test_a_slower_pace_is_held_where_it_serves_clearly_more() -> None:
-    """Steps every 20 ms leave half of the 10 s, 5 requests; every 100 ms leaves 9 s, for 9 of the loose ones."""
-    assert limit(loose=20, strict=2).pace_s == 0.100
+    """Steps every 20 ms leave half of the 10 s, for 50 requests; every 100 ms leaves 9 s, for 90 of the loose ones."""
+    assert limit(loose=200, strict=20).pace_s == 0.100
 
 
-def test_the_fastest_is_held_while_it_serves_nearly_as_many() -> None:
-    """At 100 ms there are only 5 left to serve: no more than at 20 ms."""
-    price = limit(loose=5, strict=15)
-    assert (price.pace_s, price.crowded) == (0.0, True)
+@pytest.mark.parametrize(("loose", "held_s"), [(40, 0.0), (54, 0.0), (56, 0.100)])
+def test_a_tenth_more_is_clear(loose: int, held_s: float) -> None:
+    price = limit(loose=loose, strict=150)
+    assert (price.pace_s, price.crowded) == (held_s, True)
 
 
 def test_any_pace_is_worth_it_while_all_can_be_served() -> None:
-    price = limit(loose=2, strict=2)
+    price = limit(loose=20, strict=20)
     assert (price.pace_s, price.limit_s, price.crowded) == (0.0, inf, False)
 
 
 def test_a_pace_that_is_too_fast_is_not_worth_it_and_dear_work_neither() -> None:
-    price = limit(loose=20, strict=2)
-    assert price.objection(0.5, 0.100, patient=False) is None
-    assert price.objection(0.5, 0.020, patient=False) is Cause.PACE
-    assert price.objection(1.5, 0.100, patient=False) is Cause.PRICE
+    price = limit(loose=200, strict=20)
+    assert price.worth(0.05, 0.100, patient=False)
+    assert not price.worth(0.05, 0.020, patient=False)
+    assert not price.worth(0.15, 0.100, patient=False)
 
 
 # --- patience -----------------------------------------------------------------------------------------------------
 def test_who_can_wait_does_while_not_all_can_be_served_and_sets_no_price() -> None:
-    price = limit(loose=20, strict=0, patient=True)
+    price = limit(loose=200, strict=0, patient=True)
     assert (price.crowded, price.limit_s, price.load) == (True, inf, 0.0)
-    assert price.objection(0.5, 0.100, patient=True) is Cause.PRICE
-    assert price.objection(0.5, 0.100, patient=False) is None
+    assert not price.worth(0.05, 0.100, patient=True)
+    assert price.worth(0.05, 0.100, patient=False)
 
 
-def crowded(**patient: float) -> State:
-    """35 of the 40 rows that fit run, and 5/s came, each a tenth of a second of work, half as much again as fits."""
+def machine(rows: int, *, offered: float = 0.0, patient: bool = False) -> State:
+    """So many rows of 1 ms run, of the 40 that fit steps of 50 ms, and one with a pace alone waits. In the last 5 s
+    came `offered` times what the machine can do.
+    """
     made = state(ROWS)
-    for i in range(60):
-        made.policy.state.price.offer(Offer(i / 12, 0.200, 0.200, 0.050))
+    for i in range(60 if offered else 0):
+        made.policy.state.price.offer(Offer(i / 12, offered * 4.0 / 60, 0.0, 0.050, patient))
     made.now_s = 5.0
-    for i in range(35):
+    for i in range(rows):
         made.run(f"{i}", tpot_s=0.050)
+    made.policy.state.price.update(made.now_s, 1.0, STEP_S)
     made.wait("patient", 1, tpot_s=0.050)
-    made.wait("hasty", 1, ttft_s=9.0, tpot_s=0.050)
     return made
 
 
-def test_a_pace_alone_waits_while_others_are_crowded() -> None:
-    made = crowded()
+def test_a_pace_alone_waits_for_those_that_cannot_although_there_is_room() -> None:
+    made = machine(2, offered=1.5)
+    made.wait("hasty", 1, ttft_s=9.0, tpot_s=0.050)
     assert list(made.admitted(made.begin())) == ["hasty"]
-    assert made.policy.state.price.crowded
 
 
-def test_it_starts_beside_them_when_they_are_not() -> None:
-    made = state(ROWS)
-    for i in range(35):
-        made.run(f"{i}", tpot_s=0.050)
-    made.wait("patient", 1, tpot_s=0.050)
+@pytest.mark.parametrize(
+    ("rows", "offered", "patient"),
+    [
+        pytest.param(2, 1.5, True, id="all that came can wait too"),
+        pytest.param(35, 0.1, False, id="all fit"),
+        pytest.param(0, 1.5, False, id="the machine is idle"),
+    ],
+)
+def test_else_it_starts(rows: int, offered: float, patient: bool) -> None:
+    made = machine(rows, offered=offered, patient=patient)
     assert list(made.admitted(made.begin())) == ["patient"]
-
-
-def test_it_starts_on_an_idle_machine_whatever_was_asked_of_it_lately() -> None:
-    made = state(ROWS)
-    for i in range(60):
-        made.policy.state.price.offer(Offer(i / 12, 0.200, 0.200, 0.050))
-    made.now_s = 5.0
-    made.wait("patient", 1, tpot_s=0.050)
-    assert list(made.admitted(made.begin())) == ["patient"]
-    assert made.policy.state.price.crowded
 
 
 # --- margins ------------------------------------------------------------------------------------------------------

@@ -80,7 +80,6 @@ def test_requests_that_take_what_is_left_count_against_it_too() -> None:
         made = state()
         for i in range(rows):
             made.run(f"{i}", ttft_s=1.0)
-        made.begin()
         made.wait("prompt", 2000, ttft_s=2.05)
         return "prompt" in made.rejected(made.begin())
 
