@@ -57,7 +57,7 @@ def test_a_prompt_gets_tokens_though_decoding_takes_the_whole_step() -> None:
     """Objectives so tight that steps have no room for prompts: the aged one is guarded from its tenth second on."""
     others = [Arrival(5.0, [2] * 600, 20, None, 20)]
     (found,) = beside(queue(600, 30.0, Slo(2.0, 0.025)), others, seats=256, blocks=20_000)
-    assert found.ttft_s < AGEING_S + 3.0
+    assert found.ttft_s < AGEING_S + 5.0
 
 
 @pytest.mark.parametrize("slo", [Slo(100.0), Slo(None, 0.05), Slo(e2e_s=60.0)])

@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.price import Offer, PriceLimit
@@ -44,17 +45,17 @@ def test_any_pace_is_worth_it_while_all_can_be_served() -> None:
 
 def test_a_pace_that_is_too_fast_is_not_worth_it_and_dear_work_neither() -> None:
     price = limit(loose=200, strict=20)
-    assert price.worth(0.05, 0.100, patient=False)
-    assert not price.worth(0.05, 0.020, patient=False)
-    assert not price.worth(0.15, 0.100, patient=False)
+    assert price.objection(0.05, 0.100, patient=False) is None
+    assert price.objection(0.05, 0.020, patient=False) is Cause.PACE
+    assert price.objection(0.15, 0.100, patient=False) is Cause.PRICE
 
 
 # --- patience -----------------------------------------------------------------------------------------------------
 def test_who_can_wait_does_while_not_all_can_be_served_and_sets_no_price() -> None:
     price = limit(loose=200, strict=0, patient=True)
     assert (price.crowded, price.limit_s, price.load) == (True, inf, 0.0)
-    assert not price.worth(0.05, 0.100, patient=True)
-    assert price.worth(0.05, 0.100, patient=False)
+    assert price.objection(0.05, 0.100, patient=True) is Cause.PRICE
+    assert price.objection(0.05, 0.100, patient=False) is None
 
 
 def machine(rows: int, *, offered: float = 0.0, patient: bool = False) -> State:

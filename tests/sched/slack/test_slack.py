@@ -145,7 +145,7 @@ def test_prompts_without_objectives_come_behind_those_with_some_until_they_have_
     assert decision.chunk(made.running[0], 600) == 100
     made.now_s = 10.0
     decision = made.begin()
-    assert (made.admitted(decision), decision.chunk(made.running[0], 600)) == ({"promised": 450}, 150), "a quarter"
+    assert (made.admitted(decision), decision.chunk(made.running[0], 600)) == ({"promised": 500}, 60), "a tenth"
 
 
 def test_requests_without_objectives_start_while_there_is_room_and_none_starves() -> None:
@@ -185,7 +185,18 @@ def test_an_old_prompt_without_objectives_does_not_keep_an_urgent_one_from_being
     made.start(made.wait("urgent", 40, ttft_s=0.2, tpot_s=0.042))
     decision = made.begin()
     chunks = [decision.chunk(made.running[at], 500) for at in (0, -1)]
-    assert chunks == [10, 30], "there is room for none, but one is about to be late: a quarter, and the rest"
+    assert chunks == [4, 36], "there is room for none, but one is about to be late: a tenth, and the rest"
+
+
+def test_an_old_prompt_without_objectives_gets_a_little_though_there_is_room_for_none() -> None:
+    made = state()
+    made.start(made.wait("old", 500))
+    made.now_s = 15.0
+    for i in range(30):
+        made.run(f"busy{i}", tpot_s=0.041)
+    made.start(made.wait("not urgent", 40, ttft_s=9.0, tpot_s=0.041))
+    decision = made.begin()
+    assert [decision.chunk(made.running[at], 500) for at in (0, -1)] == [16, 0]
 
 
 def test_requests_without_objectives_start_at_once_beside_few_others() -> None:

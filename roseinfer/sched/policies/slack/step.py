@@ -162,14 +162,15 @@ class SlackStep:
         most = min(options.prefill_max_tokens or self._view.token_budget, self._view.token_budget - len(self._rows))
         if self._rows and room_s < p.prefill_s(0, tuning.smallest_chunk):
             room_s = 0.0
+        rest_share = tuning.rest_share if any(track.owed for track, _ in prompts) else 1.0
         if room_s <= 0 and prompts:
-            head = next((prompt for prompt in prompts if prompt[0].owed), prompts[0])
-            room_s = self._guard(*head) or self._guard(*prompts[0])
+            room_s = self._guard(*next((prompt for prompt in prompts if prompt[0].owed), prompts[0]))
+            if not room_s:
+                room_s, rest_share = self._guard(*prompts[0]), 1.0
         chunks: dict[str, int] = {}
         starts: list[Request] = []
-        rest_s = room_s  # for prompts that come first although nothing was promised to them
-        if any(track.owed for track, _ in prompts):
-            rest_s = min(room_s, p.prefill_s(0, most)) * tuning.rest_share
+        # For prompts that come first although nothing was promised to them.
+        rest_s = rest_share * min(room_s, p.prefill_s(0, most))
         self._prefill_s = 0.0
         for track, wanted in prompts:
             if room_s <= 0 or most <= 0 or len(starts) >= (options.prefill_max_batch_size or most):
