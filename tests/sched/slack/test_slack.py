@@ -36,11 +36,12 @@ def state(
     free_blocks: int = 10_000,
     **tuning: float,
 ) -> State:
-    """Without margins or a reserve, so that expected values are those of the objectives."""
+    """Without margins, a reserve or doubt in lengths, so that expected values are those of the objectives."""
     config = SchedulerConfig(scheduling_policy="slack")
     known = Estimates(CostModel(cost, fit=False), lengths or OracleLengths())
     policy = SlackPolicy(config, SlackOptions(), known, replace(Tuning(), **{"reserve": 0.0, **tuning}))
     policy.state.margins.START = 0.0
+    policy.state.length_error = 0.0
     return State(policy, budget=budget, seats=seats, free_blocks=free_blocks)
 
 

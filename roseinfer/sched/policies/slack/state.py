@@ -140,13 +140,17 @@ class SlackState:
         """
         if track.end_s == inf:
             return
-        arrival_s, behind = track.request.arrival_s, track.length + self.length_error
+        arrival_s, behind = track.request.arrival_s, track.length + self._wrong_by(track)
         whole_s = track.end_s - arrival_s
         steps_s = behind * max(FASTEST * self.alone_s(track), self.recent_step_s)
         latest_s = max(whole_s - steps_s, 0.1 * whole_s)
         if latest_s < track.ttft_s:
             track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
         track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, track.length), FASTEST * self.alone_s(track)))
+
+    def _wrong_by(self, track: Track) -> float:
+        """Tokens by which its expected length may be wrong: as others were, but no more than half of it."""
+        return min(self.length_error, 0.5 * track.length)
 
     def _pace_whole(self, track: Track, now_s: float) -> None:
         """From now on its tokens are spread over what is left of the time for the whole request."""
@@ -156,7 +160,7 @@ class SlackState:
         track.length = track.outputs + left
         own_s = slo.tpot_s or inf
         least_s = max(FASTEST * self.alone_s(track), self.price.pace_s, track.floor_s)
-        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self.length_error), least_s)
+        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self._wrong_by(track)), least_s)
         if not track.floor_s:
             track.floor_s = HURRY * pace_s
         track.tpot_s = min(own_s, pace_s)
@@ -332,14 +336,14 @@ class SlackState:
         """
         if self.cost.steps < SURE_STEPS:
             return False
-        least_s = self.alone_s(track) * (track.length - self.length_error)
+        least_s = self.alone_s(track) * (track.length - self._wrong_by(track))
         return track.tpot_s < self.alone_s(track) or least_s > track.end_s - track.request.arrival_s
 
     def misses_alone(self, track: Track) -> bool:
         """Whether an idle machine would miss one of its objectives as well, had it started when it came."""
         slo = track.request.slo
         first_s = self.prefill_s(len(track.tokens))
-        whole_s = first_s + self.alone_s(track) * max(0.0, track.length - self.length_error)
+        whole_s = first_s + self.alone_s(track) * max(0.0, track.length - self._wrong_by(track))
         late = slo is not None and first_s > (slo.ttft_s or inf)
         return late or whole_s > track.end_s - track.request.arrival_s or self.unattainable(track)
 
