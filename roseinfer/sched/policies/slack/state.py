@@ -200,7 +200,8 @@ class SlackState:
         late = [
             t
             for t in self.batch.tracks
-            if t.end_s < inf and (t.outputs > t.length - 1 or (t.tpot_s < pace_s and not t.request.slo.tpot_s))
+            if t.end_s < inf
+            and (t.outputs > t.length - 1 or (t.tpot_s < pace_s and t.request.slo and not t.request.slo.tpot_s))
         ]
         for track in late:
             self.batch.remove(track)
