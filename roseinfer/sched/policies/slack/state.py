@@ -160,7 +160,7 @@ class SlackState:
         track.length = track.outputs + left
         own_s = slo.tpot_s or inf
         least_s = max(FASTEST * self.alone_s(track), self.price.pace_s, track.floor_s)
-        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self._wrong_by(track)), least_s)
+        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self.length_error), least_s)
         if not track.floor_s:
             track.floor_s = HURRY * pace_s
         track.tpot_s = min(own_s, pace_s)
