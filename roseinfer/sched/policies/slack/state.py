@@ -20,6 +20,7 @@ from roseinfer.sched.tenants import TenantShares
 
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
 UNKNOWN = 256.0  # tokens by which an expected length is wrong, before it is known better
+LIKELY = 64.0  # tokens that many outputs have, whatever was expected of them
 HURRY = 0.75  # of the pace at its start, to which one that falls behind its end is hurried at most
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
@@ -149,8 +150,8 @@ class SlackState:
         track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, track.length), FASTEST * self.alone_s(track)))
 
     def _wrong_by(self, track: Track) -> float:
-        """Tokens by which its expected length may be wrong: as others were, but no more than half of it."""
-        return min(self.length_error, 0.5 * track.length)
+        """Tokens by which its expected length may be wrong: as others were, but no more than half of it, or `LIKELY`."""
+        return min(self.length_error, max(0.5 * track.length, LIKELY))
 
     def _pace_whole(self, track: Track, now_s: float) -> None:
         """From now on its tokens are spread over what is left of the time for the whole request."""
@@ -160,7 +161,7 @@ class SlackState:
         track.length = track.outputs + left
         own_s = slo.tpot_s or inf
         least_s = max(FASTEST * self.alone_s(track), self.price.pace_s, track.floor_s)
-        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self.length_error), least_s)
+        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self._wrong_by(track)), least_s)
         if not track.floor_s:
             track.floor_s = HURRY * pace_s
         track.tpot_s = min(own_s, pace_s)
