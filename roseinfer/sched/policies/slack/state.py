@@ -150,7 +150,7 @@ class SlackState:
         track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, track.length), FASTEST * self.alone_s(track)))
 
     def _wrong_by(self, track: Track) -> float:
-        """Tokens by which its expected length may be wrong: as others were, but no more than half of it, or `LIKELY`."""
+        """Tokens by which its expected length may be wrong: as others were, but at most half of it, or `LIKELY`."""
         return min(self.length_error, max(0.5 * track.length, LIKELY))
 
     def _pace_whole(self, track: Track, now_s: float) -> None:
