@@ -152,3 +152,16 @@ def test_who_is_behind_catches_up_by_others_sitting_out() -> None:
     assert len(rows(behind_s=0.0)) == 30
     assert "one" in (some := rows(behind_s=0.8)) and len(some) < 30
     assert len(rows(behind_s=1.6)) < len(some)
+
+
+def test_who_started_before_the_others_came_gives_up_a_pace_in_the_way_of_most() -> None:
+    made = state()
+    made.run("strict", tpot_s=0.020)
+    made.run("loose", tpot_s=0.100)
+    made.wait("next", 10, ttft_s=9.0, tpot_s=0.100)
+    made.policy.state.price.pace_s, made.policy.state.price.gain = 0.100, 1.4
+    made.begin()
+    assert not made.policy.state.leftover, "not for a small gain"
+    made.policy.state.price.gain = 1.6
+    made.begin()
+    assert list(made.policy.state.leftover) == ["strict"]

@@ -78,6 +78,7 @@ class SlackPolicy:
             now_s = max(now_s, self._done_s + self._seconds)
         self.state.promote(now_s)
         self.state.demote_outlived(now_s)
+        self.state.give_up_paces(now_s)
         self.state.pace_outlived(now_s)
         step = SlackStep(self.state, view, now_s, in_flight)
         decision = step.decide()

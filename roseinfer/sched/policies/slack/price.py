@@ -30,7 +30,7 @@ class PriceLimit:
     """Which requests are worth their cost when not all can be served. `limit_s`: seconds of work per request, inf while
     everything fits. `pace_s`: the shortest time between steps that is worth its cost; 0 = any. `load`: seconds of work
     that were offered, per second, by requests that cannot wait. `crowded`: not all that came can be served; those that
-    can wait do.
+    can wait do. `gain`: how many times as many are served at the pace that is held as at the fastest.
 
     If those of the last `window_s` seconds ask for more than the machine can do, most are served well if the cheapest
     are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
@@ -49,6 +49,7 @@ class PriceLimit:
         self.load = 0.0
         self._decided = self._refused = 0.0
         self.crowded = False
+        self.gain = 1.0
         self.mean_s = 0.0  # work of the requests offered, recent ones counting most
         self._window_s = window_s
         self._fill = self._most = fill
@@ -108,15 +109,16 @@ class PriceLimit:
         if not self.crowded:
             return True
         cheapest_first = sorted(hasty, key=lambda offer: offer.price_s)
-        best = 0.0
+        best, fastest = 0.0, 0
         for pace_s in self._paces(hasty):
             served, limit_s = _served(cheapest_first, pace_s, self._time(pace_s, keep, step_s) * span_s)
             if not best:  # the fastest
-                best, self.limit_s = served * self._clear, limit_s
+                best, self.limit_s, fastest = served * self._clear, limit_s, served
                 if limit_s == inf:
                     break  # all fit
             elif served > best:
                 best, self.limit_s, self.pace_s = served, limit_s, pace_s
+        self.gain = best / max(1, fastest) if self.pace_s else 1.0
         return True
 
     def decided(self, *, refused: bool) -> None:

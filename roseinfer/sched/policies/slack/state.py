@@ -21,6 +21,7 @@ from roseinfer.sched.tenants import TenantShares
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
 UNKNOWN = 256.0  # tokens by which an expected length is wrong, before it is known better
 LIKELY = 64.0  # tokens that many outputs have, whatever was expected of them
+GIVE_UP = 1.5  # times as many that could be served at a slower pace: for that, promises of a faster one are broken
 HURRY = 0.75  # of the pace at its start, to which one that falls behind its end is hurried at most
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
@@ -194,6 +195,15 @@ class SlackState:
             self.batch.add(track, first_s or now_s)
             if not first_s:
                 self._unseen[name] = track
+
+    def give_up_paces(self, now_s: float) -> None:
+        """If far more could be served at a slower pace, those that run and need a faster one take what is left over.
+
+        They started before so many came; to keep a promise to few would break one in most others' way.
+        """
+        if self.price.gain >= GIVE_UP and self.ledger.waiting:
+            for track in [t for t in self.batch.tracks if t.tpot_s < self.price.pace_s and t.end_s == inf]:
+                self.demote(track, now_s)
 
     def pace_outlived(self, now_s: float) -> None:
         """Those that were promised an end, and have outlived what was expected of them, need a faster pace."""
