@@ -158,10 +158,9 @@ def test_who_started_before_the_others_came_gives_up_a_pace_in_the_way_of_most()
     made = state()
     made.run("strict", tpot_s=0.020)
     made.run("loose", tpot_s=0.100)
-    made.wait("next", 10, ttft_s=9.0, tpot_s=0.100)
-    made.policy.state.price.pace_s, made.policy.state.price.gain = 0.100, 1.4
-    made.begin()
-    assert not made.policy.state.leftover, "not for a small gain"
-    made.policy.state.price.gain = 1.6
-    made.begin()
-    assert list(made.policy.state.leftover) == ["strict"]
+    price = made.policy.state.price
+    for gain, given_up in ((1.4, []), (1.6, ["strict"])):
+        made.wait(f"next {gain}", 10, ttft_s=9.0, tpot_s=0.100)
+        price.pace_s, price.gain = 0.100, gain
+        made.begin()
+        assert list(made.policy.state.leftover) == given_up

@@ -101,7 +101,7 @@ class PriceLimit:
             offered.popleft()
         self._works = sorted([offer.work_s for offer in offered])
         span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
-        self.limit_s, self.pace_s = inf, 0.0
+        self.limit_s, self.pace_s, self.gain = inf, 0.0, 1.0
         hasty = [offer for offer in offered if not offer.patient]
         self.load = sum([offer.work_s for offer in hasty]) / span_s
         paces = self._paces(offered)
