@@ -31,6 +31,7 @@ class PriceLimit:
     everything fits. `pace_s`: the shortest time between steps that is worth its cost; 0 = any. `load`: seconds of work
     that were offered, per second, by requests that cannot wait. `crowded`: not all that came can be served; those that
     can wait do. `gain`: how many times as many are served at the pace that is held as at the fastest.
+    `fastest_s`: the shortest time between steps that any asked for.
 
     If those of the last `window_s` seconds ask for more than the machine can do, most are served well if the cheapest
     are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
@@ -49,7 +50,7 @@ class PriceLimit:
         self.load = 0.0
         self._decided = self._refused = 0.0
         self.crowded = False
-        self.gain = 1.0
+        self.gain, self.fastest_s = 1.0, 0.0
         self.mean_s = 0.0  # work of the requests offered, recent ones counting most
         self._window_s = window_s
         self._fill = self._most = fill
@@ -105,6 +106,7 @@ class PriceLimit:
         hasty = [offer for offer in offered if not offer.patient]
         self.load = sum([offer.work_s for offer in hasty]) / span_s
         paces = self._paces(offered)
+        self.fastest_s = paces[0] if paces[0] < inf else 0.0
         self.crowded = sum([offer.work_s for offer in offered]) > self._time(paces[0], keep, step_s) * span_s
         if not self.crowded:
             return True

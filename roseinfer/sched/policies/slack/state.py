@@ -161,7 +161,8 @@ class SlackState:
         left = self.lengths.left(track.request, max(1, track.outputs))
         track.length = track.outputs + left
         own_s = slo.tpot_s or inf
-        least_s = max(FASTEST * self.alone_s(track), self.price.pace_s, track.floor_s)
+        worth_s = max(self.price.pace_s, self.price.fastest_s)
+        least_s = max(FASTEST * self.alone_s(track), worth_s, track.floor_s)
         pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self._wrong_by(track)), least_s)
         if not track.floor_s:
             track.floor_s = HURRY * pace_s
