@@ -157,7 +157,8 @@ def test_who_is_behind_catches_up_by_others_sitting_out() -> None:
 def test_who_started_before_the_others_came_gives_up_a_pace_in_the_way_of_most() -> None:
     made = state()
     made.run("strict", tpot_s=0.020)
-    made.run("loose", tpot_s=0.100)
+    for number in range(9):
+        made.run(f"loose {number}", tpot_s=0.100)
     price = made.policy.state.price
     for gain, given_up in ((1.4, []), (1.6, ["strict"])):
         made.wait(f"next {gain}", 10, ttft_s=9.0, tpot_s=0.100)

@@ -268,7 +268,7 @@ class SlackAdmission:
             return []
         for other in reversed(self._state.leftover.values()):
             request = other.request
-            if (other.doomed or request.slo is None) and not request.preemptions:
+            if (other.doomed or request.slo is None) and not request.preemptions and request not in self.yields:
                 chosen.append(request)
                 lacking -= request.planned // size
             if lacking <= 0:

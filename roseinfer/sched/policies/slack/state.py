@@ -21,6 +21,7 @@ from roseinfer.sched.tenants import TenantShares
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
 UNKNOWN = 256.0  # tokens by which an expected length is wrong, before it is known better
 LIKELY = 64.0  # tokens that many outputs have, whatever was expected of them
+FEW = 0.1  # of those that run
 GIVE_UP = 1.5  # times as many that could be served at a slower pace: for that, promises of a faster one are broken
 HURRY = 0.75  # of the pace at its start, to which one that falls behind its end is hurried at most
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
@@ -203,8 +204,10 @@ class SlackState:
         They started before so many came; to keep a promise to few would break one in most others' way.
         """
         if self.price.gain >= GIVE_UP and self.ledger.waiting:
-            for track in [t for t in self.batch.tracks if t.tpot_s < self.price.pace_s and t.end_s == inf]:
-                self.demote(track, now_s)
+            fast = [track for track in self.batch.tracks if track.tpot_s < self.price.pace_s and track.end_s == inf]
+            if len(fast) <= FEW * len(self.batch):
+                for track in fast:
+                    self.demote(track, now_s)
 
     def pace_outlived(self, now_s: float) -> None:
         """Those that were promised an end, and have outlived what was expected of them, need a faster pace."""
