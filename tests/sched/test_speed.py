@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from roseinfer.sched.cost import CostModel, CostParams, Work
+from roseinfer.sched.cost import STALLS_WINDOW_S, CostModel, CostParams, StallStats, Work
 from roseinfer.sched.estimates import FAST
-from roseinfer.sched.speed import STALLS_WINDOW_S, StallStats
 from tests.sched.test_cost import TRUE, draw, error
 
 PLAIN = Work(0, 0.0, 20, 10_000)

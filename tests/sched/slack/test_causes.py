@@ -9,8 +9,8 @@ from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
+from roseinfer.sched.policies.slack.capacity import PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy
-from roseinfer.sched.policies.slack.price import PriceLimit
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.

@@ -9,8 +9,8 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
+from roseinfer.sched.policies.slack.capacity import Offer, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackPolicy
-from roseinfer.sched.policies.slack.price import Offer, PriceLimit
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import AtRate

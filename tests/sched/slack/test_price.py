@@ -6,8 +6,7 @@ import pytest
 
 from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import CostParams
-from roseinfer.sched.policies.slack.capacity import Margins
-from roseinfer.sched.policies.slack.price import Offer, PriceLimit
+from roseinfer.sched.policies.slack.capacity import Margins, Offer, PriceLimit
 from tests.sched.queues import State
 from tests.sched.slack.test_slack import state
 

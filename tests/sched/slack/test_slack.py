@@ -13,9 +13,8 @@ from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import LengthEstimator, OracleLengths, peak_tokens
-from roseinfer.sched.policies.slack.capacity import Demand, Margins
+from roseinfer.sched.policies.slack.capacity import Demand, Margins, Offer, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
-from roseinfer.sched.policies.slack.price import Offer, PriceLimit
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate

@@ -9,7 +9,7 @@ from roseinfer.core.slo import Cause, Rejection
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths import peak_tokens
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
-from roseinfer.sched.policies.slack.price import PRICED
+from roseinfer.sched.policies.slack.capacity import PRICED
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 

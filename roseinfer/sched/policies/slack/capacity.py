@@ -1,10 +1,21 @@
-"""What the machine can take in the long run: demand over some horizons, and the margins for what one cannot see."""
+"""What the machine can take in the long run: demand over some horizons, the margins for what one cannot see, and what a
+place costs when not all can be served: how much work, and how fast a pace, is worth it.
+"""
 
+from bisect import bisect
+from collections import deque
 from collections.abc import Sequence
-from math import log
+from math import inf, log, sqrt
+from typing import NamedTuple
+
+from roseinfer.core.slo import Cause
 
 HORIZONS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # times the smallest TPOT objective
 SHORT = 2  # of these, where only prompts count: how soon one can be through
+PRICED = (Cause.PRICE, Cause.PACE)  # not worth their cost: what `PriceLimit.objection` says
+REFUSED = 0.03  # of those that are worth their cost
+LEAST_FILL, STEP = 0.7, 0.01
+KEPT = 0.9  # of what was learnt, at each update
 
 
 class Demand:
@@ -91,3 +102,152 @@ class Margins:
 
 def _level(tpot_s: float) -> int:
     return round(log(tpot_s) / log(1.1))
+
+
+class Offer(NamedTuple):
+    """A request that came. `price_s`: what counts against the limit, more than its work for a tenant that has had
+    much. `pace_s`: the time between steps that it asks for, inf if any will do. `patient`: it may start at any time.
+    """
+
+    at_s: float
+    work_s: float
+    price_s: float
+    pace_s: float
+    patient: bool = False
+
+
+class PriceLimit:
+    """Which requests are worth their cost when not all can be served. `limit_s`: seconds of work per request, inf while
+    everything fits. `pace_s`: the shortest time between steps that is worth its cost; 0 = any. `load`: seconds of work
+    that were offered, per second, by requests that cannot wait. `crowded`: not all that came can be served; those that
+    can wait do. `gain`: how many times as many are served at the pace that is held as at the fastest.
+    `fastest_s`: the shortest time between steps that any asked for.
+
+    If those of the last `window_s` seconds ask for more than the machine can do, most are served well if the cheapest
+    are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
+    only while there is room to spare.
+
+    A step costs `step_s` whatever it holds, so a request that needs one every `pace_s` takes step_s / pace_s of the
+    machine, were it the only one. Of the paces that were asked for, the one is held at which most requests are served;
+    a slower one than the fastest only for a clear gain (`clear` times as many), since it refuses all that are faster.
+    """
+
+    def __init__(
+        self, window_s: float = 30.0, fill: float = 1.0, every_s: float = 0.5, clear: float = 1.1, levels: int = 8
+    ) -> None:
+        self.limit_s = inf
+        self.pace_s = 0.0
+        self.load = 0.0
+        self._decided = self._refused = 0.0
+        self.crowded = False
+        self.gain, self.fastest_s = 1.0, 0.0
+        self.mean_s = 0.0  # work of the requests offered, recent ones counting most
+        self._window_s = window_s
+        self._fill = self._most = fill
+        self._every_s = every_s
+        self._clear = clear
+        self._levels = levels
+        self._offered: deque[Offer] = deque()
+        self._works: list[float] = []  # of those, in order
+        self._next_s = -inf
+        self._first_s: float | None = None
+
+    def offer(self, offer: Offer) -> None:
+        self._offered.append(offer)
+        self.mean_s += 0.01 * (offer.work_s - self.mean_s) if self.mean_s else offer.work_s
+        if self._first_s is None:
+            self._first_s = offer.at_s
+
+    def price_s(self, work_s: float, fairness: float) -> float:
+        """What so much work counts as: work^(1 - w) * other^w. With w = sqrt(fairness) equal steps cost about as much.
+
+        `other` has the place among all requests of late that `work_s` has in its own third of them, by work. So at 1
+        each third has the same chance, the cheapest of each first.
+        """
+        count = len(self._works)
+        if not fairness or not count:
+            return work_s
+        place = 3 * min(bisect(self._works, work_s), count - 1) % count
+        other_s, weight = self._works[place], sqrt(fairness)
+        return work_s ** (1 - weight) * other_s**weight
+
+    def correct(self, offer: Offer) -> None:
+        """A request that was offered before is `work_s` more work than was said, and now has this price."""
+        self._offered.append(offer)
+
+    def objection(self, price_s: float, pace_s: float, patient: bool) -> Cause | None:
+        """Why a request is not worth its cost at present; None if it is."""
+        if price_s > self.limit_s or (self.crowded and patient):
+            return Cause.PRICE
+        return Cause.PACE if pace_s < self.pace_s else None
+
+    def update(self, now_s: float, keep: float, step_s: float) -> bool:
+        """Set the limits anew, if it is time. `keep`: the share of the time that may be planned with."""
+        if now_s < self._next_s or self._first_s is None:
+            return False
+        self._next_s = now_s + self._every_s
+        self._learn()
+        offered = self._offered
+        while offered and offered[0].at_s < now_s - self._window_s:
+            offered.popleft()
+        self._works = sorted([offer.work_s for offer in offered])
+        span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
+        self.limit_s, self.pace_s, self.gain = inf, 0.0, 1.0
+        hasty = [offer for offer in offered if not offer.patient]
+        self.load = sum([offer.work_s for offer in hasty]) / span_s
+        paces = self._paces(offered)
+        self.fastest_s = paces[0] if paces[0] < inf else 0.0
+        self.crowded = sum([offer.work_s for offer in offered]) > self._time(paces[0], keep, step_s) * span_s
+        if not self.crowded:
+            return True
+        cheapest_first = sorted(hasty, key=lambda offer: offer.price_s)
+        best, fastest = 0.0, 0
+        for pace_s in self._paces(hasty):
+            served, limit_s = _served(cheapest_first, pace_s, self._time(pace_s, keep, step_s) * span_s)
+            if not best:  # the fastest
+                best, self.limit_s, fastest = served * self._clear, limit_s, served
+                if limit_s == inf:
+                    break  # all fit
+            elif served > best:
+                best, self.limit_s, self.pace_s = served, limit_s, pace_s
+        self.gain = best / max(1, fastest) if self.pace_s else 1.0
+        return True
+
+    def decided(self, *, refused: bool) -> None:
+        """A request that was worth its cost has started, or was refused after all."""
+        self._decided += 1
+        self._refused += refused
+
+    def _learn(self) -> None:
+        """If too many are refused that were worth their cost, less can be done than the work tells (prompts that are
+        due at once, a full cache), and the limits are set for less.
+        """
+        if self._decided:
+            step = -STEP if self._refused > REFUSED * self._decided else STEP
+            self._fill = min(self._most, max(LEAST_FILL, self._fill + step))
+            self._decided *= KEPT
+            self._refused *= KEPT
+
+    def _time(self, pace_s: float, keep: float, step_s: float) -> float:
+        """Of each second, what is there for requests if there is a step every `pace_s`."""
+        return self._fill * (keep - min(0.9, step_s / pace_s))
+
+    def _paces(self, offered: Sequence[Offer]) -> list[float]:
+        """The fastest first: those asked for, or some of them if these are many."""
+        paces = sorted({offer.pace_s for offer in offered if offer.pace_s < inf})
+        if len(paces) <= self._levels:
+            return paces or [inf]
+        ordered = sorted([offer.pace_s for offer in offered if offer.pace_s < inf])
+        return sorted({ordered[i * (len(ordered) - 1) // (self._levels - 1)] for i in range(self._levels)})
+
+
+def _served(cheapest_first: Sequence[Offer], pace_s: float, left_s: float) -> tuple[int, float]:
+    """How many that can do with the pace fit, and the price of the first that does not."""
+    served = 0
+    for offer in cheapest_first:
+        if offer.pace_s >= pace_s:
+            left_s -= offer.work_s
+            if left_s < 0:
+                return served, offer.price_s
+            served += 1
+    return served, inf

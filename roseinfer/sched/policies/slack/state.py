@@ -7,15 +7,13 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Request
-from roseinfer.sched.cost import Work
+from roseinfer.sched.cost import STALL_FACTOR, Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.policies.slack.backlog import Backlog
-from roseinfer.sched.policies.slack.capacity import Demand, Margins
-from roseinfer.sched.policies.slack.price import PRICED, Offer, PriceLimit
+from roseinfer.sched.policies.slack.capacity import PRICED, Demand, Margins, Offer, PriceLimit
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.policy import View, rejectable
-from roseinfer.sched.speed import STALL_FACTOR
 from roseinfer.sched.tenants import TenantShares
 
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
@@ -103,7 +101,7 @@ class SlackState:
         track.work_s *= 1 + excess
         if request.preemptions and track.owed and track.due_s < inf:
             track.key = track.due_s - prefill_s
-        self.backlog.add(track, bool(request.preemptions) or self.worth(track))
+        self.backlog.add(track, not track.owed or bool(request.preemptions) or self.worth(track))
         if track.ttft_s < inf:
             self.backlog.watch(track, track.due_s - prefill_s - p.step_s)
 
