@@ -122,6 +122,14 @@ def test_the_tenant_pays_for_what_was_longer_than_it_said_at_the_end_too() -> No
     assert shares.excess("liar", 1.0) == shares.excess("honest", 1.0) == 0.0, "both had the same"
 
 
+@pytest.mark.parametrize("objectives", [{}, {"ttft_s": 1.0}, {"tpot_s": 0.050}])
+def test_a_tenant_pays_for_its_outputs_whatever_was_promised(objectives: dict[str, float]) -> None:
+    made = state()
+    made.run("a", tenant="long", predicted=500, **objectives)
+    made.run("b", tenant="short", predicted=5, **objectives)
+    assert made.policy.state.tenants.excess("long", 0.0) > 0.5
+
+
 def test_a_preempted_request_that_outlived_its_hint_waits_at_its_true_price() -> None:
     made = state(lengths=NewHere())
     keys = {}

@@ -111,7 +111,8 @@ class SlackState:
             self.price.decided(refused=False)
         self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
         self.growth += track.length
-        self.tenants.charge(track.request.tenant, track.work_s, now_s)
+        unpriced_s = self._decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
+        self.tenants.charge(track.request.tenant, track.work_s + unpriced_s, now_s)
         self._arrive(self.cost.params.prefill_s(track.request.planned, track.request.remaining), now_s)
         if track.request.slo is None:
             own_s = self.to_fill_s(track) / self.tuning.rest_share
