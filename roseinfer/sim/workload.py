@@ -120,13 +120,7 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 
 def gamma(rate: float, count: int, seed: int, cv: float) -> list[float]:
     """Arrival times with gamma-distributed gaps: `rate` a second, coefficient of variation `cv`."""
-    rng = random.Random(f"times {seed}")
-    shape = 1 / cv**2
-    now, times = 0.0, []
-    for _ in range(count):
-        now += rng.gammavariate(shape, 1 / (shape * rate))
-        times.append(now)
-    return times
+    return Gamma(cv).times(rate, count, random.Random(f"times {seed}"))
 
 
 def bursts(rate: float, count: int, seed: int, *, factor: float = 4.0, period_s: float = 20.0) -> list[float]:

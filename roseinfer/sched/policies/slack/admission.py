@@ -48,7 +48,7 @@ class SlackAdmission:
         self._smallest_s = min([track.tpot_s for track in state.ledger.filling.values()], default=inf)
         if len(state.batch):
             self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
-        self._keep = (1 - state.margins.of(self._smallest_s) if self._smallest_s < inf else 1.0) - state.stalled
+        self._keep = state.keep(self._smallest_s)
         if state.price.update(self._now_s, self._keep, self._params.step_s):
             state.backlog.sort_by_price(state.worth)
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
@@ -120,7 +120,7 @@ class SlackAdmission:
         return (waiting[request.request_id] for request in self._view.members(lead.request)[1:])
 
     def _walk_rest(self) -> None:
-        """Those without objectives, the oldest first, as far as `_may_start`."""
+        """Those without objectives, the oldest first, as far as `_has_room`."""
         taken = {track.request.request_id for track, _ in self.admitted}
         for track in self._first_of(self._state.backlog.rest):
             if track.request.request_id in taken:
@@ -139,7 +139,7 @@ class SlackAdmission:
         return self._demand.peak <= self._tuning.roomy * share and self._seats > spare
 
     def _start_aged(self) -> None:
-        """The oldest without objectives that has waited long, one a second, starts before all others.
+        """The oldest without objectives that has waited long starts before all others, from `rest_again_s` on.
 
         If it cannot yet, a seat and the KV blocks that it needs are kept for it. Otherwise others take all that comes
         free for as long as there are any.
@@ -203,8 +203,7 @@ class SlackAdmission:
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
         if smallest_s < inf and not track.request.preemptions and not idle:
-            keep = 1 - self._state.margins.of(smallest_s) - self._state.stalled
-            share = keep - self._overhead(smallest_s)
+            share = state.keep(smallest_s) - self._overhead(smallest_s)
             if (
                 track.patient
                 and state.price.crowded
@@ -218,11 +217,11 @@ class SlackAdmission:
             reserve = self._reserve(track, smallest_s)
             if least > (limit - reserve) * share:
                 return self._hold(track, Cause.RUNNING)
-            demand = self._state.demand_with(demand, track, own_s, self._now_s)
+            demand = state.demand_with(demand, track, own_s, self._now_s)
             if demand.peak > (limit - reserve) * share:
                 return self._hold(track, Cause.RUNNING, Verdict.SKIP if demand.peak <= limit * share else full)
         else:
-            demand = self._state.demand_with(demand, track, own_s, self._now_s)
+            demand = state.demand_with(demand, track, own_s, self._now_s)
         if yielding:  # it starts when the blocks are there, and nobody takes them meanwhile
             self.yields += yielding
             return self._hold(track, Cause.BLOCKS, Verdict.STOP)

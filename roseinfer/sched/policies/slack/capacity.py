@@ -86,7 +86,6 @@ class Margins:
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
-        self.changed = False
 
     def of(self, tpot_s: float) -> float:
         return self._values.get(_level(tpot_s), self.START)
@@ -234,10 +233,10 @@ class PriceLimit:
 
     def _paces(self, offered: Sequence[Offer]) -> list[float]:
         """The fastest first: those asked for, or some of them if these are many."""
-        paces = sorted({offer.pace_s for offer in offered if offer.pace_s < inf})
+        ordered = sorted([offer.pace_s for offer in offered if offer.pace_s < inf])
+        paces = sorted(set(ordered))
         if len(paces) <= self._levels:
             return paces or [inf]
-        ordered = sorted([offer.pace_s for offer in offered if offer.pace_s < inf])
         return sorted({ordered[i * (len(ordered) - 1) // (self._levels - 1)] for i in range(self._levels)})
 
 

@@ -79,17 +79,16 @@ class SlackState:
             self._bound_whole(track)
         prefill_s = p.prefill_s(0, len(track.tokens))
         decode_s = self._decode_s(len(track.tokens), track.length)
-        track.work_s = prefill_s + decode_s
+        track.work_s = prefill_s
+        if track.tpot_s < inf:  # else nothing is promised for the rest
+            track.work_s += decode_s
         track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
         if request.preemptions and track.anchor_s < inf and track.owed:  # it is owed its next token, no sooner
             track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
             self.preempted[request.request_id] = track
         track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
         excess = self.tenants.excess(request.tenant, request.arrival_s)
-        most = self.tuning.priority_levels
-        track.key += self.tuning.priority_s * max(-most, min(most, request.priority)) + self.tuning.fairness_s * excess
-        if track.tpot_s == inf:
-            track.work_s = prefill_s  # nothing is promised for the rest
+        track.key += self.tuning.priority_s * self._level(request) + self.tuning.fairness_s * excess
         if track.tpot_s < inf:
             # The constant part of a step is paid anyway, so a second of decoding costs more than one of prefill.
             scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self.batch.smallest_s))
@@ -109,14 +108,14 @@ class SlackState:
         self.preempted.pop(track.request.request_id, None)
         if track.owed and not track.request.preemptions:
             self.price.decided(refused=False)
-        self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
+        fill_s = self.to_fill_s(track)
+        self.demand = self.demand_with(self.demand, track, fill_s, now_s)
         self.growth += track.length
         unpriced_s = self._decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
         self.tenants.charge(track.request.tenant, track.work_s + unpriced_s, now_s)
-        self._arrive(self.cost.params.prefill_s(track.request.planned, track.request.remaining), now_s)
+        self._arrive(fill_s, now_s)
         if track.request.slo is None:
-            own_s = self.to_fill_s(track) / self.tuning.rest_share
-            self.rest_again_s = now_s + max(self.tuning.idle_limit_s, own_s)
+            self.rest_again_s = now_s + max(self.tuning.idle_limit_s, fill_s / self.tuning.rest_share)
 
     def ended(self, track: Track, event: Ended) -> None:
         request = track.request
@@ -243,8 +242,7 @@ class SlackState:
 
     def _doubtful(self, track: Track) -> bool:
         """Whether a hint counts for more than it proved worth: not enough of its source have ended to tell."""
-        known = self.lengths.known
-        return not known(track.request)
+        return not self.lengths.known(track.request)
 
     def _reprice(self, track: Track, length: float, now_s: float) -> None:
         """An output is `length` tokens long in all, and not as short as its client said: its tenant pays the rest."""
@@ -261,10 +259,13 @@ class SlackState:
 
     def _price_s(self, request: Request, work_s: float, excess: float) -> float:
         """What counts against the price limit: more for a tenant that has had much, less for a better priority."""
-        most = self.tuning.priority_levels
-        level = max(-most, min(most, request.priority))
         price_s = self.price.price_s(work_s, self.options.slack_fairness)
-        return price_s * (1 + excess) * self.tuning.priority_price**level
+        return price_s * (1 + excess) * self.tuning.priority_price ** self._level(request)
+
+    def _level(self, request: Request) -> int:
+        """Its priority, as far as one counts."""
+        most = self.tuning.priority_levels
+        return max(-most, min(most, request.priority))
 
     def _decode_s(self, context: int, length: float) -> float:
         """What `length` tokens take of the machine after `context` others."""
@@ -328,6 +329,12 @@ class SlackState:
         tuning = self.tuning
         self._arriving = self.arriving(now_s) + min(prefill_s, tuning.longest_prompt_s) / tuning.recent_s
         self._arrived_s = now_s
+
+    def keep(self, smallest_s: float) -> float:
+        """The share of the time that may be planned with if this is the smallest TPOT objective (inf: there is none):
+        what the margin and stalls leave.
+        """
+        return (1 - self.margins.of(smallest_s) if smallest_s < inf else 1.0) - self.stalled
 
     @property
     def chunk_ends_s(self) -> float:

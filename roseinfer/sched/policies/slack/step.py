@@ -92,15 +92,14 @@ class SlackStep:
         if not self._rows:
             return inf
         smallest_s = state.batch.smallest_s
-        slack = min(self._slacks)
+        least = min(self._slacks)
         paced_s = smallest_s * (1 - state.margins.of(smallest_s))
-        slack = min(slack, max(slack - state.stall_s, paced_s))  # what is kept for the next stall is not spent
-        tau = min(max(slack, self._decode_s), self._tuning.longest_step * smallest_s)
+        spent_s = min(least, max(least - state.stall_s, paced_s))  # what is kept for the next stall is not
+        tau = min(max(spent_s, self._decode_s), self._tuning.longest_step * smallest_s)
         self.limit_s = tau
         room_s = tau - self._decode_s
         wanted_s = sum([self._chunk_s(track, left) for track, left in prompts if track.owed])
-        behind_s = max(0.0, -min(self._slacks)) / self._tuning.catch_up
-        over_s = self._decode_s - smallest_s * (1 - state.margins.of(smallest_s)) + behind_s
+        over_s = self._decode_s - paced_s + max(0.0, -least) / self._tuning.catch_up
         if wanted_s > room_s or over_s > 0:
             return self._skip(wanted_s - room_s, over_s)
         return room_s
