@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.errors import RoseinferError
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import NO_META, RequestMeta
@@ -18,7 +19,7 @@ class GenerateRequest:
     """One prompt, `n` samples of it.
 
     Sample i draws with seed + i. `stop` strings in `params` are matched on the API side; everything else runs in the
-    engine.
+    engine. `guide`: what constrains each of the samples; None: nothing does.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class GenerateRequest:
     params: SamplingParams
     n: int = 1
     meta: RequestMeta = NO_META
+    guide: GuideSpec | None = None
 
 
 @dataclass(slots=True)

@@ -199,7 +199,7 @@ class AsyncEngine(EngineWatch):
             if meta.arrival_s is None:
                 meta = replace(meta, arrival_s=self._clock.now())
             prompt_ids = list(map(operator.index, request.prompt_ids))
-            self._transport.send(Add(wire_id, prompt_ids, request.params, request.n, meta))
+            self._transport.send(Add(wire_id, prompt_ids, request.params, request.n, meta, request.guide))
         except (TypeError, OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"the request cannot be sent to the engine: {error}") from error
 

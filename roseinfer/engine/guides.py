@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import StepPlan, TokenMasks
 
@@ -36,7 +37,7 @@ class Guide(Protocol):
 class Guides(Protocol):
     """Makes guides from what a request says of its output."""
 
-    def make(self, spec: str) -> Guide:
+    def make(self, spec: GuideSpec) -> Guide:
         """A guide at the start of an output. Raises `InvalidRequestError` for a `spec` that it cannot enforce."""
         ...
 
@@ -57,7 +58,7 @@ class GuidedSequences:
         self._words = TokenMasks.words_per_line(vocab_size)
         self.live: dict[str, Guide] = {}
 
-    def open(self, sequence_ids: Sequence[str], spec: str) -> None:
+    def open(self, sequence_ids: Sequence[str], spec: GuideSpec) -> None:
         """Give each of these sequences a guide, or raise `InvalidRequestError` and give none."""
         if self._guides is None:
             raise InvalidRequestError("this engine cannot constrain outputs", "guide")

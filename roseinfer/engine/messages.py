@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
@@ -13,7 +14,7 @@ from roseinfer.engine.api import EngineInfo, StepRecord
 class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     """Start `n` samples of a prompt; sample i is the sequence `sequence_id(request_id, i)`.
 
-    `guide`: what constrains the outputs, in the words of the engine's `Guides`; None: nothing.
+    `guide`: what constrains the outputs; None: nothing does.
     """
 
     request_id: str
@@ -21,7 +22,7 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     params: SamplingParams
     n: int = 1
     meta: RequestMeta = NO_META
-    guide: str | None = None
+    guide: GuideSpec | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):

@@ -17,6 +17,7 @@ from roseinfer.core.errors import (
     RequestTooLongError,
     TooManyInflightError,
 )
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import RequestMeta
@@ -26,9 +27,11 @@ from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
+from roseinfer.engine.guides import Guides
 from roseinfer.engine.transport import ThreadTransport
 from tests.helpers.engines import EOS, make_core
 from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.guides import ArithmeticGuides, obeys
 from tests.helpers.tokenizers import byte_tokenizer
 
 BLOCKS, BLOCK_SIZE, VOCAB = 256, 4, 200
@@ -71,10 +74,12 @@ def info() -> EngineInfo:
 
 @asynccontextmanager
 async def engine(
-    runner: FakeRunner, depth: int = 1, max_inflight: int | None = None
+    runner: FakeRunner, depth: int = 1, max_inflight: int | None = None, guides: Guides | None = None
 ) -> AsyncIterator[tuple[AsyncEngine, Callable[[], int]]]:
     """An engine, and a function that counts the requests alive in its scheduler."""
-    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB, depth=depth)
+    core = make_core(
+        num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB, depth=depth, guides=guides
+    )
     transport = ThreadTransport(lambda: (core, info()))
     client = await AsyncEngine.start(transport, byte_tokenizer(), max_inflight_requests=max_inflight)
     try:
@@ -120,6 +125,19 @@ def test_many_streams_end_and_their_texts_add_up() -> None:
             assert client.num_live == 0
 
     asyncio.run(main())
+
+
+def test_a_constraint_reaches_the_engine_and_so_does_its_refusal() -> None:
+    async def run() -> None:
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), guides=ArithmeticGuides(VOCAB)) as (client, _):
+            chunks = await read(client.generate(replace(request("a"), guide=GuideSpec(grammar="3,6"))))
+            assert len(ids_of(chunks)) == 6 and obeys(ids_of(chunks), "3,6")
+            assert chunks[-1].finish_reason is FinishReason.STOP
+            with pytest.raises(InvalidRequestError, match="is no rule"):
+                await read(client.generate(replace(request("b"), guide=GuideSpec(grammar="gibberish"))))
+            assert len(ids_of(await read(client.generate(request("free"))))) == 8
+
+    asyncio.run(run())
 
 
 def test_a_slow_reader_gets_merged_chunks() -> None:

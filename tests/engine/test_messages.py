@@ -1,11 +1,13 @@
-"""What the engine says survives the wire."""
+"""What the engine says, and what it is told, survives the wire."""
 
 import msgspec
 import pytest
 
+from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import PolicyStats, RequestOutput, SchedulerStats
+from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import StepRecord
-from roseinfer.engine.messages import EngineMessage, Heartbeat, Outputs
+from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Heartbeat, Outputs
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,12 @@ def test_figures_of_the_policy_and_predictions_of_steps(policy: PolicyStats | No
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=EngineMessage)
         assert sent == message
         assert isinstance(sent.stats, SchedulerStats) and sent.steps[0].predicted_s == 0.02
+
+
+def test_what_constrains_an_output() -> None:
+    thinking = Thinking(inside=True, begin=(7,), end=(8, 9), budget=3, last_words=(5, 8, 9))
+    triggers = (Trigger(grammar="start: /b/", token_id=4), Trigger(grammar="start: /c/", text="<f>", at_start=True))
+    spec = GuideSpec(grammar="start: /é/", triggers=triggers, ends_after=2, banned=(1,), thinking=thinking)
+    for guide in (None, GuideSpec(), spec):
+        sent = Add("a", [1], SamplingParams(), guide=guide)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ClientMessage) == sent

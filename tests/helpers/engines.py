@@ -1,6 +1,7 @@
 """Engine cores over the fake runner, and a loop that runs them dry with the integrity check on."""
 
 from roseinfer.core.clock import ManualClock
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import RequestMeta
@@ -65,8 +66,10 @@ def add(
     guide: str | None = None,
     **params: object,
 ) -> None:
+    """`guide`: a grammar that the core's `Guides` know."""
     sampling = SamplingParams(**{"max_tokens": 8, **params})
-    core.add(Add(request_id, prompt, sampling, n, RequestMeta(cache_salt=salt), guide))
+    spec = None if guide is None else GuideSpec(grammar=guide)
+    core.add(Add(request_id, prompt, sampling, n, RequestMeta(cache_salt=salt), spec))
 
 
 class Collected:

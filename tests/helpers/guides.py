@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.guide import GuideSpec
 
 
 class Arithmetic:
@@ -50,19 +51,20 @@ class Arithmetic:
 
 
 class ArithmeticGuides:
-    """`make("3,8,2")` is an `Arithmetic` with these arguments. Keeps what it made."""
+    """A grammar "3,8,2" is an `Arithmetic` with these arguments. Keeps what it made."""
 
     def __init__(self, vocab_size: int = 50) -> None:
         self.made: list[Arithmetic] = []
         self._vocab_size = vocab_size
 
-    def make(self, spec: str) -> Arithmetic:
-        if spec == "broken":
+    def make(self, spec: GuideSpec) -> Arithmetic:
+        rule = spec.grammar
+        if rule == "broken":
             raise KeyError("no such thing")
         try:
-            modulus, length, *rest = map(int, spec.split(","))
+            modulus, length, *rest = map(int, rule.split(","))
         except ValueError:
-            raise InvalidRequestError(f"{spec!r} is no rule", "guide") from None
+            raise InvalidRequestError(f"{rule!r} is no rule", "guide") from None
         dormant, fails_at, late = [*rest, *[0, -1, 0][len(rest) :]]
         self.made.append(Arithmetic(self._vocab_size, modulus, length, dormant, fails_at, bool(late)))
         return self.made[-1]

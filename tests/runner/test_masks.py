@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import TokenMasks
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
@@ -118,7 +119,7 @@ def said_under_guides(overlap: bool) -> dict[str, list[int]]:
         )
         for i in range(3):
             params = SamplingParams(max_tokens=9, temperature=0.5 * i, seed=i, ignore_eos=True)
-            core.add(Add(f"guided-{i}", [5, 6, 7 + i], params, 1, RequestMeta(), f"{i + 3},6,{i}"))
+            core.add(Add(f"guided-{i}", [5, 6, 7 + i], params, 1, RequestMeta(), GuideSpec(grammar=f"{i + 3},6,{i}")))
         core.add(Add("free", [5, 6, 7], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)))
         return {name: done.tokens for name, done in run_dry(core).items()}
 

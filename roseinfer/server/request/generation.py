@@ -77,6 +77,7 @@ class Generation:
                 params=prompt.params,
                 n=job.n,
                 meta=prompt.meta,
+                guide=prompt.guide,
             )
             sink = _PromptSink(self, position, self.account.runs[position])
             self._submissions.append(self._engine.submit(request, sink))

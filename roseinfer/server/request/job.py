@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect
 
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestTimes
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
@@ -23,13 +24,14 @@ from roseinfer.server.request.slo_classes import NO_CLASS
 class Prompt:
     """`text` is what `echo` gives back: the prompt as written, or decoded from the ids; empty without `echo`.
 
-    `meta` is the job's, with a length of its own if that was predicted.
+    `meta` is the job's, with a length of its own if that was predicted. `guide`: what constrains its outputs.
     """
 
     ids: list[int]
     params: SamplingParams
     meta: RequestMeta = NO_META
     text: str = ""
+    guide: GuideSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
