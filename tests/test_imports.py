@@ -19,11 +19,12 @@ MAY_IMPORT = {
     "kv": {"core"},
     "sched": {"core", "kv"},
     "text": {"core"},
+    "grammar": {"core", "text"},
     "hub": {"core"},
     "cpu_settings": set(),
     "config_file": {"core"},
     "options": {"core", "config_file"},
-    "engine": {"core", "kv", "sched", "text", "hub", "cpu_settings", "runner"},
+    "engine": {"core", "kv", "sched", "text", "grammar", "hub", "cpu_settings", "runner"},
     "sim": {"core", "kv", "sched", "engine"},
     "calibration": {"core", "sched", "engine", "sim"},
     "predictor": {"core"},
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     "attention": {"core", "kernels", "quant"},
     "models": {"core", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "attention", "models"},
-    "server": {"core", "text", "engine", "predictor"},
+    "server": {"core", "text", "grammar", "engine", "predictor"},
     "bench": {"core", "engine", "hub", "text", "server"},
     "commands": {
         "core",
@@ -70,6 +71,8 @@ SERVER_MAY_IMPORT = {
 # Packages that run on tensors; benchmarks also compare with other engines.
 TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor"}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
+# Libraries that one module of ours stands in front of.
+BEHIND = {"llguidance": "roseinfer.grammar.library"}
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {
     "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
@@ -145,6 +148,8 @@ def _objections(part: str, found: Import) -> Iterator[str]:
             yield f"{part} uses the standard library only"
         if library in TENSOR_LIBRARIES and part not in TENSORS and found.importer != "roseinfer.engine.process":
             yield f"{part} does not touch tensors"
+        if found.importer != BEHIND.get(library, found.importer):
+            yield f"only {BEHIND[library]} imports {library}"
         return
     target = _part(found.target)
     if target not in (part, "__init__") and target not in MAY_IMPORT[part]:
@@ -218,6 +223,7 @@ def test_imports_of(module):
         ("roseinfer.server.app", "from roseinfer.engine.process import main"),
         ("roseinfer.server.app", "from roseinfer.runner.seats import Seats"),
         ("roseinfer.server.app", "import torch.nn as nn"),
+        ("roseinfer.grammar.schema", "from llguidance import LLMatcher"),
         (
             "roseinfer.server.app",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roseinfer.sched import draft",
@@ -281,7 +287,7 @@ def test_what_decides_needs_the_standard_library_only():
 
 
 def test_only_execution_needs_torch():
-    parts = ("engine", "server", "text", "hub", "options", "commands", "cli", "sim", "calibration")
+    parts = ("engine", "server", "text", "grammar", "hub", "options", "commands", "cli", "sim", "calibration")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported
 

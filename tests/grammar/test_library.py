@@ -1,0 +1,148 @@
+"""The grammar library as the rest sees it: what it refuses is an error, and masks are what may come next."""
+
+from array import array
+
+import pytest
+
+from roseinfer.core.plan import TokenMasks
+from roseinfer.grammar.library import (
+    GrammarError,
+    GrammarTokens,
+    MaskThreads,
+    MatcherError,
+    UnsupportedTokenizerError,
+    compile_grammar,
+)
+from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
+from tests.text.tokenizers import byte_fallback, byte_level, word_piece
+
+VOCAB = 300  # more than the tokenizer knows, as models' are
+
+
+def tokens_of(tokenizer: Tokenizer | None = None, vocab_size: int = VOCAB, eos_ids=(EOS_ID,)) -> GrammarTokens:
+    return GrammarTokens.of(tokenizer or byte_tokenizer(), vocab_size, eos_ids)
+
+
+def allowed(words: memoryview) -> set[int]:
+    return {32 * i + bit for i, word in enumerate(words) for bit in range(32) if word >> bit & 1}
+
+
+def line(vocab_size: int = VOCAB) -> memoryview:
+    return memoryview(array("I", [0xFFFFFFFF] * TokenMasks.words_per_line(vocab_size)))
+
+
+def mask(matcher) -> set[int]:
+    words = line()
+    matcher.fill(words)
+    return allowed(words)
+
+
+def test_a_mask_says_what_may_come_next():
+    matcher = compile_grammar('start: "a" /[bc]{1,2}/', tokens_of()).matcher()
+    assert mask(matcher) == {ord("a")}
+    matcher.consume(b"a")
+    assert mask(matcher) == {*b"bc"} and not matcher.complete
+    matcher.consume(b"b")
+    assert mask(matcher) == {*b"bc", EOS_ID} and not matcher.complete
+    assert matcher.allows(b"c") and not matcher.allows(b"cc") and not matcher.allows(b"a")
+    matcher.consume([EOS_ID])
+    assert matcher.complete
+
+
+def test_a_grammar_is_complete_once_nothing_may_follow():
+    matcher = compile_grammar('start: "ab"', tokens_of()).matcher()
+    matcher.consume(b"ab")
+    assert matcher.complete and not matcher.failed
+
+
+def test_every_matcher_follows_an_output_of_its_own():
+    grammar = compile_grammar('start: "ab"', tokens_of())
+    first, second = grammar.matcher(), grammar.matcher()
+    first.consume(b"a")
+    assert (mask(first), mask(second)) == ({ord("b")}, {ord("a")})
+
+
+def test_a_forbidden_token_is_an_error_that_stays():
+    matcher = compile_grammar('start: "ab"', tokens_of()).matcher()
+    with pytest.raises(MatcherError, match="doesn't satisfy the grammar"):
+        matcher.consume(b"x")
+    assert matcher.failed and not matcher.complete
+    with pytest.raises(MatcherError):
+        matcher.fill(line())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Empty grammar"),
+        ("start: unknown_rule", "unknown name"),
+        ('start: "a', "."),
+        ("{}", "."),
+        ('{"grammars": [{"json_schema": {"type": 3}}]}', "."),
+        ("start: again\nagain: again", "."),
+    ],
+)
+def test_what_no_output_can_follow_is_refused(text: str, words: str):
+    with pytest.raises(GrammarError, match=words) as raised:
+        compile_grammar(text, tokens_of())
+    assert raised.value.code == "invalid_grammar"
+    assert "non-verbose" not in raised.value.message
+
+
+def test_a_schema_that_only_refers_to_itself_is_refused_although_it_compiles():
+    import llguidance
+
+    schema = {"$ref": "#/$defs/N", "$defs": {"N": {"$ref": "#/$defs/N"}}}
+    with pytest.raises(GrammarError):
+        compile_grammar(llguidance.LLMatcher.grammar_from_json_schema(schema), tokens_of())
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "eos_ids", "vocab_size", "words"),
+    [
+        (word_piece(), (1,), VOCAB, "not pieces of its text"),
+        (byte_level(), (), 400, "no token that ends"),
+        (byte_level(), (500,), 400, "out of range"),
+        (byte_level(), (1,), 20, "vocab size too small"),
+    ],
+)
+def test_tokenizers_that_cannot_be_matched_are_named(tokenizer, eos_ids, vocab_size, words):
+    with pytest.raises(UnsupportedTokenizerError, match=words) as raised:
+        tokens_of(tokenizer, vocab_size, eos_ids)
+    assert raised.value.code == "unsupported_tokenizer"
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_tokens_have_the_bytes_that_the_tokenizer_says(make):
+    tokenizer = make()
+    tokens = tokens_of(tokenizer, 600, (1, 2))
+    for token in set(range(tokenizer.vocab_size)) - tokenizer.special_ids - set(tokenizer.fallback_bytes):
+        own = tokenizer.token_bytes(token)
+        assert own == b"\xff" or tokens.raw.decode_bytes([token]) == own, "no text holds the byte 255"
+    spelt = tokens.spell("héllo 日本".encode())
+    assert b"".join(map(tokenizer.token_bytes, spelt)).strip() == "héllo 日本".encode()
+
+
+def test_every_token_that_ends_an_output_ends_a_grammar():
+    matcher = compile_grammar('start: "a"?', tokens_of(byte_level(), 400, (1, 2))).matcher()
+    words = line(400)
+    matcher.fill(words)
+    assert {1, 2} < allowed(words)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_compute_what_each_matcher_would(threads: int):
+    grammar = compile_grammar("start: /[a-z]{40}/", tokens_of())
+    matchers = [grammar.matcher() for _ in range(20)]
+    for count, matcher in enumerate(matchers):
+        matcher.consume(b"x" * (2 * count))
+    matchers.append(broken := grammar.matcher())
+    with pytest.raises(MatcherError):
+        broken.consume(b"7")
+    size = TokenMasks.words_per_line(VOCAB)
+    words = memoryview(array("I", bytes(4 * size * len(matchers))))
+    MaskThreads(threads).fill(matchers, words)
+    for at, matcher in enumerate(matchers[:-1]):
+        assert allowed(words[at * size : (at + 1) * size]) == mask(matcher)
+    assert [matcher.failed for matcher in matchers] == [False] * 20 + [True]
