@@ -26,7 +26,7 @@ from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.formats.completions import CompletionFormat
 from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
-from roseinfer.server.http.errors import DROPPED_REASON, ApiError, as_api_error
+from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.report import Gather, Observation
@@ -196,6 +196,14 @@ def _in_front(
             allow_origins=config.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", DROPPED_REASON],
+            expose_headers=[
+                "X-Request-Id",
+                "request-id",
+                "Retry-After",
+                "retry-after-ms",
+                "x-should-retry",
+                DROPPED_REASON,
+            ],
         )
-    return EdgeMiddleware(app, observe=http_metrics.observe)
+    dialects = {inference.path: inference.dialect for inference in inferences if inference.dialect is not OPENAI}
+    return EdgeMiddleware(app, http_metrics.observe, dialects)

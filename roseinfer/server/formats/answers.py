@@ -147,6 +147,8 @@ def finite(logprob: float) -> float:
 
 
 DONE = b"data: [DONE]\n\n"
+# A comment, which clients skip.
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Writer(Protocol):
@@ -177,6 +179,8 @@ class EventEncoder:
 
     `add` each chunk; what is then `due` is `taken` and `encode`d, in any thread, in that order.
     """
+
+    filler = KEEP_ALIVE
 
     def __init__(self, job: Job, writer: Writer, usage: Callable[[], Usage]) -> None:
         assert job.stream is not None
@@ -239,6 +243,9 @@ class EventEncoder:
         if piece.finish is not None:
             events += self._event(self._writer.finish(choice, piece))
         return events
+
+    def idle(self) -> bytes:
+        return KEEP_ALIVE
 
     def tail(self, usage: Usage) -> bytes:
         """The end of a stream in which every choice has finished."""

@@ -20,7 +20,7 @@ from roseinfer.server.formats.answers import (
 from roseinfer.server.formats.planning import Draft, given
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, chat_max_tokens, parse
 from roseinfer.server.formats.schemas import chat_logprobs as asked_logprobs
-from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.prompts import Encoded
@@ -34,6 +34,7 @@ class ChatFormat:
     """OpenAI's chat completions. See `request.inference.AnswerFormat`."""
 
     path = "/v1/chat/completions"
+    dialect = OPENAI
 
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404, `InvalidRequestError`."""

@@ -20,7 +20,7 @@ from roseinfer.server.formats.answers import (
 )
 from roseinfer.server.formats.planning import Draft, given
 from roseinfer.server.formats.schemas import CompletionRequest, completion_logprobs, completion_max_tokens, parse
-from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.detokenize import IncrementalDetokenizer
@@ -31,6 +31,7 @@ class CompletionFormat:
     """OpenAI's completions. See `request.inference.AnswerFormat`."""
 
     path = "/v1/completions"
+    dialect = OPENAI
 
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404, `InvalidRequestError`."""

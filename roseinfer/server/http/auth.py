@@ -13,7 +13,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
 class AuthMiddleware:
-    """Answers 401 unless the request carries one of the keys as `Authorization: Bearer <key>`."""
+    """Answers 401 unless the request carries one of the keys, as `Authorization: Bearer <key>` or as `x-api-key`."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
@@ -28,7 +28,7 @@ class AuthMiddleware:
     def _allowed(self, scope: Scope) -> bool:
         if scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
             return True
-        token = _bearer_token(scope["headers"])
+        token = _token(scope["headers"])
         if not token:  # whatever the keys are: a request without one has none
             return False
         digest = _digest(token)
@@ -38,7 +38,7 @@ class AuthMiddleware:
 
 def key_digest(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """SHA-256, in hexadecimal, of the key that a request carries."""
-    return _digest(_bearer_token(headers)).hex()
+    return _digest(_token(headers)).hex()
 
 
 def digests(keys: Iterable[str]) -> list[str]:
@@ -46,12 +46,17 @@ def digests(keys: Iterable[str]) -> list[str]:
     return [_digest(key.encode()).hex() for key in keys]
 
 
-def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The first bearer token that is not empty, else the first `x-api-key`."""
+    key = b""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")
-            return token.strip() if scheme.lower() == b"bearer" else b""
-    return b""
+            if scheme.lower() == b"bearer" and token.strip():
+                return token.strip()
+        elif name == b"x-api-key" and not key:
+            key = value.strip()
+    return key
 
 
 def _digest(token: bytes) -> bytes:

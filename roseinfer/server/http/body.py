@@ -12,7 +12,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from roseinfer.server.http.connection import EXTENSION, Wire
-from roseinfer.server.http.errors import ApiError, bad_request, body_too_large, body_too_slow, too_many_bodies
+from roseinfer.server.http.errors import (
+    OPENAI,
+    ApiError,
+    Dialect,
+    bad_request,
+    body_too_large,
+    body_too_slow,
+    too_many_bodies,
+)
 from roseinfer.server.http.limits import Limits
 
 # How long an answer that came before the end of the body waits for the rest of it, and how much of it it takes.
@@ -175,12 +183,18 @@ class JsonResponse(Response):
 
 
 class ErrorResponse(JsonResponse):
+    """Written as the API that was called writes errors."""
+
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.body(), error.status, error.headers())
-        self._closes = error.closes
+        self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._closes:
+        dialect: Dialect = scope.get("state", {}).get("dialect", OPENAI)
+        if dialect is not OPENAI:
+            self.body = dialect.error_body(self._error)
+            self.headers["content-length"] = str(len(self.body))
+        if not self._error.closes:
             await super().__call__(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,7 +1,8 @@
 """Errors as they go over the wire: `{"error": {"message", "type", "param", "code"}}` with a status and retry advice."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -73,6 +74,17 @@ class ApiError(RoseinferError):
         if self.closes:
             headers["Connection"] = "close"
         return {**headers, **self.more_headers}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What all answers of one API have in common: how errors are written, and in which headers the request's id is."""
+
+    error_body: Callable[[ApiError], bytes]
+    id_headers: tuple[bytes, ...]
+
+
+OPENAI = Dialect(ApiError.body, (b"x-request-id",))
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roseinfer.core.errors import RoseinferError
 from roseinfer.server.http.body import ErrorResponse
-from roseinfer.server.http.errors import ApiError, as_api_error, bad_request, internal_error
+from roseinfer.server.http.errors import OPENAI, ApiError, Dialect, as_api_error, bad_request, internal_error
 
 # --- request ids: taken from the client if usable, random otherwise -----------------------------------------------
 MAX_ID_CHARS = 128
@@ -40,13 +40,19 @@ CLIENT_CLOSED_REQUEST = 499
 class EdgeMiddleware:
     """Sets `scope["state"]["request_id"]` and echoes it, as it stands when the answer begins, in `X-Request-Id`.
 
+    `dialects`: those of the APIs that are not OpenAI's, by the path that all their paths begin with; `scope["state"]`
+    has it as "dialect".
+
     Reports (path, method, status, seconds) of every answer when it has ended; status 0 = there was none.
     `scope["state"]["status"]` is that of the answer once it has begun.
     """
 
-    def __init__(self, app: ASGIApp, observe: Callable[[str, str, int, float], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, observe: Callable[[str, str, int, float], None], dialects: Mapping[str, Dialect]
+    ) -> None:
         self.app = app
         self._observe = observe
+        self._dialects = [(f"{prefix}/", dialect) for prefix, dialect in dialects.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,18 +62,26 @@ class EdgeMiddleware:
         state = scope.setdefault("state", {})
         state["request_id"] = new_request_id()
         state["status"] = 0
+        state["dialect"] = dialect = self._dialect(scope["path"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
-                header = (b"x-request-id", state["request_id"].encode())
-                message = {**message, "headers": [*message["headers"], header]}
+                value = state["request_id"].encode()
+                ids = [(name, value) for name in dialect.id_headers]
+                message = {**message, "headers": [*message["headers"], *ids]}
             await send(message)
 
         try:
             await self._answer(scope, receive, send_with_id)
         finally:
             self._observe(scope["path"], scope["method"], state["status"], time.monotonic() - started_s)
+
+    def _dialect(self, path: str) -> Dialect:
+        for prefix, dialect in self._dialects:
+            if f"{path}/".startswith(prefix):
+                return dialect
+        return OPENAI
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

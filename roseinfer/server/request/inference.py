@@ -13,7 +13,7 @@ from roseinfer.core.errors import TooManyInflightError
 from roseinfer.server.http.auth import key_digest
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import EXTENSION, Wire
-from roseinfer.server.http.errors import ApiError, as_api_error, deadline_exceeded, too_many_inflight
+from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, deadline_exceeded, too_many_inflight
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
 from roseinfer.server.request.generation import Generation, Receiver
@@ -64,6 +64,8 @@ class AnswerFormat(Protocol):
     """One API as a translation: how a body becomes a job, and how what the engine makes of it becomes an answer."""
 
     path: str
+    # Of all answers on the path and below it, errors included.
+    dialect: Dialect
 
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 4xx or `InvalidRequestError` for a body that asks for what cannot be done."""
@@ -89,6 +91,7 @@ class Inference:
         self._service = service
         self._format = answer_format
         self.path = answer_format.path
+        self.dialect = answer_format.dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
@@ -153,8 +156,8 @@ class Run:
         return await self._service.offload.run(answer.body, usage)
 
     async def _answer_stream(self, send: Send) -> None:
-        events = EventStream(send, self._wire)
         encoder = self._format.events(self._job, self._backend.tokenizer, self._generation.account.usage)
+        events = EventStream(send, self._wire, encoder.filler)
         # The log probabilities of a long prompt are much to write down, here too.
         heavy = self._job.echo and self._job.logprobs is not None
         interval_s = self._service.config.sse_keep_alive_interval

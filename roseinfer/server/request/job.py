@@ -2,7 +2,7 @@
 runs, and how its objectives were kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ class Job:
 
     `meta`: what it brings for the engine. `first_token_by_s`: on the same clock, when it ends unless it has a token.
     `report_slo`: whether the usage says how its objectives were kept. `lengths_predicted`: whether the lengths of its
-    prompts are our own predictor's.
+    prompts are our own predictor's. `about`: what its format repeats of the request in the answer.
     """
 
     api: str
@@ -75,6 +75,7 @@ class Job:
     first_token_by_s: float | None = None
     report_slo: bool = False
     lengths_predicted: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def promised(self) -> bool:

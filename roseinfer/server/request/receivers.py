@@ -16,7 +16,6 @@ from roseinfer.server.request.generation import Receiver
 from roseinfer.server.request.job import Usage
 from roseinfer.server.request.prompts import Offload
 
-KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -26,7 +25,12 @@ _HEADERS = [
 
 
 class Encoder(Protocol):
-    """Chunks of a job as the bytes of a stream. `add` each; what is then `due` is `taken` and `encode`d, in order."""
+    """Chunks of a job as the bytes of a stream. `add` each; what is then `due` is `taken` and `encode`d, in order.
+
+    `filler`: what may be written between any two events, once there was one, and means nothing.
+    """
+
+    filler: bytes
 
     @property
     def due(self) -> Sized:
@@ -47,6 +51,10 @@ class Encoder(Protocol):
 
     def encode(self, taken: Any) -> bytes:
         """In any thread."""
+        ...
+
+    def idle(self) -> bytes:
+        """What tells the client of a stream, whether it has begun or not, that it is not forgotten."""
         ...
 
     def tail(self, usage: Usage) -> bytes:
@@ -91,11 +99,14 @@ class WholeAnswer:
 
 
 class EventStream:
-    """The head, held back until there is something to say, the body, and its end, proper or hard."""
+    """The head, held back until there is something to say, the body, and its end, proper or hard. `filler`: what may
+    stand between two writes.
+    """
 
-    def __init__(self, send: Send, wire: Wire) -> None:
+    def __init__(self, send: Send, wire: Wire, filler: bytes) -> None:
         self._send = send
         self._wire = wire
+        self._filler = filler
         self.started = False
 
     async def write(self, data: bytes, last: bool = False) -> None:
@@ -103,7 +114,7 @@ class EventStream:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            self._wire.filler = KEEP_ALIVE
+            self._wire.filler = self._filler
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     @property
@@ -168,6 +179,8 @@ class StreamAnswer:
                 self._news.set()
                 return
             event = encoder.encode(encoder.take())
+            if not event:  # of some formats not every token is an event
+                return
         self._events.write_now(event)
         self._idle = False
 
@@ -188,7 +201,7 @@ class StreamAnswer:
                 if self._ended and self._error is None and not self._encoder.due:
                     return data
                 if self._comment_due and not data:
-                    data = KEEP_ALIVE
+                    data = self._encoder.idle()
                 self._comment_due = False
                 if data:
                     self._idle = False

@@ -48,6 +48,20 @@ def test_wrong_keys(keyed: LiveServer) -> None:
         client.models.list()
 
 
+def test_a_key_in_anthropics_header(keyed: LiveServer) -> None:
+    """A bearer token, if there is one, goes before it."""
+    wrong = {"Authorization": "Bearer third"}
+    for headers, status in (
+        ({"x-api-key": "second"}, 200),
+        ({"x-api-key": "second", "Authorization": "Bearer"}, 200),
+        ({"x-api-key": "third"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "second", **wrong}, 401),
+        ({"x-api-key": "third", "Authorization": "Bearer first"}, 200),
+    ):
+        assert keyed.post("/v1/completions", {"prompt": "x"}, headers=headers).status_code == status, headers
+
+
 NO_TOKEN = ["Bearer", "Bearer ", "Bearer  \t ", "bearer ", "Bearer\t", ""]
 
 

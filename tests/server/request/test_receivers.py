@@ -360,7 +360,7 @@ def streamed(connection: Connection, tokenizer: Tokenizer, **options: Any) -> St
     job = Job(stream=StreamChoices(), **fields, **options)
     encoder = CompletionFormat().events(job, tokenizer, lambda: Usage(1, 1, 0))
     wire: Any = connection
-    return StreamAnswer(encoder, EventStream(connection.send, wire), 1000.0, None)
+    return StreamAnswer(encoder, EventStream(connection.send, wire, encoder.filler), 1000.0, None)
 
 
 def token(text: str, finish: FinishReason | None = None) -> SequenceChunk:
