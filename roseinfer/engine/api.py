@@ -12,6 +12,7 @@ from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection
 from roseinfer.core.traits import PolicyTraits
+from roseinfer.text.output import Event, OutputParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,8 @@ class GenerateRequest:
     """One prompt, `n` samples of it.
 
     Sample i draws with seed + i. `stop` strings in `params` are matched on the API side; everything else runs in the
-    engine. `guide`: what constrains each of the samples; None: nothing does.
+    engine. `guide`: what constrains each of the samples; None: nothing does. `parser` makes what reads one sample's
+    output, see `SequenceChunk.events`; None: all of it is text.
     """
 
     request_id: str
@@ -28,6 +30,7 @@ class GenerateRequest:
     n: int = 1
     meta: RequestMeta = NO_META
     guide: GuideSpec | None = None
+    parser: Callable[[], OutputParser] | None = None
 
 
 @dataclass(slots=True)
@@ -39,6 +42,10 @@ class SequenceChunk:
     for EOS. `logprobs` is one entry per token of `token_ids` when asked for. `prompt_logprobs` comes once, in the
     first chunk of sample 0: one entry per prompt token, the first of them None. `num_output_tokens` counts from the
     start. `times`, `preemptions` are set on the last chunk, `rejection` on that of a request that was turned away.
+
+    With a parser, `events` says all that there is to say, `text` only the content of the answer (that of its `Text`
+    events); stop strings are matched in the content alone. `reasoning_tokens` counts from the start, and
+    `parse_failures`, calls that turned out to be malformed, comes with the last chunk.
     """
 
     index: int
@@ -53,6 +60,9 @@ class SequenceChunk:
     preemptions: int = 0
     times: RequestTimes | None = None
     rejection: Rejection | None = None
+    events: list[Event] | None = None
+    reasoning_tokens: int = 0
+    parse_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, Sink
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected
 from roseinfer.engine.output import SequenceText
+from roseinfer.engine.parsed import ParsedText
 from roseinfer.engine.prepare import prepare
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer
@@ -181,7 +182,7 @@ class AsyncEngine(EngineWatch):
             ready = prepare(request.prompt_ids, request.params, self._tokenizer, self.info.max_model_len)
             request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
         self._check(request)
-        texts = [SequenceText(i, request.params, self._tokenizer) for i in range(request.n)]
+        texts = [self._text(request, i) for i in range(request.n)]
         # The engine knows a request by an id that is used once: a cancelled one may still be on its way there and
         # back when its request_id is used again. It is short because it comes back with every token.
         wire_id = f"{self._prefix}{next(self._numbers)}"
@@ -192,6 +193,11 @@ class AsyncEngine(EngineWatch):
             self._sequences[live.sequence_id(text)] = (live, text)
         self._inflight.note(len(self._live))
         return live
+
+    def _text(self, request: GenerateRequest, index: int) -> SequenceText:
+        if request.parser is None:
+            return SequenceText(index, request.params, self._tokenizer)
+        return ParsedText(index, request.params, self._tokenizer, request.parser())
 
     def _send_add(self, request: GenerateRequest, wire_id: str) -> None:
         try:

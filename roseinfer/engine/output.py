@@ -1,6 +1,6 @@
 """From token ids to text: what happens to a sequence's output between the engine and its reader."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
@@ -71,19 +71,26 @@ class SequenceText:
         shown = output.token_ids
         if end is not None and end.stop_token is not None and not self._params.include_stop_str_in_output:
             shown = shown[:-1]
-        text = self._detokenizer.add(shown) if shown else ""
-        if end is not None:
-            text += self._detokenizer.flush()
-        if self._matcher is not None:
-            fed = self._matcher.feed(text, final=end is not None, tokens=len(output.token_ids))
-            text = fed.text
-            if fed.stop is not None:
-                chunk.finish_reason, chunk.stop_reason = FinishReason.STOP, fed.stop
-                chunk.times = self._times(now_s)
-        chunk.text = text
+        stop = self._read(chunk, shown, end is not None)
+        if stop is not None:
+            chunk.finish_reason, chunk.stop_reason = FinishReason.STOP, stop
+            chunk.times = self._times(now_s)
         if end is not None:
             self._add_end(chunk, end)
         self.ended = chunk.finish_reason is not None
+
+    def _read(self, chunk: SequenceChunk, shown: Sequence[int], last: bool) -> str | None:
+        """Sets what the tokens `shown` say, with what was held back if they are the `last`. Returns the stop string
+        that ended the output, if one did.
+        """
+        text = self._detokenizer.add(shown) if shown else ""
+        if last:
+            text += self._detokenizer.flush()
+        if self._matcher is None:
+            chunk.text = text
+            return None
+        chunk.text, stop = self._matcher.feed(text, final=last, tokens=len(chunk.token_ids))
+        return stop
 
     def _times(self, now_s: float) -> RequestTimes | None:
         started = self._started
@@ -126,10 +133,13 @@ def merge(earlier: SequenceChunk, later: SequenceChunk) -> SequenceChunk:
     earlier.token_ids += later.token_ids
     if earlier.logprobs is not None and later.logprobs is not None:
         earlier.logprobs += later.logprobs
+    if earlier.events is not None and later.events is not None:
+        earlier.events += later.events
     return replace(
         later,
         text=earlier.text + later.text,
         token_ids=earlier.token_ids,
         logprobs=later.logprobs if earlier.logprobs is None else earlier.logprobs,
+        events=later.events if earlier.events is None else earlier.events,
         prompt_logprobs=earlier.prompt_logprobs if earlier.prompt_logprobs is not None else later.prompt_logprobs,
     )

@@ -57,6 +57,13 @@ class OutputParser(Protocol):
     """
 
     @property
+    def markers(self) -> frozenset[int]:
+        """Special tokens whose text it wants to see, each fed by itself, even where special tokens are not shown. Of
+        others it then gets the id with an empty text.
+        """
+        ...
+
+    @property
     def reasoning_tokens(self) -> int:
         """Tokens fed so far that belong to the thinking, its end mark included."""
         ...

@@ -53,6 +53,13 @@ class StopMatcher:
         self._held = text[cut:]
         return StopFeed(text[:cut], None)
 
+    def release(self) -> str:
+        """What is held back, because something other than text follows: no match goes on across it."""
+        held, self._held = self._held, ""
+        for automaton in self._automata:
+            automaton.matched = 0
+        return held
+
     def _step(self, char: str) -> str | None:
         complete = None
         for automaton in self._automata:

@@ -1,9 +1,8 @@
 """Answers in OpenAI's shape, whole or as server-sent events: what chat and completions have in common.
 
-Streams and whole answers are both fed by `Choices` alone: the growing text of each choice, until it is taken. What
-turns text into more than text (reasoning, tool calls) belongs between `Choice.add` and `Choice.take`: then the two ways
-of answering cannot differ. What chat and completions write differently is a `Writer`. What does not change from event
-to event is encoded once.
+Streams and whole answers are both fed by `Choices` alone: the growing text of each choice, until it is taken, and where
+a parser reads the output, its growing events (reasoning, text, tool calls). So the two ways of answering cannot differ.
+What chat and completions write differently is a `Writer`. What does not change from event to event is encoded once.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from roseinfer.core.plan import TokenLogprobs
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.job import Job, Prompt, StreamChoices, Usage
+from roseinfer.text.output import CallEnd, Event, Text, joined
 from roseinfer.text.tokenizer import Tokenizer
 
 # --- choices --------------------------------------------------------------------------------------------------------
@@ -27,7 +27,11 @@ LOWEST = -9999.0
 
 @dataclass(slots=True)
 class Piece:
-    """What is new of a choice. `first`: nothing of it was shown before."""
+    """What is new of a choice. `first`: nothing of it was shown before.
+
+    `events`, as few as can say it: None if no parser reads the output, so that all of it is text. `text` is that of the
+    content alone. `called`: whether the choice has made a complete tool call, now or before.
+    """
 
     text: str
     token_ids: list[int]
@@ -35,6 +39,19 @@ class Piece:
     first: bool
     finish: FinishReason | None
     stop_reason: int | str | None
+    events: list[Event] | None = None
+    called: bool = False
+
+    @property
+    def ended_by_call(self) -> bool:
+        """Whether the choice ended to have its tool calls answered: not by its length or a stop string."""
+        return self.called and self.finish is FinishReason.STOP and not isinstance(self.stop_reason, str)
+
+    def said(self) -> list[Event]:
+        """Its events; of an output that no parser reads, one of its text, if there is any."""
+        if self.events is not None:
+            return self.events
+        return [Text(self.text)] if self.text else []
 
 
 class Choice:
@@ -48,6 +65,8 @@ class Choice:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._entries: list[TokenLogprobs] = []
+        self._events: list[Event] | None = None if prompt.parser is None else []
+        self._called = False
         self._finish: FinishReason | None = None
         self._stop_reason: int | str | None = None
 
@@ -62,6 +81,8 @@ class Choice:
         self._token_ids += chunk.token_ids
         if chunk.logprobs is not None:
             self._entries += chunk.logprobs
+        if chunk.events and self._events is not None:
+            self._events += chunk.events
         if chunk.finish_reason is not None:
             self._finish, self._stop_reason = chunk.finish_reason, chunk.stop_reason
 
@@ -70,7 +91,15 @@ class Choice:
         text = "".join(self._text)
         piece = Piece(text, self._token_ids, self._entries, first, self._finish, self._stop_reason)
         self._text, self._token_ids, self._entries = [], [], []
+        if self._events is not None:
+            self._take_events(piece, self._events)
+            self._events = []
         return piece
+
+    def _take_events(self, piece: Piece, events: list[Event]) -> None:
+        self._called = self._called or any(type(event) is CallEnd and event.complete for event in events)
+        piece.events = joined(events) if len(events) > 1 else events
+        piece.called = self._called
 
 
 class Choices:
@@ -204,6 +233,7 @@ class EventEncoder:
         """As most streams are: all of an event but the text itself is known beforehand."""
         job, options = self._job, self._options
         told = job.logprobs is not None or job.return_token_ids or options.continuous_usage
+        told = told or any(prompt.parser is not None for prompt in job.prompts)
         return not told and options.interval == 1
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
@@ -259,7 +289,7 @@ class EventEncoder:
 
     def _has_news(self, piece: Piece) -> bool:
         """Whether a finished choice has something left to say: the token that ended it may have no text."""
-        if piece.text or piece.entries or (piece.token_ids and self._job.return_token_ids):
+        if piece.text or piece.events or piece.entries or (piece.token_ids and self._job.return_token_ids):
             return True
         return self._job.echo and piece.first
 

@@ -6,6 +6,7 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.server.formats import chat_events
 from roseinfer.server.formats.answers import (
     Choice,
     Choices,
@@ -82,17 +83,19 @@ class ChatWriter:
             more = b',"logprobs":' + dumps(self._logprobs(piece))
         if self._job.return_token_ids:
             more += b',"token_ids":' + dumps(piece.token_ids)
-        text = dumps(piece.text)
-        return b'{"index":%d,"delta":{"content":%b},"finish_reason":null%b}' % (choice.index, text, more)
+        delta = b'{"content":%b}' % dumps(piece.text) if piece.events is None else chat_events.delta(piece.events)
+        return b'{"index":%d,"delta":%b,"finish_reason":null%b}' % (choice.index, delta, more)
 
     def finish(self, choice: Choice, piece: Piece) -> bytes:
         assert piece.finish is not None
-        reason, stop = piece.finish.value.encode(), dumps(piece.stop_reason)
+        reason, stop = _finish_reason(piece).encode(), dumps(piece.stop_reason)
         return b'{"index":%d,"delta":{},"finish_reason":"%b","stop_reason":%b}' % (choice.index, reason, stop)
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        said: dict[str, Any] = {"index": choice.index, "message": {"role": "assistant", "content": piece.text}}
-        said |= {"logprobs": self._logprobs(piece), "finish_reason": piece.finish, "stop_reason": piece.stop_reason}
+        plain = {"role": "assistant", "content": piece.text}
+        message = plain if piece.events is None else chat_events.message(piece.events)
+        said: dict[str, Any] = {"index": choice.index, "message": message, "logprobs": self._logprobs(piece)}
+        said |= {"finish_reason": _finish_reason(piece), "stop_reason": piece.stop_reason}
         return said | {"token_ids": piece.token_ids} if self._job.return_token_ids else said
 
     def about(self, choices: Choices) -> dict[str, Any]:
@@ -101,6 +104,11 @@ class ChatWriter:
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         return None if self._job.logprobs is None else chat_logprobs(self._names, self._job.logprobs, piece.entries)
+
+
+def _finish_reason(piece: Piece) -> str:
+    assert piece.finish is not None
+    return "tool_calls" if piece.ended_by_call else piece.finish.value
 
 
 def chat_logprobs(names: TokenNames, top: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:

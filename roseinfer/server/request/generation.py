@@ -55,7 +55,8 @@ class Generation:
     def __init__(self, job: Job, engine: Engine, ids: Iterator[int], observer: Observer, clock: Clock) -> None:
         self.job = job
         # All of it from the start: what a client that leaves early never brought to the engine has ended as well.
-        self.account = Account([_run_of(job, prompt) for prompt in job.prompts])
+        runs = [_run_of(job, prompt) for prompt in job.prompts]
+        self.account = Account(runs, any(prompt.parser is not None for prompt in job.prompts))
         self._engine = engine
         self._ids = ids
         self._observer = observer
@@ -78,6 +79,7 @@ class Generation:
                 n=job.n,
                 meta=prompt.meta,
                 guide=prompt.guide,
+                parser=prompt.parser,
             )
             sink = _PromptSink(self, position, self.account.runs[position])
             self._submissions.append(self._engine.submit(request, sink))
@@ -116,6 +118,8 @@ class Generation:
                 self._observer.prompt_done(run.prompt_tokens, chunk.cached_tokens)
             run.cached_tokens = chunk.cached_tokens
         sample.tokens = chunk.num_output_tokens
+        if chunk.events is not None:
+            sample.note_events(chunk)
         if chunk.finish_reason is not None:
             sample.note_end(chunk)
         if new_tokens > 0:

@@ -2,7 +2,7 @@
 runs, and how its objectives were kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.slo_classes import NO_CLASS
+from roseinfer.text.output import CallEnd, OutputParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class Prompt:
     """`text` is what `echo` gives back: the prompt as written, or decoded from the ids; empty without `echo`.
 
     `meta` is the job's, with a length of its own if that was predicted. `guide`: what constrains its outputs.
+    `parser` makes what reads one of them; None: they are text.
     """
 
     ids: list[int]
@@ -32,6 +34,7 @@ class Prompt:
     meta: RequestMeta = NO_META
     text: str = ""
     guide: GuideSpec | None = None
+    parser: Callable[[], OutputParser] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +98,23 @@ class Job:
 # --- what is noted of it while it runs, for usage, metrics and the log ------------------------------------------------
 @dataclass(slots=True)
 class SampleRecord:
-    """One choice. `first_s`, `last_s`: when its first and its newest token came, 0 before the first."""
+    """One choice. `first_s`, `last_s`: when its first and its newest token came, 0 before the first. `calls`: complete
+    tool calls, `parse_failures`: what began as one and was none.
+    """
 
     tokens: int = 0
+    reasoning_tokens: int = 0
+    calls: int = 0
+    parse_failures: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
     finish_reason: FinishReason | None = None
     times: RequestTimes | None = None
     preemptions: int = 0
+
+    def note_events(self, chunk: SequenceChunk) -> None:
+        self.reasoning_tokens, self.parse_failures = chunk.reasoning_tokens, chunk.parse_failures
+        self.calls += sum(type(event) is CallEnd and event.complete for event in chunk.events or ())
 
     def note_end(self, chunk: SequenceChunk) -> None:
         """`chunk` is its last."""
@@ -125,11 +137,14 @@ class PromptRun:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`slo`: how objectives were kept, None if nobody wants to know or if there is more to come."""
+    """`reasoning_tokens`: those of the completion that the model thought with, None if thinking is not told apart.
+    `slo`: how objectives were kept, None if nobody wants to know or if there is more to come.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
     slo: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -139,14 +154,17 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return fields if self.slo is None else fields | {"slo": self.slo}
 
 
 @dataclass(slots=True)
 class Account:
-    """All prompts of one HTTP request, in order."""
+    """All prompts of one HTTP request, in order. `parsed`: whether a parser reads what becomes of them."""
 
     runs: list[PromptRun] = field(default_factory=list)
+    parsed: bool = False
 
     @property
     def begun(self) -> bool:
@@ -155,13 +173,14 @@ class Account:
 
     def usage(self) -> Usage:
         """Each prompt counts once, output tokens over all choices."""
-        prompt = completion = cached = 0
+        prompt = completion = cached = reasoning = 0
         for run in self.runs:
             prompt += run.prompt_tokens
             cached += run.cached_tokens
             for sample in run.samples:
                 completion += sample.tokens
-        return Usage(prompt, completion, cached)
+                reasoning += sample.reasoning_tokens
+        return Usage(prompt, completion, cached, reasoning if self.parsed else None)
 
 
 # --- how what was promised was kept, as the server saw it ---------------------------------------------------------

@@ -1,0 +1,53 @@
+"""What a parser found in an output, in the shape of OpenAI's chat: a delta of a stream, or a whole message.
+
+Reasoning has two names among clients, `reasoning_content` and `reasoning`: both are said.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from orjson import dumps
+
+from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
+
+
+def delta(events: Sequence[Event]) -> bytes:
+    """The `delta` of a chunk. `{}` while there is nothing to show."""
+    fields: dict[str, Any] = {}
+    for event in events:
+        if isinstance(event, Text):
+            fields["content"] = fields.get("content", "") + event.text
+        elif isinstance(event, Reasoning):
+            fields["reasoning_content"] = fields["reasoning"] = fields.get("reasoning", "") + event.text
+        elif not isinstance(event, CallEnd):
+            _add_to_calls(fields.setdefault("tool_calls", []), event)
+    return dumps(fields)
+
+
+def _add_to_calls(calls: list[dict[str, Any]], event: CallStart | CallArguments) -> None:
+    """`id`, `type` and `name` are said once: clients join what they get of an index, letter by letter."""
+    if isinstance(event, CallStart):
+        function = {"name": event.name, "arguments": ""}
+        calls.append({"index": event.index, "id": event.id, "type": "function", "function": function})
+        return
+    if not calls or calls[-1]["index"] != event.index:
+        calls.append({"index": event.index, "function": {"arguments": ""}})
+    calls[-1]["function"]["arguments"] += event.text
+
+
+def message(events: Sequence[Event]) -> dict[str, Any]:
+    """The `message` of a whole answer, from all its events. A call that was cut is among its calls."""
+    content = "".join([event.text for event in events if isinstance(event, Text)])
+    reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
+    said: dict[str, Any] = {"role": "assistant", "content": content or None}
+    if reasoning:
+        said |= {"reasoning_content": reasoning, "reasoning": reasoning}
+    calls = [event for event in events if isinstance(event, CallStart)]
+    if calls:
+        said["tool_calls"] = [_whole_call(call, events) for call in calls]
+    return said
+
+
+def _whole_call(call: CallStart, events: Sequence[Event]) -> dict[str, Any]:
+    parts = [event.text for event in events if isinstance(event, CallArguments) and event.index == call.index]
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(parts)}}

@@ -1,0 +1,124 @@
+"""Outputs that a parser reads: what it is fed, what is shown, where stop strings count."""
+
+import random
+from dataclasses import asdict
+
+import pytest
+
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import SequenceChunk
+from roseinfer.engine.output import merge
+from roseinfer.engine.parsed import ParsedText
+from roseinfer.text.output import CallArguments, CallEnd, CallStart, Reasoning, Text, joined
+from tests.helpers.parsers import BracketParser
+from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
+LENGTH = End(FinishReason.LENGTH, TIMES)
+EOS = End(FinishReason.STOP, TIMES, stop_token=EOS_ID)
+
+
+def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]:
+    """The tokens in steps that end at `cuts`."""
+    bounds = zip([0, *cuts], [*cuts, len(tokens)], strict=True)
+    started = Started(3, 1.0, 2.0, 3.0)
+    return [
+        RequestOutput(
+            "a:0", tuple(tokens[a:b]), started=started if a == 0 else None, end=end if b == len(tokens) else None
+        )
+        for a, b in bounds
+    ]
+
+
+def said(steps: list[RequestOutput], params: SamplingParams, parser: BracketParser | None = None) -> SequenceChunk:
+    """All chunks until the sequence ends, as one, with its events joined."""
+    text, whole = ParsedText(0, params, TOKENIZER, parser or BracketParser()), None
+    for output in steps:
+        chunk = text.take(output, 5.0)
+        assert chunk is not None
+        whole = chunk if whole is None else merge(whole, chunk)
+        if text.ended:
+            whole.events = joined(whole.events)
+            return whole
+    raise AssertionError("it does not end")
+
+
+def of(text: bytes, params: SamplingParams, end: End = LENGTH) -> SequenceChunk:
+    tokens = list(text) + ([EOS_ID] if end is EOS else [])
+    return said(outputs(tokens, list(range(1, len(tokens))), end), params)
+
+
+def test_events_in_order_and_the_text_is_the_content() -> None:
+    chunk = of("(hé)Look: [f|{}] [g|1]".encode(), SamplingParams(), EOS)
+    assert chunk.events == [
+        Reasoning("hé"),
+        Text("Look: "),
+        CallStart(0, "call_0", "f"),
+        CallArguments(0, "{}"),
+        CallEnd(0),
+        Text(" "),
+        CallStart(1, "call_1", "g"),
+        CallArguments(1, "1"),
+        CallEnd(1),
+    ]
+    assert (chunk.text, chunk.reasoning_tokens, chunk.parse_failures) == ("Look:  ", 5, 0)
+    assert (chunk.finish_reason, chunk.stop_reason) == (FinishReason.STOP, None)
+
+
+def test_a_call_that_is_cut_ends_as_one_that_is_not_complete() -> None:
+    chunk = of(b"[f|{", SamplingParams())
+    assert chunk.events == [CallStart(0, "call_0", "f"), CallArguments(0, "{"), CallEnd(0, complete=False)]
+    assert (chunk.parse_failures, chunk.finish_reason) == (1, FinishReason.LENGTH)
+
+
+def test_stop_strings_count_in_the_content_alone() -> None:
+    params = SamplingParams(stop=("ab",))
+    chunk = of(b"(ab)xa[ab|ab]bab!", params)
+    assert chunk.events == [
+        Reasoning("ab"),
+        Text("xa"),  # nor across a call
+        CallStart(0, "call_0", "ab"),
+        CallArguments(0, "ab"),
+        CallEnd(0),
+        Text("b"),
+    ]
+    assert (chunk.text, chunk.finish_reason, chunk.stop_reason) == ("xab", FinishReason.STOP, "ab")
+    assert bytes(chunk.token_ids) == b"(ab)xa[ab|ab]bab"
+
+
+def test_text_that_may_begin_a_stop_string_comes_out_at_the_end() -> None:
+    assert of(b"xa", SamplingParams(stop=("ab",))).events == [Text("xa")]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_special_tokens_are_shown_to_the_parser_that_wants_them(skip: bool, wanted: bool) -> None:
+    """Behind the first byte of a character, which they leave without its second."""
+    tokens = [0xC3, EOS_ID, ord("x")]
+    parser = BracketParser(frozenset({EOS_ID}) if wanted else frozenset())
+    params = SamplingParams(skip_special_tokens=skip, ignore_eos=True)
+    chunk = said(outputs(tokens, [1, 2], LENGTH), params, parser)
+    if wanted:
+        assert parser.fed == [("", 0xC3), ("\ufffd", None), ("<eos>", EOS_ID), ("x", ord("x"))]
+    elif skip:
+        assert parser.fed == [("", 0xC3), ("", EOS_ID), ("\ufffdx", ord("x"))]
+    assert chunk.text == ("\ufffdx" if skip and not wanted else "\ufffd<eos>x")
+
+
+@pytest.mark.parametrize("min_tokens", [0, 4])
+def test_how_many_tokens_come_at_once_changes_nothing(min_tokens: int) -> None:
+    rng = random.Random(7)
+    params = SamplingParams(stop=("ab", "bcc"), min_tokens=min_tokens)
+    stopped = 0
+    for _ in range(400):
+        tokens = [ord(rng.choice("abc([|])")) for _ in range(rng.randrange(1, 14))]
+        end = LENGTH
+        if rng.random() < 0.5:
+            tokens, end = [*tokens, EOS_ID], EOS
+        expected = said(outputs(tokens, list(range(1, len(tokens))), end), params)
+        cuts = sorted(rng.sample(range(1, len(tokens)), rng.randrange(len(tokens)))) if len(tokens) > 1 else []
+        assert asdict(said(outputs(tokens, cuts, end), params)) == asdict(expected)
+        stopped += expected.stop_reason in params.stop
+    assert stopped > 3
