@@ -24,7 +24,7 @@ from roseinfer.server.formats.schemas import chat_logprobs as asked_logprobs
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.prompts import Encoded
+from roseinfer.server.request.prompts import Encoded, PromptEncoder
 from roseinfer.text.tokenizer import Tokenizer
 
 # Message fields that mean something and that the server cannot honour.
@@ -39,27 +39,41 @@ class ChatFormat:
 
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404, `InvalidRequestError`."""
-        request = parse(ChatRequest, body)
-        call.offer_request_id(request.request_id)
-        draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
-        messages, ignored = plain_messages(request.messages)
-        draft.warnings += ignored
-        ids = await call.backend.prompts.chat(
-            messages,
-            add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
-            continue_final_message=bool(request.continue_final_message),
-            add_special_tokens=bool(request.add_special_tokens),
-            kwargs=request.chat_template_kwargs or {},
-            keep_last=draft.keep_last,
-        )
-        await draft.spell_out()
-        return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
+        return await chat_job(call, parse(ChatRequest, body))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
         return EventEncoder(job, ChatWriter(job, tokenizer), usage)
 
     def whole(self, job: Job, tokenizer: Tokenizer) -> WholeBody:
         return WholeBody(job, ChatWriter(job, tokenizer))
+
+
+async def chat_job(call: Call, request: ChatRequest) -> Job:
+    """The job of a chat, which other APIs' requests are translations of. Raises `ApiError` 400 or 404,
+    `InvalidRequestError`.
+    """
+    call.offer_request_id(request.request_id)
+    draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
+    ids, ignored = await chat_ids(call.backend.prompts, request, draft.keep_last)
+    draft.warnings += ignored
+    await draft.spell_out()
+    return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
+
+
+async def chat_ids(
+    prompts: PromptEncoder, request: ChatRequest, keep_last: int | None = None
+) -> tuple[list[int], list[str]]:
+    """(the prompt, names of fields that are ignored). Raises `ApiError` 400, `InvalidRequestError`."""
+    messages, ignored = plain_messages(request.messages)
+    ids = await prompts.chat(
+        messages,
+        add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=bool(request.add_special_tokens),
+        kwargs=request.chat_template_kwargs or {},
+        keep_last=keep_last,
+    )
+    return ids, ignored
 
 
 class ChatWriter:
