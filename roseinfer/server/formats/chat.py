@@ -6,7 +6,7 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.server.formats import chat_events
+from roseinfer.server.formats import chat_events, tool_messages
 from roseinfer.server.formats.answers import (
     Choice,
     Choices,
@@ -28,7 +28,8 @@ from roseinfer.server.request.prompts import Encoded, PromptEncoder
 from roseinfer.text.tokenizer import Tokenizer
 
 # Message fields that mean something and that the server cannot honour.
-_REFUSED_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "audio")
+_REFUSED_IN_MESSAGES = ("function_call", "audio")
+_PLAIN_FIELDS = frozenset({"role", "content", "name"})
 
 
 class ChatFormat:
@@ -151,17 +152,23 @@ def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], l
                 raise bad_request(f"{place}.{name} is not supported", "messages", "unsupported_field")
             if value is not None and name not in _REFUSED_IN_MESSAGES:
                 ignored[f"messages.{name}"[:100]] = None
-        plain.append(_plain_message(message, place))
+        more: dict[str, Any] = {}
+        if message.role == "tool" or not message.model_fields_set <= _PLAIN_FIELDS:
+            more = tool_messages.fields(message, place, ignored)
+        plain.append(_plain_message(message, place, more))
     return plain, list(ignored)
 
 
-def _plain_message(message: ChatMessage, place: str) -> dict[str, Any]:
-    if message.content is None:
+def _plain_message(message: ChatMessage, place: str, more: dict[str, Any]) -> dict[str, Any]:
+    content = message.content
+    if content is None and ("tool_calls" in more or "reasoning_content" in more):
+        content = ""  # some templates would write "None"
+    if content is None:
         raise bad_request(f"{place}.content must be text", "messages")
-    if isinstance(message.content, list):
-        for part in message.content:
+    if isinstance(content, list):
+        for part in content:
             _check_part(part, place)
-    fields = {"role": message.role, "content": message.content}
+    fields = {"role": message.role, "content": content} | more
     return fields if message.name is None else fields | {"name": message.name}
 
 

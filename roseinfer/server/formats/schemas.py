@@ -121,10 +121,17 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = Field(None, description="put the prompt before the text; default false")
 
 
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
+
+
 class ChatMessage(RequestModel):
     role: str
-    content: str | Parts | None = Field(None, description="text, or parts of type 'text'")
+    content: str | Parts | None = Field(None, description="text, or parts of type 'text'; null beside tool_calls")
     name: str | None = None
+    tool_calls: Objects | None = Field(None, description="an assistant's: {id, type, function: {name, arguments}}")
+    tool_call_id: str | None = Field(None, description="the call that a message of role 'tool' answers")
+    reasoning_content: str | None = Field(None, description="what the assistant thought")
+    reasoning: str | None = Field(None, description="like reasoning_content")
 
 
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_ITEMS)]
