@@ -8,17 +8,23 @@ from roseinfer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Decoding requests, their context in tokens, prompt tokens beside them; `repeats` steps of each kind."""
+    """Decoding requests, their context in tokens, prompt tokens beside them; `repeats` steps of each kind.
+
+    `prefixes`: tokens that come before such a prompt and are in the cache, beside requests with the shortest contexts.
+    """
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     prompts: tuple[int, ...]
     repeats: int = 3
+    prefixes: tuple[int, ...] = ()
 
 
 # What takes seconds with the embedded model on two cores, and less than a minute with 8B parameters on a large GPU.
-CPU_GRID = Grid(rows=(1, 2, 4, 8, 16), contexts=(32, 128, 512), prompts=(16, 64, 256), repeats=3)
-GPU_GRID = Grid(rows=(1, 8, 32, 128, 256), contexts=(64, 512, 2048), prompts=(32, 128, 512, 2048), repeats=3)
+CPU_GRID = Grid(rows=(1, 2, 4, 8, 16), contexts=(32, 128, 512), prompts=(16, 64, 256), prefixes=(1024,))
+GPU_GRID = Grid(
+    rows=(1, 8, 32, 128, 256), contexts=(64, 512, 2048), prompts=(32, 128, 512, 2048), prefixes=(8192, 28_672)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,9 @@ class CalibrateConfig:
     decode_rows: str | None = option(None, "requests that decode at once: a,b,...", metavar="N,N,...")
     context_lens: str | None = option(None, "tokens that each of them has, to begin with: a,b,...", metavar="N,N,...")
     prompt_lens: str | None = option(None, "prompt tokens computed beside them: a,b,...", metavar="N,N,...")
+    prefix_lens: str | None = option(
+        None, "tokens before such prompts that are in the prefix cache: a,b,... (0 = none)", metavar="N,N,..."
+    )
     repeats: int = option(3, "steps of each kind")
     recorded: str | None = option(None, "fit to the steps of a recorded run instead of a sweep", metavar="FILE")
     json: str | None = option(None, "write the cost model to this file", metavar="FILE")
@@ -43,7 +52,14 @@ class CalibrateConfig:
             contexts=_numbers("context_lens", self.context_lens) or default.contexts,
             prompts=_numbers("prompt_lens", self.prompt_lens) or default.prompts,
             repeats=self.repeats,
+            prefixes=_prefixes(self.prefix_lens, default.prefixes),
         )
+
+
+def _prefixes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    if text is not None and text.strip() == "0":
+        return ()
+    return _numbers("prefix_lens", text) or default
 
 
 def _numbers(name: str, text: str | None) -> tuple[int, ...]:

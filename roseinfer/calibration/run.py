@@ -20,6 +20,7 @@ CONSTANTS = {
     "pair_s": ("ns", 1e9, "per token that a prompt token attends to"),
     "row_s": ("us", 1e6, "per request that decodes"),
     "context_s": ("ns", 1e9, "per token that such a request attends to"),
+    "chunk_context_s": ("ns", 1e9, "per token that comes before a chunk of a prompt"),
 }
 
 
@@ -38,7 +39,7 @@ class Calibration:
         fit = self.fit
         lines = [f"{fit.samples} steps, {fit.outliers} of them outliers"]
         for name, (unit, factor, meaning) in CONSTANTS.items():
-            lines.append(f"  {name.ljust(9)}  {factor * getattr(fit.params, name):10.4g} {unit}  {meaning}")
+            lines.append(f"  {name.ljust(15)}  {factor * getattr(fit.params, name):10.4g} {unit}  {meaning}")
         worst = f"worst error {fit.worst:+.1%}, {fit.worst_of_all:+.1%} with the outliers"
         return "\n".join([*lines, f"  R2 {fit.r2:.4f}, MAPE {fit.mape:.1%}, {worst}"])
 

@@ -1,7 +1,8 @@
 """Steps of every kind through an engine core, and how long each took.
 
 A cell of the grid is a number of decoding requests with a context length. While they decode, prompts pass by: new
-ones, and ones whose beginning is in the prefix cache, so that few tokens attend to many. What a step computed is read
+ones, and ones whose beginning is in the prefix cache, so that few tokens attend to many; in the cells of the shortest
+contexts also ones behind far longer beginnings. What a step computed is read
 off its plan, so a step that turns out otherwise than intended (a prompt cut in two) is as good a sample as any.
 """
 
@@ -68,10 +69,13 @@ class Sweep:
     tell: Callable[[str], None] = lambda line: None
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
     _rng: random.Random = field(init=False)
+    _prefixes: list[list[int]] = field(init=False)
 
     def run(self) -> list[Sample]:
         """All cells that fit, after one that only warms up. Raises `CalibrationError` if none does."""
         self._rng = random.Random(self.seed)
+        longest = self._prompt(max(self.grid.prefixes, default=0))
+        self._prefixes = [longest[:length] for length in self.grid.prefixes]
         cells = [(rows, context) for context in self.grid.contexts for rows in (0, *self.grid.rows)]
         fitting = [cell for cell in cells if self._fits(*cell)]
         self._rng.shuffle(fitting)  # a while in which the machine is slow hits cells of all kinds
@@ -93,7 +97,8 @@ class Sweep:
     @property
     def _growth(self) -> int:
         """About how many tokens a request gets while a cell lasts; a prompt that passes by takes a step or two."""
-        return (self.grid.repeats + 1) * (1 + 4 * len(self.grid.prompts))
+        beginnings = 2 + len(self.grid.prefixes)
+        return (self.grid.repeats + 1) * (1 + 2 * beginnings * len(self.grid.prompts))
 
     def _fits(self, rows: int, context: int) -> bool:
         grid = self.grid
@@ -113,8 +118,9 @@ class Sweep:
             self._repeat(watch, self.core.step)
         else:
             self._pass_by(prompts[0], 0)  # into the prefix cache
+        beginnings = [[], prompts[0], *(self._prefixes if context == min(self.grid.contexts) else [])]
         for length in self.grid.prompts:
-            for beginning in ([], prompts[0]):
+            for beginning in beginnings:
                 if self._has_room(rows, context, len(beginning) + length):
                     self._repeat(watch, partial(self._pass_by, beginning, length))
         self.core.abort(decoding)

@@ -1,9 +1,10 @@
 """What a step costs: a linear model of its work, fitted to measured steps while the engine runs.
 
-    seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K)
+    seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K + cb * B)
 
 Np: prompt tokens computed. X: for those, the positions they attend to, summed. Nd: rows that decode. K: context tokens
-that these attend to. Recursive least squares learn the shape; `rho` follows the present speed, a change by more than
+that these attend to. B: tokens before each prompt chunk, summed over the chunks: a chunk reads them once, however short
+it is. Recursive least squares learn the shape; `rho` follows the present speed, a change by more than
 noise within 4 steps (`Speed`).
 
 What else a step does is counted apart (`Work.draft_tokens`), has a price, and is not learnt from: a row that verifies
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from roseinfer.core.plan import Row
 
 # What one unit of each feature is scaled by, so that those of a busy step are about 1.
-_SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0)
+_SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0, 16_384.0)
 _DRIFT = 1e-6  # of the noise, per step: how fast the machine's shape may change
 _CLIP_MADS = 3.0
 _LEAST_CLIP = 0.01  # relative
@@ -47,7 +48,7 @@ _SETTLED = 50  # steps, before which a model that has just begun to learn is wro
 
 
 class Work(NamedTuple):
-    """What one step does: Np, X, Nd, K, and what the model has no constant for.
+    """What one step does: Np, X, Nd, K, B, and what the model has no constant for.
 
     A row that verifies drafts counts as one that decodes; `draft_tokens` are the tokens that it computes beyond that.
     """
@@ -56,12 +57,13 @@ class Work(NamedTuple):
     prompt_pairs: float = 0.0
     decode_rows: int = 0
     decode_context: int = 0
+    prompt_context: int = 0
     draft_tokens: int = 0
 
     @property
-    def features(self) -> tuple[float, float, float, float]:
+    def features(self) -> tuple[float, float, float, float, float]:
         """What the model is fitted to."""
-        return self[:4]
+        return self[:5]
 
     @property
     def fits(self) -> bool:
@@ -71,7 +73,8 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CostParams:
-    """Seconds: of any step, per prompt token, per pair of prompt tokens, per decode row, per context token.
+    """Seconds: of any step, per prompt token, per pair of prompt tokens, per decode row, per context token of these,
+    and per token that comes before a chunk of a prompt, for each chunk.
 
     A draft costs what a prompt token does, which is more than it takes in small steps.
     """
@@ -81,6 +84,7 @@ class CostParams:
     pair_s: float = 0.0
     row_s: float = 20e-6
     context_s: float = 20e-9
+    chunk_context_s: float = 0.0
 
     def seconds(self, work: Work) -> float:
         return (
@@ -89,29 +93,41 @@ class CostParams:
             + self.pair_s * work.prompt_pairs
             + self.row_s * work.decode_rows
             + self.context_s * work.decode_context
+            + self.chunk_context_s * work.prompt_context
             + self.token_s * work.draft_tokens
         )
 
     def prefill_s(self, start: int, count: int) -> float:
-        """What `count` prompt tokens from position `start` on add to a step."""
-        return self.token_s * count + self.pair_s * pairs(start, count)
+        """What a chunk of `count` prompt tokens from position `start` on adds to a step."""
+        if not count:
+            return 0.0
+        return self.token_s * count + self.pair_s * pairs(start, count) + self.chunk_context_s * start
 
     def prefill_tokens(self, start: int, seconds: float) -> float:
-        """How many prompt tokens from position `start` on add so many seconds to a step; 0 for none left.
+        """How many prompt tokens from position `start` on add so many seconds to a step; 0 if those are too few.
 
         The positive root of `prefill_s(start, count) = seconds`.
         """
+        seconds -= self.chunk_context_s * start
         if seconds <= 0:
             return 0.0
         each, half = self.token_s + self.pair_s * (start + 0.5), 0.5 * self.pair_s
         return 2 * seconds / (each + sqrt(each * each + 4 * half * seconds))
 
+    def worth_a_chunk(self, start: int, seconds: float) -> bool:
+        """Whether so many seconds for a prompt are well spent on a chunk from position `start` on.
+
+        No more than half of them may go into reading what comes before it: each chunk does that, so that many small
+        ones behind a long context would take far longer than a few larger ones later.
+        """
+        return seconds >= 2 * self.chunk_context_s * start
+
     def slower(self, factor: float) -> "CostParams":
         """Those of a machine that takes `factor` times as long."""
         return CostParams(*(factor * value for value in self.values()))
 
-    def values(self) -> tuple[float, float, float, float, float]:
-        return self.step_s, self.token_s, self.pair_s, self.row_s, self.context_s
+    def values(self) -> tuple[float, float, float, float, float, float]:
+        return self.step_s, self.token_s, self.pair_s, self.row_s, self.context_s, self.chunk_context_s
 
 
 def pairs(start: int, count: int) -> float:
@@ -124,7 +140,7 @@ def work_of(rows: Sequence[Row]) -> Work:
     several = [row for row in rows if row[3] != 1]
     decodes = len(rows) - len(several)
     context = sum([row[2] for row in rows]) + decodes
-    tokens, found, draft_tokens = 0, 0.0, 0
+    tokens, found, before, draft_tokens = 0, 0.0, 0, 0
     for _, _, start, count, _, _, _, _, _, drafts in several:
         if drafts:  # reads its context once, as a row that decodes
             decodes += 1
@@ -133,8 +149,8 @@ def work_of(rows: Sequence[Row]) -> Work:
         else:
             tokens += count
             found += pairs(start, count)
-            context -= start
-    return Work(tokens, found, decodes, context, draft_tokens)
+            before += start
+    return Work(tokens, found, decodes, context - before, before, draft_tokens)
 
 
 class Speed:
@@ -244,7 +260,8 @@ class CostModel:
         self._stalls = Stalls()
         self._weights = [value * scale for value, scale in zip(start.values(), _SCALES, strict=True)]
         spread = (trust * sum(self._weights)) ** 2
-        self._cov = [[spread if i == j else 0.0 for j in range(5)] for i in range(5)]
+        size = len(self._weights)
+        self._cov = [[spread if i == j else 0.0 for j in range(size)] for i in range(size)]
         self._noise = (_NOISE * sum(self._weights)) ** 2
         self._residuals: deque[float] = deque(maxlen=64)
         self._clip = float("inf")
@@ -285,7 +302,8 @@ class CostModel:
         (as far as the fit takes the difference on itself, the machine has not changed), and whether it was no stall.
         """
         x = [1.0, *[value / scale for value, scale in zip(work.features, _SCALES[1:], strict=True)]]
-        mx = [sum([c * f for c, f in zip(line, x, strict=True)]) for line in self._cov]
+        shown = [(i, f) for i, f in enumerate(x) if f]  # in most steps there are no prompts
+        mx = [sum([line[i] * f for i, f in shown]) for line in self._cov]
         variance = sum([f * m for f, m in zip(x, mx, strict=True)])
         shape_s = max(sum([w * f for w, f in zip(self._weights, x, strict=True)]), _LEAST_STEP_S)
         sure = variance < (_SURE * shape_s) ** 2
@@ -316,7 +334,7 @@ class CostModel:
         self._weights = [w + g * residual for w, g in zip(self._weights, gain, strict=True)]
         drift, ceiling = _DRIFT * self._noise, _LEAST_SURE * self._noise
         for i, line in enumerate(cov):
-            for j in range(i, 5):
+            for j in range(i, len(cov)):
                 line[j] = cov[j][i] = line[j] - gain[i] * mx[j]
             if line[i] < ceiling:
                 line[i] += drift

@@ -1,6 +1,7 @@
 """A cost model in a file: `{"cost": {"step_s": ..., "token_s": ..., ...}, ...}`, seconds as in `CostParams`.
 
-`roseinfer calibrate` writes it, with more about where it comes from, which is not read.
+`roseinfer calibrate` writes it, with more about where it comes from, which is not read. Files from before there was
+`chunk_context_s` lack it; it is 0 then.
 """
 
 import json
@@ -12,6 +13,8 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost import CostParams
+
+LATER = "chunk_context_s"
 
 
 def cost_as_json(params: CostParams) -> dict[str, dict[str, float]]:
@@ -32,6 +35,7 @@ def read_cost(path: str) -> CostParams:
 
 def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
     names = [f.name for f in fields(CostParams)]
+    cost = {LATER: 0.0, **cost}
     if set(cost) != set(names):
         raise ConfigError(f"{path}: a cost model has {', '.join(names)}; this one has {', '.join(sorted(cost))}")
     for name, value in cost.items():

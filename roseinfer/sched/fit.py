@@ -1,7 +1,7 @@
 """The cost model from measured steps, all at once: least squares that outliers do not move.
 
 Errors count relative to a step's predicted time, so that the short steps of decoding weigh as much as long prompts. No
-constant may be negative; with five of them, the best non-negative solution is found by trying every subset.
+constant may be negative; with six of them, the best non-negative solution is found by trying every subset.
 """
 
 from collections.abc import Iterable, Sequence

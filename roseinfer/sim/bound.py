@@ -24,8 +24,9 @@ last token is there at the earliest, on a machine that it has for itself. With `
 at the tightest pace of all. What is never due (decoding with a TTFT only, all of it with a TPOT only) gets done.
 
 **Generous**: all arrivals and lengths are known; requests are divisible; KV blocks, seats and the tokens of a step are
-unlimited; best effort costs nothing; a request without a TPOT needs no steps; order within a window does not matter,
-and neither do first tokens, beyond their prefill, nor preemption.
+unlimited; prompts are computed in one chunk, which has no context to read; best effort costs nothing; a request without
+a TPOT needs no steps; order within a window does not matter, and neither do first tokens, beyond their prefill, nor
+preemption.
 
 **Where it can be beaten**: a TPOT is a mean over the output. A run that is faster than its pace while little else is to
 do, and slower later, holds the pace of every request and yet, for some time, no pace. Prompts that share a prefix on a

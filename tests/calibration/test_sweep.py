@@ -22,7 +22,7 @@ from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import ExpectedRunner, Machine, PricedRunner
 
-TRUE = CostParams(step_s=4.4e-3, token_s=27e-6, pair_s=0.4e-9, row_s=12e-6, context_s=31e-9)
+TRUE = CostParams(step_s=4.4e-3, token_s=27e-6, pair_s=0.4e-9, row_s=12e-6, context_s=31e-9, chunk_context_s=40e-9)
 GRID = Grid(rows=(1, 4, 16, 64), contexts=(32, 200, 1000), prompts=(16, 128, 600), repeats=2)
 
 
@@ -74,6 +74,16 @@ def test_every_kind_of_step_occurs() -> None:
     short = [work for work in works if 16 <= work.prompt_tokens < 32]
     assert any(work.prompt_pairs > 900 * work.prompt_tokens for work in short), "behind a cached beginning"
     assert max(work.decode_context for work in works) > 64 * 200
+
+
+def test_small_chunks_behind_long_prefixes() -> None:
+    core, bounds, _ = engine()
+    grid = Grid(rows=(1, 8), contexts=(32, 200), prompts=(16, 128), repeats=2, prefixes=(1400, 5000))
+    works = [sample.work for sample in Sweep(core, bounds, grid).run()]
+    behind = [work for work in works if work.prompt_tokens < 32 and work.prompt_context > 1300]
+    assert {work.decode_rows for work in behind} == {0, 1, 8} and len(behind) >= 6
+    assert max(work.prompt_context for work in works) < 1500, "what exceeds the context is left out"
+    assert max(work.decode_context for work in works if work.prompt_context > 1300) < 8 * 200
 
 
 def test_cells_that_do_not_fit_are_left_out() -> None:

@@ -5,16 +5,17 @@ import random
 import pytest
 
 from roseinfer.core.plan import Row
-from roseinfer.sched.cost import CostModel, CostParams, Work, work_of
+from roseinfer.sched.cost import CostModel, CostParams, Work, pairs, work_of
 from roseinfer.sched.estimates import FAST
 
-TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6)
+TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6, chunk_context_s=0.3e-6)
 
 
 def draw(rng: random.Random) -> Work:
     tokens = rng.choice([0, 0, rng.randrange(16, 2048)])
     rows = rng.randrange(1, 200)
-    return Work(tokens, tokens * rng.randrange(1, 4000), rows, rows * rng.randrange(50, 2000))
+    start = rng.randrange(4000) if tokens else 0
+    return Work(tokens, pairs(start, tokens), rows, rows * rng.randrange(50, 2000), start)
 
 
 def error(model: CostModel, rng: random.Random, speed: float = 1.0) -> float:
@@ -33,14 +34,16 @@ def teach(model: CostModel, steps: int, *, speed: float = 1.0, noise: float = 0.
 
 def test_features_of_a_plan() -> None:
     rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ())]
-    assert work_of(rows) == Work(2, 5 + 6, 1, 10)
+    assert work_of(rows) == Work(2, 5 + 6, 1, 10, 4)
+    two = [row for start in (100, 30) for row in (rows[0], rows[1]._replace(start=start, count=5))]
+    assert work_of(two).prompt_context == 130 and work_of(two).decode_context == 20
     assert work_of([]) == Work()
 
 
 def test_a_row_that_verifies_drafts_decodes_and_its_drafts_are_counted_apart() -> None:
     verifying = Row("c", 2, 20, 4, 4, True, 20, 0, (), (7, 8, 9))
     rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ()), verifying]
-    assert work_of(rows) == Work(2, 5 + 6, 2, 10 + 21, 3)
+    assert work_of(rows) == Work(2, 5 + 6, 2, 10 + 21, 4, 3)
     plain, drafted = Work(decode_rows=1, decode_context=21), work_of([verifying])
     assert plain.fits and not drafted.fits and plain.features == drafted.features
     assert TRUE.seconds(drafted) == pytest.approx(TRUE.seconds(plain) + 3 * TRUE.token_s)
@@ -95,7 +98,7 @@ def test_steps_that_never_vary_do_not_unlearn_what_they_do_not_show() -> None:
         work = Work(100 if i % 1000 == 999 else 0, 0.0, 1, 100 + i % 500)
         model.observe(work, TRUE.seconds(work) * (1 + abs(rng.gauss(0, 0.03))))
     assert model.params.token_s == pytest.approx(TRUE.token_s, rel=0.15)
-    assert all(model._cov[i][i] > 0 for i in range(5))
+    assert all(model._cov[i][i] > 0 for i in range(6))
     busy = Work(1000, 0.0, 50, 20_000)
     assert model.seconds(busy) == pytest.approx(TRUE.seconds(busy), rel=0.1)
 
@@ -144,10 +147,20 @@ def test_a_step_without_a_duration_teaches_nothing() -> None:
 @pytest.mark.parametrize("pair_s", [0.0, 3.9e-9])
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 512), (20_000, 64), (511, 30_000)])
 def test_prompt_tokens_that_fit_a_time_are_those_that_take_it(pair_s, start, count):
-    params = CostParams(step_s=1e-3, token_s=17e-6, pair_s=pair_s)
-    whole = params.seconds(Work(prompt_tokens=count, prompt_pairs=count * start + count * (count + 1) / 2))
+    params = CostParams(step_s=1e-3, token_s=17e-6, pair_s=pair_s, chunk_context_s=34e-9)
+    whole = params.seconds(Work(count, count * start + count * (count + 1) / 2, prompt_context=start))
     assert params.prefill_s(start, count) == pytest.approx(whole - params.step_s)
     assert params.prefill_tokens(start, params.prefill_s(start, count)) == pytest.approx(count)
+
+
+def test_a_chunk_pays_for_the_context_before_it_whatever_its_length():
+    params = CostParams(token_s=10e-6, chunk_context_s=100e-9)
+    assert params.prefill_s(20_000, 0) == 0.0
+    assert params.prefill_s(20_000, 1) == pytest.approx(2e-3 + 10e-6)
+    assert params.prefill_tokens(20_000, 1.9e-3) == params.prefill_tokens(20_000, 2e-3) == 0.0
+    assert params.prefill_tokens(20_000, 3e-3) == pytest.approx(100)
+    assert not params.worth_a_chunk(20_000, 3.9e-3) and params.worth_a_chunk(20_000, 4.1e-3)
+    assert params.worth_a_chunk(0, 0.0) and CostParams().worth_a_chunk(20_000, 1e-9)
 
 
 def test_no_prompt_tokens_fit_no_time():

@@ -2,20 +2,20 @@
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.sched.cost import CostParams, Work
+from roseinfer.sched.cost import CostParams, Work, pairs
 from roseinfer.sched.cost_file import cost_as_json, read_cost
 from roseinfer.sched.estimates import FAST, Estimates
 from roseinfer.sched.fit import LEAST_SAMPLES, Sample, fit_cost
 from roseinfer.sched.policies.slack.policy import SlackPolicy
 from roseinfer.sched.registry import make_policy, options_of, scheduler_config
 
-TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6)
+TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6, chunk_context_s=0.3e-6)
 
 
 def draw(count: int, params: CostParams = TRUE, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:
@@ -23,7 +23,8 @@ def draw(count: int, params: CostParams = TRUE, *, noise: float = 0.0, seed: int
     samples = []
     for _ in range(count):
         tokens, rows = rng.choice([0, rng.randrange(16, 2048)]), rng.randrange(200)
-        work = Work(tokens, tokens * rng.randrange(1, 4000), rows, rows * rng.randrange(50, 2000))
+        start = rng.randrange(4000) if tokens else 0
+        work = Work(tokens, pairs(start, tokens), rows, rows * rng.randrange(50, 2000), start)
         samples.append(Sample(work, params.seconds(work) * (1 + rng.gauss(0, noise))))
     return samples
 
@@ -98,6 +99,14 @@ def test_a_scheduler_begins_with_the_file(tmp_path) -> None:
     work = Work(300, 50_000.0, 20, 10_000)
     assert policy.state.cost.seconds(work) == pytest.approx(slower.seconds(work), rel=0.03), "only the start of the fit"
     assert Estimates.of(options_of(SchedulerConfig())).cost.params == FAST
+
+
+def test_a_file_from_before_chunks_paid_for_their_contexts(tmp_path) -> None:
+    file = tmp_path / "cost.json"
+    older = asdict(TRUE)
+    del older["chunk_context_s"]
+    file.write_text(json.dumps({"cost": older}))
+    assert read_cost(str(file)) == replace(TRUE, chunk_context_s=0.0)
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,12 @@ class QoServePolicy:
         found = [(track, track.request.remaining) for track in self._ledger.filling.values()]
         for lead in view.waiting():
             found += [(self._ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
-        token_s, pair_s = params.token_s, params.pair_s
+        token_s, pair_s, before_s = params.token_s, params.pair_s, params.chunk_context_s
         # `CostParams.prefill_s`, inlined: the last `left` of n tokens attend to (2 n - left + 1) / 2 each in the mean.
-        prefill_s = [left * (token_s + 0.5 * pair_s * (2 * len(track.tokens) - left + 1)) for track, left in found]
+        prefill_s = [
+            left * (token_s + 0.5 * pair_s * (2 * n - left + 1)) + before_s * (n - left)
+            for n, left in [(len(track.tokens), left) for track, left in found]
+        ]
         queued_s = sum(prefill_s)
         weight = WEIGHT_LOADED_S if queued_s > LOADED_S else WEIGHT_LIGHT_S
 

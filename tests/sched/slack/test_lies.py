@@ -39,18 +39,18 @@ def marked(rate: float, seed: int, factor: float, share: int = 5) -> tuple[list[
 
 @pytest.mark.parametrize(("rate", "factor"), [(11.0, 0.1), (15.0, 0.01)])
 def test_a_short_hint_buys_next_to_nothing(rate: float, factor: float) -> None:
-    """The same requests with honest hints, over two seeds: at most 5 points of adherence more, and the long ones among
-    them, which would gain most, at most 10.
+    """The same requests with honest hints, over three seeds: at most 5 points of adherence more, and the long ones
+    among them, which would gain most, at most 10.
     """
     gained, long_gained = [], []
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         lies, honest = marked(rate, seed, factor)[0], marked(rate, seed, 1.0)[0]
         gained.append(adherence(lies) - adherence(honest))
         shortest = sorted(life.output_len for life in lies)[2 * len(lies) // 3]
         both = [[life for life in lives if life.output_len >= shortest] for lives in (lies, honest)]
         long_gained.append(adherence(both[0]) - adherence(both[1]))
-    assert sum(gained) / 2 <= 0.05, gained
-    assert sum(long_gained) / 2 <= 0.10, long_gained
+    assert sum(gained) / 3 <= 0.05, gained
+    assert sum(long_gained) / 3 <= 0.10, long_gained
 
 
 def test_predictions_of_the_server_are_trusted_as_before() -> None:
