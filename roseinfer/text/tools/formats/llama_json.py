@@ -1,0 +1,100 @@
+"""Llama 3.1's and 3.2's format: the answer is `{"name": N, "parameters": {...}}`, perhaps behind `<|python_tag|>`.
+
+The models also write several, joined by `;`, or a list of them.
+"""
+
+from collections.abc import Sequence
+
+from roseinfer.core.guide import Trigger
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.tools.base import CallParser, Mark, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.json_call import JsonCallParser, any_object_rules, object_rules
+from roseinfer.text.tools.reader import Steps
+
+TAG = "<|python_tag|>"
+ARGUMENTS = "parameters"
+# How a call begins; an answer in free text may be other JSON, too.
+OPENING = '{"name": "'
+NAME_REST = r'/[^"\\\x00-\x1f\x7f]{1,128}"/'
+
+
+class LlamaJson:
+    name = "llama_json"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tag = Mark.of(TAG, tokenizer)
+
+    @classmethod
+    def written_by(cls, template: str) -> bool:
+        return '"parameters":' in template.replace("\\", "") and "dictionary of argument name" in template
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        return (self._tag,)
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return LlamaJsonParser((self._tag,))
+
+    def rules(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> str:
+        """One call, whatever `most` is: the models were taught no more."""
+        return "tool_calls: call_object\n" + object_rules(tools, schemas, ARGUMENTS)
+
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
+        tagged = "start: WS call_object\n" + any_object_rules(tools, schemas, ARGUMENTS)
+        return (
+            self._tag.trigger(tagged),
+            Trigger(grammar=_rest_of_object(tools, schemas), text=OPENING, at_start=True),
+        )
+
+
+class LlamaJsonParser(JsonCallParser):
+    _sure = False
+
+    def _begin(self) -> Steps[bool]:
+        reader = self.reader
+        self._held = yield from reader.space()
+        char = yield from reader.peek()
+        if char and char in "{[" and reader.at != reader.mark:
+            reader.keep(self._held)
+            return True
+        return (yield from self._gap())
+
+    def _call(self) -> Steps[None]:
+        reader = self.reader
+        yield from reader.space()
+        if (yield from reader.peek()) == "[":
+            yield from self._list()
+            return
+        while True:
+            yield from self._object()
+            reader.keep("")
+            yield from reader.space()
+            if (yield from reader.peek()) != ";":
+                self._held = reader.kept()
+                return
+            reader.take(1)
+            yield from reader.space()
+
+
+def _rest_of_object(tools: Sequence[Tool], schemas: Schemas) -> str:
+    """The grammar behind `OPENING`: of any object, but that of a strict tool's call only with its arguments."""
+    strict = [tool for tool in tools if tool.strict]
+    choices = [*(f"tool_{i}" for i in range(len(strict))), "other"]
+    behind = literal(f'", "{ARGUMENTS}": ')
+    lines = [f"start: {' | '.join(choices)}\n"]
+    lines += [
+        f'tool_{i}: {literal(tool.name)} {behind} %json {schemas(tool.schema, True)} "}}"\n'
+        for i, tool in enumerate(strict)
+    ]
+    lines.append(
+        'other: OTHER_NAME (WS "," WS any_text WS ":" WS anything)* WS "}"\n'
+        f"any_text: %json {schemas({'type': 'string'}, False)}\n"
+        f"anything: %json {schemas({}, False)}\n"
+        "WS: /[ \\n]{0,4}/\n"
+    )
+    taken = [f'{tool.name}"' for tool in strict]
+    lines.append(f"OTHER_NAME: {other_name(taken, NAME_REST)}\n")
+    return "".join(lines)
+
+
+FORMAT = LlamaJson

@@ -1,0 +1,185 @@
+"""Calls as Python writes them, of Llama 4 and others: the answer is a list, `[f(a=1, b='x'), g()]`."""
+
+import re
+from collections.abc import Sequence
+
+from roseinfer.core.guide import Trigger
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.tools.base import CallParser, Cut, Malformed, Mark, MarkedParser, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.parameters import Parameter, Parameters, refusal
+from roseinfer.text.tools.python_value import PythonValue, quoted
+from roseinfer.text.tools.reader import Steps
+
+BEGIN, END = "<|python_start|>", "<|python_end|>"
+# Models take dots and dashes over from the names that they were told.
+NAME = re.compile(r"[\w.-]+")
+ANY_NAME = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
+
+
+class Pythonic:
+    name = "pythonic"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._begin = Mark.of(BEGIN, tokenizer)
+
+    @classmethod
+    def written_by(cls, template: str) -> bool:
+        return "func_name1(" in template or BEGIN in template
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        return (self._begin,)
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return PythonicParser((self._begin,), (END,))
+
+    def rules(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> str:
+        calls = " | ".join(f"{literal(tool.name + '(')} rest_{i}" for i, tool in enumerate(tools))
+        more = f' (", " call){{0,{most - 1}}}' if most > 1 else ""
+        return f'tool_calls: "[" call{more} "]"\ncall: {calls}\n' + self._rests(tools, schemas)
+
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
+        """Behind the name of a tool only: a list of something else is no call."""
+        calls = [*(f"{literal(tool.name + '(')} rest_{i}" for i, tool in enumerate(tools)), 'OTHER_NAME "(" any_rest']
+        others = other_name([tool.name for tool in tools], ANY_NAME)
+        rules = f"call: {' | '.join(calls)}\nOTHER_NAME: {others}\n" + self._rests(tools, schemas)
+        more = f" (/,[ \\n]{{0,4}}/ call){{0,{most - 1}}}" if most > 1 else ""
+        triggers = [
+            Trigger(grammar=f'start: rest_{i}{more} "]"\n{rules}', text=f"[{tool.name}(", at_start=True)
+            for i, tool in enumerate(tools)
+        ]
+        if self._begin.id is not None:
+            triggers.append(self._begin.trigger(f'start: /[ \\n]{{0,4}}/ "[" call{more} "]"\n{rules}'))
+        return tuple(triggers)
+
+    def _rests(self, tools: Sequence[Tool], schemas: Schemas) -> str:
+        """Rule `rest_i`: tool i's arguments and the closing bracket."""
+        for tool in tools:
+            _check(tool)
+        rests = "".join(_rest_rules(i, tool, schemas) for i, tool in enumerate(tools))
+        return rests + (
+            f'any_rest: (any_argument (", " any_argument){{0,63}})? ")"\n'
+            f'any_argument: ANY_NAME "=" %json {schemas({}, False)}\n'
+            f"ANY_NAME: {ANY_NAME}\n"
+        )
+
+
+class PythonicParser(MarkedParser):
+    _sure = False
+
+    def _begin(self) -> Steps[bool]:
+        reader = self.reader
+        self._held = yield from reader.space()
+        if (yield from reader.peek()) == "[" and reader.at != reader.mark:
+            reader.keep(self._held)
+            return True
+        return (yield from self._gap())
+
+    def _call(self) -> Steps[None]:
+        reader = self.reader
+        yield from reader.space()
+        yield from self._expect("[")
+        while True:
+            yield from reader.space()
+            yield from self._one()
+            reader.keep("")
+            if (yield from self._expect(",]")) == "]":
+                return
+
+    def _one(self) -> Steps[None]:
+        name = yield from self._name()
+        yield from self._expect("(")
+        yield from self.reader.space()
+        if (yield from self.reader.peek()) == ")":
+            self.reader.take(1)
+            self.start(name)
+            self.arguments("{}")
+        else:
+            yield from self._arguments(name)
+        self.finish()
+
+    def _arguments(self, name: str) -> Steps[None]:
+        """From the first argument on to the closing bracket."""
+        reader, before = self.reader, "{"
+        while True:
+            key = yield from self._name()
+            yield from self._expect("=")
+            if before == "{":
+                self.start(name)
+                reader.keep(f"{key}=")
+            yield from reader.space()
+            yield from self._value(f"{before}{quoted(key)}: ")
+            # What is no argument any more can still be given back.
+            reader.keep("")
+            before = ", "
+            if (yield from self._expect(",)")) == ")":
+                break
+            yield from reader.space()
+            if (yield from reader.peek()) == ")":
+                reader.take(1)
+                break
+        self.arguments("}")
+
+    def _value(self, before: str) -> Steps[None]:
+        value = PythonValue(self.reader)
+        try:
+            yield from value.read()
+        except Cut:
+            self.reader.forget()
+            self.arguments(before + value.json)
+            raise
+        self.arguments(before + value.json)
+
+    def _name(self) -> Steps[str]:
+        name = yield from self.reader.run(NAME)
+        if not (yield from self.reader.more()):
+            raise Cut
+        if not name or name[0].isdecimal():
+            raise Malformed
+        return name
+
+    def _expect(self, chars: str) -> Steps[str]:
+        """Take one of these characters, perhaps behind white space, or raise."""
+        yield from self.reader.space()
+        char = yield from self.reader.peek()
+        if not char:
+            raise Cut
+        if char not in chars:
+            raise Malformed
+        return self.reader.take(1)
+
+
+# --- grammars -----------------------------------------------------------------------------------------------------
+def _check(tool: Tool) -> None:
+    Parameters.check(tool, Pythonic.name)
+    for parameter in Parameters.of(tool).all:
+        if tool.strict and not NAME.fullmatch(parameter.name):
+            raise refusal(tool, parameter.name, Pythonic.name)
+
+
+def _rest_rules(index: int, tool: Tool, schemas: Schemas) -> str:
+    """Arguments by name in the order of the schema, with JSON for their values; optional ones may be left out.
+
+    Rule `first_I_K`: from parameter K on, none was written yet; `more_I_K`: some were.
+    """
+    parameters = Parameters.of(tool)
+    named = [parameter for parameter in parameters.all if NAME.fullmatch(parameter.name)]
+    if not named and parameters.open:
+        return f"rest_{index}: any_rest\n"
+    lines = [f"rest_{index}: first_{index}_0\n"]
+    for place, parameter in enumerate(named):
+        lines += _parameter_rules(f"{index}_{place}", f"{index}_{place + 1}", parameter, tool.strict, schemas)
+    end = f"{index}_{len(named)}"
+    return "".join([*lines, f'first_{end}: ")"\n', f'more_{end}: ")"\n'])
+
+
+def _parameter_rules(here: str, after: str, parameter: Parameter, strict: bool, schemas: Schemas) -> list[str]:
+    skip = ["", ""] if parameter.required else [f" | first_{after}", f" | more_{after}"]
+    return [
+        f"first_{here}: argument_{here} more_{after}{skip[0]}\n",
+        f'more_{here}: ", " argument_{here} more_{after}{skip[1]}\n',
+        f"argument_{here}: {literal(parameter.name + '=')} %json {schemas(parameter.schema, strict)}\n",
+    ]
+
+
+FORMAT = Pythonic

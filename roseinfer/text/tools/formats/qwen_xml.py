@@ -1,0 +1,207 @@
+"""Qwen3-Coder's and Qwen3.5's format: tags around the plain text of each parameter.
+
+    <tool_call>
+    <function=N>
+    <parameter=K>
+    V
+    </parameter>
+    </function>
+    </tool_call>
+
+V says nothing of its type: that is up to the tool's schema.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from roseinfer.core.guide import Trigger
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.tools.base import CallParser, Cut, Malformed, Mark, MarkedParser, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.parameters import DEFINITIONS, Parameter, Parameters, refusal
+from roseinfer.text.tools.python_value import quoted
+from roseinfer.text.tools.reader import Steps
+from roseinfer.text.tools.typed_text import as_json, only_text
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+NAME = re.compile(r"[^<>\r\n]+")
+PLAIN = re.compile(r"[^<\n]+")
+# A value and its end: text up to the first end mark.
+VALUE = r"/(?s:.*)\n<\/parameter>\n/ & ~/(?s:.*<\/parameter>.*<\/parameter>.*)/"
+# What the schema of a text may say; texts cannot be held to more here.
+TEXT_KEYWORDS = frozenset({"type", "title", "description", "default", "examples", "enum", "const", "$comment"})
+
+
+class QwenXml:
+    name = "qwen_xml"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._open, self._close = Mark.of(OPEN, tokenizer), Mark.of(CLOSE, tokenizer)
+
+    @classmethod
+    def written_by(cls, template: str) -> bool:
+        return FUNCTION in template and PARAMETER in template
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        return (self._open, Mark(FUNCTION))
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        types = {tool.name: {p.name: p.types for p in Parameters.of(tool).all} for tool in tools}
+        return QwenXmlParser(self.marks, types)
+
+    def rules(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> str:
+        more = f' ("\\n" tool_call){{0,{most - 1}}}' if most > 1 else ""
+        return (
+            f"tool_calls: tool_call{more}\n"
+            f'tool_call: {self._open.lark} "\\n" function {self._close.lark}\n'
+            f"function: {' | '.join(f'tool_{i}' for i in range(len(tools)))}\n"
+        ) + _tool_rules(tools, schemas)
+
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
+        strict = [tool for tool in tools if tool.strict]
+        others = other_name([tool.name for tool in strict], "/[^<>\\r\\n]{1,128}/")
+        text = (
+            f"start: /\\n?/ function {self._close.lark}\n"
+            f"function: {' | '.join([*(f'tool_{i}' for i in range(len(strict))), 'other'])}\n"
+            f"other: {literal(FUNCTION)} OTHER_NAME {literal('>' + chr(10))} any_parameter{{0,64}} END_FUNCTION\n"
+            f"OTHER_NAME: {others}\n"
+        )
+        return (self._open.trigger(text + _tool_rules(strict, schemas)),)
+
+
+class QwenXmlParser(MarkedParser):
+    def __init__(self, marks: Sequence[Mark], types: Mapping[str, Mapping[str, frozenset[str]]]) -> None:
+        """`types`: tool -> parameter -> the JSON types it may have; without any it is text."""
+        self._types = types
+        super().__init__(marks, (CLOSE,))
+
+    def _call(self) -> Steps[None]:
+        reader = self.reader
+        if self._opened != FUNCTION:
+            yield from reader.space()
+            yield from self._one_of((FUNCTION,))
+        name = yield from self._name()
+        self.start(name)
+        types, before = self._types.get(name, {}), "{"
+        while True:
+            reader.keep("")
+            yield from reader.space()
+            if (yield from self._one_of((PARAMETER, END_FUNCTION, CLOSE))) != PARAMETER:
+                break
+            key = yield from self._name()
+            reader.forget()
+            said = yield from self._value(f"{before}{quoted(key)}: ", types.get(key, frozenset()))
+            before = ", " if said else before
+        self.arguments("{}" if before == "{" else "}")
+        self.finish()
+
+    def _name(self) -> Steps[str]:
+        """And the bracket behind it."""
+        reader = self.reader
+        name = (yield from reader.run(NAME)).strip()
+        char = yield from reader.peek()
+        if not char:
+            raise Cut
+        if not name or char != ">":
+            raise Malformed
+        reader.take(1)
+        return name
+
+    def _one_of(self, words: tuple[str, ...]) -> Steps[str]:
+        word, _ = yield from self.reader.one_of(words)
+        if word:
+            return word
+        raise (Malformed if (yield from self.reader.more()) else Cut)
+
+    def _value(self, before: str, types: frozenset[str]) -> Steps[bool]:
+        """Whether the value counts: an empty one of a type that has none is left out."""
+        if only_text(types):
+            self.arguments(f'{before}"')
+            yield from self._text_up_to_end(lambda text: self.arguments(quoted(text)[1:-1]))
+            self.arguments('"')
+            return True
+        pieces: list[str] = []
+        yield from self._text_up_to_end(pieces.append)
+        value = as_json("".join(pieces), types)
+        if value is not None:
+            self.arguments(before + value)
+        return value is not None
+
+    def _text_up_to_end(self, sink: Callable[[str], object]) -> Steps[None]:
+        """All before the end mark, which is taken, but for one line break at either end."""
+        reader, held = self.reader, ""
+        if (yield from reader.peek()) == "\n":
+            reader.take(1)
+        while char := (yield from reader.peek()):
+            if char == "\n":
+                sink(held)
+                held = reader.take(1)
+                continue
+            word, taken = yield from reader.one_of((END_PARAMETER,))
+            if word:
+                return
+            sink(held + taken)
+            held = ""
+            yield from reader.run(PLAIN, sink)
+        raise Cut
+
+
+# --- grammars -----------------------------------------------------------------------------------------------------
+def _tool_rules(tools: Sequence[Tool], schemas: Schemas) -> str:
+    lines = [
+        f'END_FUNCTION: "{END_FUNCTION}\\n"\n',
+        f"VALUE: {VALUE}\n",
+        f"any_parameter: {literal(PARAMETER)} /[^<>\\r\\n]{{1,128}}/ {literal('>' + chr(10))} VALUE\n",
+    ]
+    for i, tool in enumerate(tools):
+        Parameters.check(tool, QwenXml.name)
+        lines += _tool_rule(i, tool, schemas)
+    return "".join(lines)
+
+
+def _tool_rule(index: int, tool: Tool, schemas: Schemas) -> list[str]:
+    """Parameters in the order of the schema; optional ones may be left out."""
+    parameters = Parameters.of(tool)
+    named = [parameter for parameter in parameters.all if _writable(tool, parameter)]
+    parts = [f"parameter_{index}_{k}{'' if p.required else '?'}" for k, p in enumerate(named)]
+    if not named and parameters.open:
+        parts = ["any_parameter{0,64}"]
+    lines = [f"tool_{index}: {literal(f'{FUNCTION}{tool.name}>' + chr(10))} {' '.join(parts)} END_FUNCTION\n"]
+    for k, parameter in enumerate(named):
+        opening = literal(f"{PARAMETER}{parameter.name}>\n")
+        lines.append(f"parameter_{index}_{k}: {opening} {_value_rule(tool, parameter, schemas)}\n")
+    return lines
+
+
+def _writable(tool: Tool, parameter: Parameter) -> bool:
+    fits = NAME.fullmatch(parameter.name) is not None and parameter.name == parameter.name.strip()
+    if tool.strict and not fits:
+        raise refusal(tool, parameter.name, QwenXml.name)
+    return fits
+
+
+def _value_rule(tool: Tool, parameter: Parameter, schemas: Schemas) -> str:
+    end = literal(f"\n{END_PARAMETER}\n")
+    types = parameter.types
+    if types and "string" not in types:
+        return f"%json {schemas(parameter.schema, tool.strict)} {end}"
+    words = parameter.schema.get("enum", [parameter.schema.get("const")])
+    if isinstance(words, list) and words and all(isinstance(word, str) and "\n" not in word for word in words):
+        return f"({' | '.join(map(literal, words))}) {end}"
+    if tool.strict:
+        _check_text(tool, parameter)
+    return "VALUE"
+
+
+def _check_text(tool: Tool, parameter: Parameter) -> None:
+    """Of a strict tool: any text must do for this parameter."""
+    keyword = next((key for key in parameter.schema if key not in TEXT_KEYWORDS | set(DEFINITIONS)), None)
+    if keyword is None and not only_text(parameter.types):
+        keyword = "type"
+    if keyword is not None or "enum" in parameter.schema or "const" in parameter.schema:
+        raise refusal(tool, keyword or "enum", QwenXml.name)
+
+
+FORMAT = QwenXml

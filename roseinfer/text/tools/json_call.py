@@ -1,0 +1,223 @@
+"""A call as a JSON object: `{"name": N, "arguments": {...}}`, in any order, perhaps with members that say nothing."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roseinfer.text.tools.base import Cut, Malformed, MarkedParser, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.json_value import JsonValue
+from roseinfer.text.tools.reader import Steps
+
+ARGUMENTS = ("arguments", "parameters")
+NULL = "null"
+
+
+class JsonCallParser(MarkedParser):
+    """Reads such objects. `_sure`: that an object is a call is known from what stands before it.
+
+    Else it must have both members, and nothing but `LIKELY` before them, so that other JSON is soon sent as text.
+    """
+
+    LIKELY = frozenset({"name", "type", "id", *ARGUMENTS})
+
+    def _object(self) -> Steps[None]:
+        """From its opening bracket on. Raises as `_call` does."""
+        call = _Call(self)
+        try:
+            yield from self._members(call)
+        except Malformed:
+            # The arguments may be whole where only the end of the object is missing.
+            if not call.whole:
+                raise
+        except Cut:
+            call.cut()
+            if not call.whole:
+                raise
+        call.end(self._sure)
+
+    def _list(self) -> Steps[None]:
+        """A list of such objects, from its opening bracket on."""
+        reader = self.reader
+        yield from self.expect("[")
+        while True:
+            yield from reader.space()
+            yield from self._object()
+            reader.keep("")
+            yield from reader.space()
+            if (yield from self.expect(",]")) == "]":
+                return
+
+    def _members(self, call: "_Call") -> Steps[None]:
+        reader = self.reader
+        yield from self.expect("{")
+        yield from reader.space()
+        if (yield from reader.peek()) == "}":
+            reader.take(1)
+            return
+        while True:
+            yield from self._member(call)
+            yield from reader.space()
+            if (yield from self.expect("},")) == "}":
+                return
+            yield from reader.space()
+
+    def _member(self, call: "_Call") -> Steps[None]:
+        reader = self.reader
+        if (yield from reader.peek()) != '"':
+            yield from self.expect('"')
+        name = yield from self._string()
+        if not self._sure and not call.started and name not in self.LIKELY:
+            raise Malformed
+        yield from reader.space()
+        yield from self.expect(":")
+        yield from reader.space()
+        if name == "name":
+            if (yield from reader.peek()) != '"':
+                yield from self.expect('"')
+            call.named((yield from self._string()))
+        elif name in ARGUMENTS and not call.whole:
+            yield from self._arguments(call)
+        else:
+            yield from self.value(_ignore)
+
+    def _arguments(self, call: "_Call") -> Steps[None]:
+        if (yield from self.reader.peek()) == "{":
+            call.opened()
+            yield from self.value(call.more)
+        elif (yield from self._raw()) != NULL:
+            raise Malformed
+        call.closed()
+
+    def _string(self) -> Steps[str]:
+        raw = yield from self._raw()
+        try:
+            text = str(json.loads(raw, strict=False))
+            text.encode()
+        except ValueError as error:  # an escape that is none, or half of a pair
+            raise Malformed from error
+        return text
+
+    def _raw(self) -> Steps[str]:
+        pieces: list[str] = []
+        yield from self.value(pieces.append)
+        return "".join(pieces)
+
+    # --- for other formats, too ------------------------------------------------------------------------------------
+    def expect(self, chars: str) -> Steps[str]:
+        """Take one of these characters, or raise."""
+        char = yield from self.reader.peek()
+        if not char:
+            raise Cut
+        if char not in chars:
+            raise Malformed
+        return self.reader.take(1)
+
+    def value(self, sink: Callable[[str], object]) -> Steps[None]:
+        """Take a JSON value; `sink` gets it as it comes."""
+        value, reader = JsonValue(), self.reader
+        while not value.done and (yield from reader.more()):
+            end = value.feed(reader.text, reader.at)
+            if end > reader.at:
+                sink(reader.take(end - reader.at))
+            if value.failed:
+                raise Malformed
+        if not value.done:
+            value.end()
+            if not value.done:
+                raise Cut
+
+
+class _Call:
+    """What is known of a call so far. Arguments that come before its name wait for it."""
+
+    def __init__(self, parser: JsonCallParser) -> None:
+        self.started = False
+        self.whole = False  # the arguments are complete
+        self._parser = parser
+        self._name: str | None = None
+        self._waiting: list[str] = []
+        self._has_arguments = False
+
+    def named(self, name: str) -> None:
+        if self._name is not None or not name:
+            raise Malformed
+        self._name = name
+        if self._has_arguments:
+            self._start()
+
+    def opened(self) -> None:
+        self._has_arguments = True
+        if self._name is not None:
+            self._start()
+
+    def more(self, text: str) -> None:
+        if self.started:
+            self._parser.arguments(text)
+        else:
+            self._waiting.append(text)
+
+    def closed(self) -> None:
+        if not self._has_arguments:
+            self.opened()
+            self.more("{}")
+        self.whole = True
+
+    def cut(self) -> None:
+        """As far as it came, if it came as far as its name."""
+        if self._name is not None and not self.started:
+            self._start()
+
+    def end(self, sure: bool) -> None:
+        """The object has ended. Without arguments it is a call only if that is sure."""
+        if self._name is None or not (sure or self._has_arguments):
+            raise Malformed
+        if not self.started:
+            self._start()
+        if not self._has_arguments:
+            self._parser.arguments("{}")
+        self._parser.finish()
+
+    def _start(self) -> None:
+        assert self._name is not None
+        self.started = True
+        self._parser.start(self._name)
+        self._parser.arguments("".join(self._waiting))
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+# --- grammars -----------------------------------------------------------------------------------------------------
+def object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "arguments") -> str:
+    """Rule `call_object`: a call of one of `tools`, with arguments by its schema."""
+    lines = [f"call_object: {' | '.join(f'tool_{i}' for i in range(len(tools)))}\n"]
+    lines += [_tool_rule(i, tool, tool.schema, schemas, arguments) for i, tool in enumerate(tools)]
+    return "".join(lines)
+
+
+def any_object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "arguments") -> str:
+    """Rule `call_object`: a call of whatever name, but that of a strict tool only with arguments by its schema."""
+    strict = [tool for tool in tools if tool.strict]
+    choices = [*(f"tool_{i}" for i in range(len(strict))), "any_call"]
+    lines = [f"call_object: {' | '.join(choices)}\n"]
+    lines += [_tool_rule(i, tool, tool.schema, schemas, arguments) for i, tool in enumerate(strict)]
+    anything = f"%json {schemas({'type': 'object'}, False)}"
+    lines.append(
+        f'any_call: "{{" WS NAME_KEY WS OTHER_NAME WS "," WS ARGUMENTS_KEY WS any_arguments WS "}}"\n'
+        f'  | "{{" WS ARGUMENTS_KEY WS any_arguments WS "," WS NAME_KEY WS OTHER_NAME WS "}}"\n'
+        f"any_arguments: {anything}\n"
+        f'NAME_KEY: "\\"name\\"" /[ \\n]{{0,4}}/ ":"\n'
+        f'ARGUMENTS_KEY: {literal(json.dumps(arguments))} /[ \\n]{{0,4}}/ ":"\n'
+        "WS: /[ \\n]{0,4}/\n"
+        f"OTHER_NAME: {other_name([json.dumps(tool.name) for tool in strict], QUOTED_NAME)}\n"
+    )
+    return "".join(lines)
+
+
+QUOTED_NAME = r'/"[^"\\\x00-\x1f\x7f]{1,128}"/'
+
+
+def _tool_rule(index: int, tool: Tool, schema: Mapping[str, Any], schemas: Schemas, arguments: str) -> str:
+    opening = literal(f'{{"name": {json.dumps(tool.name)}, {json.dumps(arguments)}: ')
+    return f'tool_{index}: {opening} %json {schemas(schema, tool.strict)} "}}"\n'

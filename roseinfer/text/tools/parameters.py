@@ -1,0 +1,131 @@
+"""A tool's parameters one by one, for formats that write them so."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.text.tools.base import Tool
+
+# Where definitions stand that `$ref` speaks of.
+DEFINITIONS = ("$defs", "definitions")
+# Of an object's schema: what these formats can keep to, and what says nothing about values.
+KEPT = frozenset({"type", "properties", "required", "additionalProperties", *DEFINITIONS})
+KEPT |= {"title", "description", "$schema", "$id", "$comment", "default", "examples"}
+MOST_DEPTH = 32
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`schema` is whole: the definitions that it refers to are within it."""
+
+    name: str
+    schema: Mapping[str, Any]
+    required: bool
+
+    @property
+    def types(self) -> frozenset[str]:
+        """JSON types that its values may have, as far as the schema says so."""
+        return frozenset(_types(self.schema, self.schema, MOST_DEPTH))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """`all` in the order of the schema; `open`: others may be given, too."""
+
+    all: tuple[Parameter, ...]
+    open: bool
+
+    @classmethod
+    def of(cls, tool: Tool) -> "Parameters":
+        """Of a schema that says more of the arguments than what each of them is, the rest is left out.
+
+        A strict tool must not have such a schema, see `check`.
+        """
+        schema = tool.schema
+        shared = {key: schema[key] for key in DEFINITIONS if key in schema}
+        properties = schema.get("properties")
+        required = schema.get("required")
+        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        found = [
+            Parameter(name, _whole(part, shared), name in names)
+            for name, part in (properties.items() if isinstance(properties, dict) else ())
+            if part is not False
+        ]
+        return cls(tuple(found), schema.get("additionalProperties", True) is not False)
+
+    @staticmethod
+    def check(tool: Tool, format: str) -> None:
+        """Raises `InvalidRequestError` for a strict tool whose schema calls of this format cannot be held to."""
+        if not tool.strict:
+            return
+        keyword = next((key for key in tool.schema if key not in KEPT), None)
+        if keyword is None and isinstance(tool.schema.get("additionalProperties"), dict):
+            keyword = "additionalProperties"
+        if keyword is None and any(not ref.startswith(_PLACES) for ref in _refs(tool.schema)):
+            keyword = "$ref"
+        if keyword is not None:
+            raise refusal(tool, keyword, format)
+
+
+_PLACES = tuple(f"#/{key}/" for key in DEFINITIONS)
+
+
+def refusal(tool: Tool, keyword: str, format: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"tool {tool.name!r} is strict: {keyword!r} cannot be enforced in the format of this model's calls, {format}",
+        "tools",
+        "unsupported_schema",
+    )
+
+
+def _whole(schema: Any, shared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`schema` with the definitions that it may refer to; anything if it refers to others."""
+    if not isinstance(schema, dict) or any(not ref.startswith(_PLACES) for ref in _refs(schema)):
+        return {}
+    return {**schema, **shared}
+
+
+def _refs(schema: Any) -> Iterator[str]:
+    """All values of `$ref`."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            if isinstance(part.get("$ref"), str):
+                yield part["$ref"]
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """JSON types that `schema` allows values of, some of them twice."""
+    if not isinstance(schema, dict) or not depth:
+        return
+    kinds = schema.get("type")
+    if kinds is not None:
+        yield from [kinds] if isinstance(kinds, str) else [kind for kind in kinds if isinstance(kind, str)]
+        return
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+    for value in values:
+        yield TYPES.get(type(value), "null")
+    if isinstance(schema.get("$ref"), str):
+        yield from _types(_resolved(schema["$ref"], root), root, depth - 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(key)
+        for part in parts if isinstance(parts, list) else ():
+            yield from _types(part, root, depth - 1)
+    if "properties" in schema:
+        yield "object"
+    if "items" in schema:
+        yield "array"
+
+
+def _resolved(ref: str, root: Mapping[str, Any]) -> Any:
+    part: Any = root
+    for name in ref.removeprefix("#/").split("/"):
+        name = name.replace("~1", "/").replace("~0", "~")
+        part = part.get(name) if isinstance(part, dict) else None
+    return part

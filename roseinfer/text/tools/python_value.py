@@ -1,0 +1,183 @@
+"""Python literals, turned into JSON as they are read: a small reader of its own, nothing is evaluated."""
+
+import json
+import re
+
+from roseinfer.text.tools.base import Cut, Malformed
+from roseinfer.text.tools.reader import Reader, Steps
+
+MOST_DEPTH = 64
+WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
+WORD = re.compile(r"[\w.]+")
+IDENTIFIERS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+NUMBER_CHARS = re.compile(r"[\w.+-]+")
+NUMBER = re.compile(r"[+-]?(?:(?P<whole>0|[1-9][0-9]*)(?P<frac>\.[0-9]*)?|(?P<bare>\.[0-9]+))(?P<exp>[eE][+-]?[0-9]+)?")
+PLAIN = {"'": re.compile(r"[^'\\]+"), '"': re.compile(r'[^"\\]+')}
+SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
+SIMPLE |= {char: char for char in "\\'\"/"}  # JSON escapes slashes, Python does not
+CODES = {"x": 2, "u": 4, "U": 8}
+HEX = re.compile(r"[0-9A-Fa-f]")
+
+
+class PythonValue:
+    """Reads one literal; `json` is what came of it so far.
+
+    Digits stay as they are. Tuples and sets become lists. A bare name is taken for a string: models write variables.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._json: list[str] = []
+
+    @property
+    def json(self) -> str:
+        return "".join(self._json)
+
+    def read(self, depth: int = 0) -> Steps[None]:
+        """Raises `Malformed` or `Cut`."""
+        char = yield from self._peek()
+        if char in "'\"":
+            yield from self._string(char)
+        elif char in "[(":
+            yield from self._list(char, depth)
+        elif char == "{":
+            yield from self._dict(depth)
+        elif char in "+-.0123456789":
+            yield from self._number()
+        else:
+            yield from self._word()
+
+    # --- what has no parts -----------------------------------------------------------------------------------------
+    def _string(self, quote: str) -> Steps[None]:
+        reader = self._reader
+        reader.take(1)
+        self._json.append('"')
+        while (char := (yield from self._peek())) != quote:
+            if char == "\\":
+                reader.take(1)
+                yield from self._escape()
+            else:
+                yield from reader.run(PLAIN[quote], self._add_text)
+        reader.take(1)
+        self._json.append('"')
+
+    def _escape(self) -> Steps[None]:
+        yield from self._peek()
+        char = self._reader.take(1)
+        if char in CODES:
+            code = yield from self._code(CODES[char])
+            # Halves of a pair stay escaped: they are no text on their own.
+            self._json.append(f"\\u{code:04x}") if 0xD800 <= code < 0xE000 else self._add_text(chr(code))
+        else:
+            self._add_text(SIMPLE.get(char, f"\\{char}"))
+
+    def _code(self, length: int) -> Steps[int]:
+        digits = ""
+        while len(digits) < length:
+            if not HEX.fullmatch((yield from self._peek())):
+                raise Malformed
+            digits += self._reader.take(1)
+        code = int(digits, 16)
+        if code > 0x10FFFF:
+            raise Malformed
+        return code
+
+    def _number(self) -> Steps[None]:
+        text = (yield from self._reader.run(NUMBER_CHARS)).replace("_", "")
+        number = NUMBER.fullmatch(text)
+        if number is None:
+            raise Malformed
+        sign = "-" if text.startswith("-") else ""
+        frac = number["frac"] or number["bare"] or ""
+        frac += "0" if frac == "." else ""
+        self._json.append(sign + (number["whole"] or "0") + frac + (number["exp"] or ""))
+
+    def _word(self) -> Steps[None]:
+        word = yield from self._reader.run(WORD)
+        if not IDENTIFIERS.fullmatch(word):
+            raise Malformed
+        # A word that goes on as a call or an index is an expression.
+        if not (yield from self._reader.more()) or (yield from self._peek()) in "([":
+            raise Malformed
+        self._json.append(WORDS.get(word) or quoted(word))
+
+    # --- what has parts ----------------------------------------------------------------------------------------------
+    def _list(self, bracket: str, depth: int) -> Steps[None]:
+        """Or a tuple, or a value in parentheses."""
+        closer = "]" if bracket == "[" else ")"
+        place = self._open("[", depth)
+        items = commas = 0
+        while (yield from self._next()) != closer:
+            if items:
+                self._json.append(", ")
+            yield from self.read(depth + 1)
+            items += 1
+            commas += yield from self._comma(closer)
+        self._reader.take(1)
+        if bracket == "(" and items == 1 and not commas:
+            self._json[place] = ""
+        else:
+            self._json.append("]")
+
+    def _dict(self, depth: int) -> Steps[None]:
+        self._open("{", depth)
+        items = 0
+        while (yield from self._next()) != "}":
+            if items:
+                self._json.append(", ")
+            yield from self._key(depth)
+            if (yield from self._next()) != ":":
+                raise Malformed
+            self._reader.take(1)
+            self._json.append(": ")
+            yield from self._next()
+            yield from self.read(depth + 1)
+            items += 1
+            yield from self._comma("}")
+        self._reader.take(1)
+        self._json.append("}")
+
+    def _key(self, depth: int) -> Steps[None]:
+        """Keys of JSON are strings: others become one, but for lists and the like."""
+        if (yield from self._peek()) in "[({":
+            raise Malformed
+        place = len(self._json)
+        yield from self.read(depth + 1)
+        if self._json[place] != '"':
+            self._json[place:] = [quoted("".join(self._json[place:]))]
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+    def _open(self, bracket: str, depth: int) -> int:
+        if depth >= MOST_DEPTH:
+            raise Malformed
+        self._reader.take(1)
+        self._json.append(bracket)
+        return len(self._json) - 1
+
+    def _peek(self) -> Steps[str]:
+        char = yield from self._reader.peek()
+        if not char:
+            raise Cut
+        return char
+
+    def _next(self) -> Steps[str]:
+        """The next character that is no white space."""
+        yield from self._reader.space()
+        return (yield from self._peek())
+
+    def _comma(self, closer: str) -> Steps[bool]:
+        """Whether a comma is behind an item; it is taken, and the closing bracket is not."""
+        char = yield from self._next()
+        if char != closer and char != ",":
+            raise Malformed
+        if char == ",":
+            self._reader.take(1)
+        return char == ","
+
+    def _add_text(self, text: str) -> None:
+        self._json.append(quoted(text)[1:-1])
+
+
+def quoted(text: str) -> str:
+    """The text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
