@@ -1,0 +1,203 @@
+"""Thinking models: what they think, between `<think>` and `</think>`, apart from what they answer.
+
+Whether a model thinks is read off its chat template, the tokens of its marks off its tokenizer. Whether it is thinking
+when it begins to speak is up to the prompt: templates open, close or leave out the thinking as a request asks.
+"""
+
+from collections.abc import Sequence
+
+from roseinfer.core.guide import Thinking
+from roseinfer.text.output import Event, OutputParser, Reasoning, Text
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.tools.base import CallParser, Mark
+
+# Pairs of marks that models think between.
+PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+SPACE = " \t\r\n"
+
+
+class Reasoner:
+    """How a model marks its thinking. Thread safe."""
+
+    def __init__(self, begin: str, end: str, tokenizer: Tokenizer) -> None:
+        self.begin, self.end = Mark.of(begin, tokenizer), Mark.of(end, tokenizer)
+        self.begin_ids = tuple(tokenizer.encode(begin, add_special_tokens=False))
+        self.end_ids = tuple(tokenizer.encode(end, add_special_tokens=False))
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def detect(cls, template: str | None, tokenizer: Tokenizer) -> "Reasoner | None":
+        """None for a model that does not think: its chat template does not speak of it."""
+        if template is None:
+            return None
+        pair = next((pair for pair in PAIRS if pair[1] in template), None)
+        return None if pair is None else cls(*pair, tokenizer)
+
+    def inside(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a rendered prompt leaves the model thinking: in its last turn a mark is open.
+
+        A turn begins behind the last special token that is none of the marks, or where the prompt begins.
+        """
+        marks = (self.begin.id, self.end.id)
+        specials = self._tokenizer.special_ids
+        turn: list[int] = []
+        for id in reversed(prompt_ids):
+            if id in marks:
+                return id == self.begin.id
+            if id in specials:
+                break
+            turn.append(id)
+        if self.begin.id is not None:
+            return False
+        text = self._tokenizer.decode(turn[::-1], skip_special_tokens=False)
+        return text.rfind(self.begin.text) > text.rfind(self.end.text)
+
+    def thinking(self, inside: bool, budget: int | None = None, last_words: Sequence[int] = ()) -> Thinking:
+        """What the engine is told. `budget`: in tokens; `last_words` are then said, the end mark alone if empty."""
+        words = tuple(last_words) or self.end_ids
+        return Thinking(
+            inside=inside,
+            begin=self.begin_ids,
+            end=self.end_ids,
+            budget=budget,
+            last_words=() if budget is None else words,
+        )
+
+    def parser(self, inside: bool, calls: CallParser | None = None) -> OutputParser:
+        """`inside`: the output begins within the thinking. `calls`: reads what is not thinking; None: it is text."""
+        return ReasoningParser(self.begin, self.end, inside, calls or PlainParser())
+
+
+class PlainParser:
+    """All is text."""
+
+    failures = 0
+    within_call = False
+    markers: frozenset[int] = frozenset()
+
+    def feed(self, text: str, token_id: int | None) -> list[Event]:
+        return [Text(text)] if text else []
+
+    def end(self) -> list[Event]:
+        return []
+
+
+class ReasoningParser:
+    """Tells thinking from the rest, which it passes on to `rest`.
+
+    The thinking may be the first thing said, open from the start (`inside`); where its opening mark is a token, it may
+    begin again wherever no call is open. White space next to the marks is dropped.
+    """
+
+    def __init__(self, begin: Mark, end: Mark, inside: bool, rest: CallParser) -> None:
+        self.reasoning_tokens = 0
+        self._begin, self._end, self._rest = begin, end, rest
+        self._step = self._think if inside else self._first
+        self._said = False  # some of this thinking
+        self._space: list[str] = []
+        self._held = ""  # the beginning of a mark, perhaps
+        self._unsure = 0  # tokens of what may become an opening mark
+
+    @property
+    def failures(self) -> int:
+        return self._rest.failures
+
+    @property
+    def markers(self) -> frozenset[int]:
+        own = {mark.id for mark in (self._begin, self._end) if mark.id is not None}
+        return self._rest.markers | own
+
+    def feed(self, text: str, token_id: int | None) -> list[Event]:
+        if self._step == self._pass_on and token_id != self._begin.id:
+            return self._rest.feed(text, token_id)
+        return self._step(text, token_id)
+
+    def end(self) -> list[Event]:
+        held, space = self._held, "".join(self._space)
+        if self._step == self._think:
+            # White space at the end of a thinking that was cut would have been dropped with its mark.
+            return [Reasoning(space + held)] if held else []
+        events = self._rest.feed(space + held, None) if self._step == self._first and space + held else []
+        return events + self._rest.end()
+
+    # --- steps: each takes a token's text in one state ---------------------------------------------------------
+    def _first(self, text: str, token_id: int | None) -> list[Event]:
+        """Nothing but white space was said yet."""
+        if token_id is not None and token_id == self._begin.id:
+            return self._open()
+        self._unsure += 1
+        text = self._held + text
+        self._held = ""
+        bare = text.lstrip(SPACE)
+        if not bare:
+            self._space.append(text)
+            return []
+        mark = self._begin.text
+        if self._begin.id is None or token_id is None:
+            if bare.startswith(mark):
+                self.reasoning_tokens += self._unsure
+                self._open(counted=True)
+                return self._think(bare[len(mark) :], token_id, counted=True)
+            if mark.startswith(bare):
+                self._space.append(text[: len(text) - len(bare)])
+                self._held = bare
+                return []
+        text = "".join(self._space) + text
+        self._space = []
+        self._step = self._pass_on
+        return self._rest.feed(text, token_id)
+
+    def _open(self, counted: bool = False) -> list[Event]:
+        self.reasoning_tokens += not counted
+        self._step, self._said, self._space, self._held = self._think, False, [], ""
+        return []
+
+    def _think(self, text: str, token_id: int | None, counted: bool = False) -> list[Event]:
+        self.reasoning_tokens += not counted
+        mark = self._end.text
+        if token_id is not None and self._end.id is not None:
+            if token_id != self._end.id:
+                return self._thought(text)
+            before, behind = text.removesuffix(mark), ""
+        else:
+            text = self._held + text
+            at = text.find(mark)
+            if at < 0:
+                kept = _begun(text, mark)
+                self._held = text[len(text) - kept :]
+                return self._thought(text[: len(text) - kept])
+            before, behind = text[:at], text[at + len(mark) :]
+        events = self._thought(before)
+        self._step, self._space, self._held = self._behind, [], ""
+        return events + (self._behind(behind, token_id) if behind else [])
+
+    def _thought(self, text: str) -> list[Event]:
+        if not self._said:
+            text = text.lstrip(SPACE)
+        kept = text.rstrip(SPACE)
+        if not kept:
+            if text:
+                self._space.append(text)
+            return []
+        shown = "".join(self._space) + kept
+        self._said = True
+        self._space = [text[len(kept) :]] if len(kept) < len(text) else []
+        return [Reasoning(shown)]
+
+    def _behind(self, text: str, token_id: int | None) -> list[Event]:
+        """White space behind the thinking is dropped."""
+        text = text.lstrip(SPACE)
+        if not text:
+            return []
+        self._step = self._pass_on
+        return self._pass_on(text, token_id)
+
+    def _pass_on(self, text: str, token_id: int | None) -> list[Event]:
+        if token_id is not None and token_id == self._begin.id and not self._rest.within_call:
+            return self._open()
+        return self._rest.feed(text, token_id)
+
+
+def _begun(text: str, mark: str) -> int:
+    """The length of the longest end of `text` that `mark` begins with, and is more than."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
