@@ -34,6 +34,9 @@ class NullRunner:
     def submit(self, plan: StepPlan) -> StepPlan:
         return plan
 
+    def mask_space(self, lines: int) -> memoryview:
+        raise NotImplementedError("there are no masks")
+
     def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
         pass
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class Thinking:
     """How a model thinks before it answers. What constrains the answer begins behind the thinking.
 
-    `inside`: whether the prompt leaves the model thinking; else it may begin to with the token ids `begin`. `end`:
-    token ids that end it. `budget`: after so many tokens of thinking the model is made to say `last_words` (token ids,
-    the last of them `end`), None = whenever it likes.
+    `inside`: whether the prompt leaves the model thinking; else it may begin to with any of the tokens `begin`, before
+    it says anything else or where its output is free. `end`: token ids that end it, one after the other. `budget`:
+    after so many tokens of thinking, all in all, the model is made to say `last_words` (token ids, the last of them
+    `end`; empty: `end` alone), None = whenever it likes.
     """
 
     inside: bool
@@ -47,3 +48,9 @@ class GuideSpec:
     ends_after: int = 0
     banned: tuple[int, ...] = ()
     thinking: Thinking | None = None
+
+    @property
+    def constrains(self) -> bool:
+        """Whether any output could break it."""
+        limited = self.thinking is not None and self.thinking.budget is not None
+        return bool(self.grammar or self.triggers or self.banned or limited)

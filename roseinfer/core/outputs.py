@@ -102,6 +102,25 @@ class PolicyStats(NamedTuple):
     predicted_step_s: float = 0.0
 
 
+class GuideStats(NamedTuple):
+    """What constrains outputs, as of the newest step. Counters only grow, but for the last three.
+
+    `compiled`, `cached`, `refused`: grammars that were compiled for a request, were there already, could not be used.
+    `rows` were sampled for requests with a constraint, `dormant_rows` of them under none, as nothing constrains them
+    yet. `grammars`: compiled ones that are kept. `waiting`: requests whose grammars are being compiled. `mask_s`:
+    seconds that the masks of the newest step with such rows took.
+    """
+
+    compiled: int = 0
+    cached: int = 0
+    refused: int = 0
+    rows: int = 0
+    dormant_rows: int = 0
+    grammars: int = 0
+    waiting: int = 0
+    mask_s: float = 0.0
+
+
 class SchedulerStats(NamedTuple):
     """A snapshot after a step. Counters only grow.
 
@@ -109,6 +128,7 @@ class SchedulerStats(NamedTuple):
     newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the policy let nobody
     do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were ignored because
     they made no sense. `integrity_errors`: audits of the idle engine that found seats, queues or blocks to disagree.
+    `guides`: None while nobody has asked for a constraint.
     """
 
     step: int = 0
@@ -128,3 +148,4 @@ class SchedulerStats(NamedTuple):
     policy_stalls: int = 0
     policy_faults: int = 0
     integrity_errors: int = 0
+    guides: GuideStats | None = None

@@ -3,7 +3,6 @@
 Plans are plain data and a diff: a request is described in full once (`Admission`), later only by what changed (`Row`).
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,13 +125,13 @@ class StepPlan:
 class TokenMasks:
     """Which tokens some rows of a plan may sample; every token is allowed to the other rows.
 
-    `rows` are indices into the plan's rows, ascending and without repetition. `words` holds a line of ceil(V / 32)
+    `rows` are indices into the plan's rows, in any order and without repetition. `words` holds a line of ceil(V / 32)
     unsigned 32-bit integers for each of them, V = tokens of the vocabulary: bit v % 32 of integer v // 32 says whether
     token v is allowed. Bits from V on mean nothing.
     """
 
     rows: tuple[int, ...]
-    words: "array[int]"
+    words: "memoryview[int]"
 
     @staticmethod
     def words_per_line(vocab_size: int) -> int:

@@ -33,11 +33,15 @@ class Runner(Protocol):
         """Launch the forward pass."""
         ...
 
+    def mask_space(self, lines: int) -> memoryview:
+        """Room for the words of so many masks of the next plan that is sampled, see `TokenMasks`; it holds anything."""
+        ...
+
     def sample(self, handle: Any, masks: TokenMasks | None = None) -> None:
         """Launch the sampling; the sampled tokens are inputs of later plans without passing the host.
 
-        `masks` are those of the plan's `guided` rows, and given whenever there are such rows. The forward pass runs
-        while the host makes them.
+        `masks` are those of the plan's `guided` rows, and given whenever there are such rows; their words begin where
+        those of the last `mask_space` do. The forward pass runs while the host makes them.
         """
         ...
 
@@ -62,6 +66,9 @@ class PassThrough:
 
     def submit(self, plan: StepPlan) -> Any:
         return self.inner.submit(plan)
+
+    def mask_space(self, lines: int) -> memoryview:
+        return self.inner.mask_space(lines)
 
     def sample(self, handle: Any, masks: TokenMasks | None = None) -> None:
         self.inner.sample(handle, masks)

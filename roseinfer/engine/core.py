@@ -13,7 +13,9 @@ from roseinfer.core.plan import StepPlan, TokenMasks
 from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
-from roseinfer.engine.guides import GuidedSequences, GuideEnd, Guides
+from roseinfer.engine import held as held_requests
+from roseinfer.engine.guides import Blueprint, GuidedSequences, GuideEnd, Guides
+from roseinfer.engine.held import HeldRequest
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
@@ -24,6 +26,10 @@ HELD_BACK_S = 0.002
 class _InFlight(NamedTuple):
     plan: StepPlan
     handle: Any
+
+
+# A request that turned out to be wrong after `add`, and what is wrong with it.
+Refused = tuple[Add, InvalidRequestError]
 
 
 class Core(Protocol):
@@ -42,6 +48,8 @@ class Core(Protocol):
     def held_back(self) -> bool: ...
 
     def step(self) -> list[RequestOutput]: ...
+
+    def take_refused(self) -> list[Refused]: ...
 
     def stats(self) -> SchedulerStats: ...
 
@@ -86,10 +94,15 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
         self._guided = GuidedSequences(guides, vocab_size)
+        self._held: list[HeldRequest] = []
+        self._refused: list[Refused] = []
         self._held_back = False
 
     def add(self, new: Add) -> None:
-        """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued."""
+        """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued.
+
+        While a request's grammars are being compiled nobody else knows of it; `take_refused` has it if that fails.
+        """
         if new.n < 1:
             raise InvalidRequestError("n must be positive", "n")
         if new.params.bad_words or new.params.truncate_prompt_tokens is not None:
@@ -99,17 +112,33 @@ class EngineCore:
             self._check_vocabulary(name, tuple(ids))
         arrival_s = self._clock.now() if new.meta.arrival_s is None else new.meta.arrival_s
         requests = [self._make_request(new, index, arrival_s) for index in range(new.n)]
+        blueprint = self._guided.blueprint(new.guide) if new.guide and new.guide.constrains else None
+        if blueprint is None or blueprint.ready:
+            self._queue(requests, blueprint)
+        else:
+            self._hold(HeldRequest(new, requests, blueprint))
+
+    def _queue(self, requests: list[Request], blueprint: Blueprint | None) -> None:
+        """Hand sequences to the scheduler, all or none."""
         queued: list[Request] = []
         try:
             for request in requests:
                 self.scheduler.add(request)
                 queued.append(request)
-            if new.guide is not None:
-                self._guided.open([request.request_id for request in requests], new.guide)
+            if blueprint is not None:
+                self._guided.open([request.request_id for request in requests], blueprint)
         except InvalidRequestError:
             for request in queued:
                 self.scheduler.abort(request.request_id, self._clock.now())
             raise
+
+    def _hold(self, held: HeldRequest) -> None:
+        """Keep a request until its guides can be made."""
+        for request in held.requests:
+            self.scheduler.check_fits(request)
+            if held_requests.holds(self._held, request.request_id):
+                raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
+        self._held.append(held)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
@@ -133,7 +162,7 @@ class EngineCore:
             seed=_wrap_int64(seed),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
-            guided=new.guide is not None,
+            guided=new.guide is not None and new.guide.constrains,
         )
         request.arrival_s = arrival_s
         return request
@@ -143,13 +172,15 @@ class EngineCore:
         now = self._clock.now()
         for request_id in sequence_ids:
             ended = self.scheduler.abort(request_id, now)
+            if ended is None and self._held:
+                ended = held_requests.abort(self._held, request_id, now)
             if ended is not None:
                 self._ended += self._told([ended])
 
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._in_flight or self._ended or self.scheduler.has_work)
+        return bool(self._in_flight or self._ended or self._held or self.scheduler.has_work)
 
     @property
     def held_back(self) -> bool:
@@ -169,6 +200,8 @@ class EngineCore:
         them is committed, and the masks are made, while it runs.
         """
         outputs, self._ended = self._ended, []
+        if self._held:
+            outputs += self._release_held()
         if self._in_flight and self._in_flight[-1].plan.num_drafts:
             outputs += self._commit_oldest()
         with self._span("plan"):
@@ -180,13 +213,16 @@ class EngineCore:
             masks: TokenMasks | None = None
             if plan.guided:
                 outputs += self._see_last_tokens(plan)
-                masks, failed = self._guided.masks(plan)
-                outputs += self._end(failed)
+                masks, ends = self._guided.masks(plan, self._runner.mask_space)
+                outputs += self._end(ends)
             self._runner.sample(handle, masks)
             self._in_flight.append(_InFlight(plan, handle))
         self._held_back = plan is None and not self._in_flight and not outputs
         if self._in_flight and (plan is None or len(self._in_flight) >= self.depth):
             outputs += self._commit_oldest()
+        if self._held_back and self._held:
+            self._guided.wait(HELD_BACK_S)
+            self._held_back = False
         return outputs
 
     def _commit_oldest(self) -> list[RequestOutput]:
@@ -198,12 +234,27 @@ class EngineCore:
         return self._told(outputs)
 
     # --- guides -------------------------------------------------------------------------------------------------
+    def _release_held(self) -> list[RequestOutput]:
+        """Queue the requests whose guides are ready by now; of those that are not, end what is too late."""
+        for held in held_requests.take_ready(self._held):
+            try:
+                self._queue(held.requests, held.blueprint)
+            except InvalidRequestError as error:
+                self._refused.append((held.new, error))
+        return held_requests.expire(self._held, self._clock.now())
+
+    def take_refused(self) -> list[Refused]:
+        """Requests that ended as wrong since the last call, all sequences of each. Nothing else is said of them."""
+        refused, self._refused = self._refused, []
+        return refused
+
     def _see_last_tokens(self, plan: StepPlan) -> list[RequestOutput]:
         """Commit the steps in flight that sample for the guided rows of `plan`, which is launched but not sampled."""
-        asking = _guided_names(plan)
         outputs: list[RequestOutput] = []
-        while any(asking & _guided_names(step.plan) for step in self._in_flight):
-            outputs += self._commit_oldest()
+        if self._in_flight:
+            asking = self._guided.seeing(plan)
+            while any(not asking.isdisjoint(_guided_names(step.plan)) for step in self._in_flight):
+                outputs += self._commit_oldest()
         return outputs
 
     def _told(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
@@ -223,9 +274,14 @@ class EngineCore:
         return [output for output in outputs if output is not None]
 
     def stats(self) -> SchedulerStats:
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        if self._guided.used:
+            stats = stats._replace(guides=self._guided.stats()._replace(waiting=len(self._held)))
+        return stats
 
     def close(self) -> None:
+        if self._guided.guides is not None:
+            self._guided.guides.close()
         self._runner.close()
 
 

@@ -1,44 +1,100 @@
 """Guides: what decides, token by token, how an output may go on, and how the engine core drives it.
 
-A guide belongs to one sequence. It is told the tokens that were committed, each once and in order, and writes the mask
-of the next one into `TokenMasks`. Preemption does not touch it: it follows what was said, not what is computed. It ends
-with its sequence. Whatever a guide raises ends its sequence with an error, and nothing else.
+A guide belongs to one sequence. It is told the tokens that were committed, each once and in order, and says which may
+come next. Preemption does not touch it: it follows what was said, not what is computed. It ends with its sequence.
+Whatever a guide raises ends its sequence with an error, and nothing else.
 """
 
 import logging
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from time import perf_counter, thread_time
+from typing import NamedTuple, Protocol, TypeVar
 
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.outputs import RequestOutput
+from roseinfer.core.outputs import GuideStats, RequestOutput
 from roseinfer.core.plan import StepPlan, TokenMasks
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+# A grammar that takes longer for one mask would hold up everybody else's tokens.
+LONGEST_MASK_S = 0.05
+# Steps in which masks are timed one by one, after some took too long together.
+_SUSPICIOUS_STEPS = 64
+
+
+class MaskTooSlowError(RoseinferError):
+    """A mask took so long that other requests would wait for it."""
+
+
+class MaskSource(Protocol):
+    """Computes the mask that a grammar allows; see `grammar.library.Matcher`."""
+
+    @property
+    def failed(self) -> bool: ...
+
+    def failure(self) -> Exception: ...
+
+    def fill(self, words: memoryview) -> None: ...
+
 
 class Guide(Protocol):
-    """The constraint of one sequence."""
+    """The constraint of one sequence. `blind`: its masks are the same whatever was said."""
+
+    @property
+    def blind(self) -> bool: ...
 
     def advance(self, token_ids: Sequence[int]) -> bool:
         """Take the tokens said since the last call. True: the output is complete, the sequence ends behind them."""
         ...
 
-    def fill(self, words: memoryview) -> bool:
-        """Write which tokens may come next into `words`, a line of `TokenMasks` whose bits are all 0.
+    def mask(self) -> "MaskSource | memoryview | None":
+        """What says which tokens may come next: a grammar, or a line of `TokenMasks`; None: every token may."""
+        ...
 
-        False, and nothing written, if every token may: the guide is dormant.
+    def filled(self, words: memoryview) -> bool:
+        """The mask of the grammar that `mask` named is in `words`, to be changed if need be.
+
+        True: it shows that the output is complete.
         """
+        ...
+
+
+class Blueprint(Protocol):
+    """What the guides of one request's sequences are made from. `ready`: all that takes time is done."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def guide(self) -> Guide:
+        """A guide at the start of an output. Raises `InvalidRequestError` for what cannot be enforced after all."""
         ...
 
 
 class Guides(Protocol):
     """Makes guides from what a request says of its output."""
 
-    def make(self, spec: GuideSpec) -> Guide:
-        """A guide at the start of an output. Raises `InvalidRequestError` for a `spec` that it cannot enforce."""
+    def blueprint(self, spec: GuideSpec) -> Blueprint:
+        """Begin what takes time. Raises `InvalidRequestError` for a `spec` that cannot be enforced."""
+        ...
+
+    def fill(self, sources: Sequence[MaskSource], words: memoryview) -> None:
+        """Write the mask of each source to its line of `words`."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a blueprint has become ready since the last call, or so long."""
+        ...
+
+    def stats(self) -> GuideStats:
+        """Of its own work only."""
+        ...
+
+    def close(self) -> None:
+        """Begin nothing more."""
         ...
 
 
@@ -50,25 +106,36 @@ class GuideEnd:
     error: str | None = None
 
 
+class _Asking(NamedTuple):
+    """A row whose mask a grammar computes."""
+
+    name: str
+    guide: Guide
+    source: MaskSource
+
+
 class GuidedSequences:
-    """The guides of the sequences of one engine core. `live`: sequence -> its guide."""
+    """The guides of the sequences of one engine core. `live`: sequence -> its guide. `used`: somebody wanted one."""
 
     def __init__(self, guides: Guides | None, vocab_size: int) -> None:
-        self._guides = guides
+        self.guides = guides
         self._words = TokenMasks.words_per_line(vocab_size)
         self.live: dict[str, Guide] = {}
+        self._suspicious = 0
+        self.used = False
+        self._rows = self._dormant = 0
+        self._mask_s = 0.0
 
-    def open(self, sequence_ids: Sequence[str], spec: GuideSpec) -> None:
-        """Give each of these sequences a guide, or raise `InvalidRequestError` and give none."""
-        if self._guides is None:
+    def blueprint(self, spec: GuideSpec) -> Blueprint:
+        """What a request's guides will be made from. Raises `InvalidRequestError`."""
+        if self.guides is None:
             raise InvalidRequestError("this engine cannot constrain outputs", "guide")
-        try:
-            made = [self._guides.make(spec) for _ in sequence_ids]
-        except InvalidRequestError:
-            raise
-        except Exception as error:
-            log.exception("a guide could not be made")
-            raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
+        self.used, guides = True, self.guides
+        return _typed(lambda: guides.blueprint(spec))
+
+    def open(self, sequence_ids: Sequence[str], blueprint: Blueprint) -> None:
+        """Give each of these sequences a guide, or raise `InvalidRequestError` and give none."""
+        made = [_typed(blueprint.guide) for _ in sequence_ids]
         self.live.update(zip(sequence_ids, made, strict=True))
 
     def close(self, sequence_ids: Iterable[str]) -> None:
@@ -76,48 +143,118 @@ class GuidedSequences:
         for name in sequence_ids:
             self.live.pop(name, None)
 
+    def wait(self, timeout_s: float) -> None:
+        """Until another blueprint is ready, or so long."""
+        if self.guides is not None:
+            self.guides.wait(timeout_s)
+
+    def seeing(self, plan: StepPlan) -> set[str]:
+        """The sequences that `plan` samples for under masks that depend on all that was said."""
+        names = {plan.rows[row].request_id for row in plan.guided}
+        return {name for name in names if name in self.live and not self.live[name].blind}
+
     def advance(self, outputs: Iterable[RequestOutput]) -> list[GuideEnd]:
         """Tell the guides what their sequences said. A sequence that has ended needs no guide any more."""
         ends = []
-        for output in outputs:
-            guide = self.live.get(output.request_id)
+        live = self.live
+        for name, token_ids, _, _, _, end in outputs:
+            guide = live.get(name)
             if guide is None:
                 continue
-            if output.end is not None:
-                del self.live[output.request_id]
-            elif output.token_ids:
+            if end is not None:
+                del live[name]
+            elif token_ids:
                 try:
-                    complete = guide.advance(output.token_ids)
+                    if guide.advance(token_ids):
+                        ends.append(GuideEnd(name))
                 except Exception as error:
-                    ends.append(self._failed(output.request_id, error))
-                else:
-                    if complete:
-                        ends.append(GuideEnd(output.request_id))
+                    ends.append(_failed(name, error))
         return ends
 
-    def masks(self, plan: StepPlan) -> tuple[TokenMasks, list[GuideEnd]]:
-        """Masks of the plan's guided rows whose sequences live and whose guides are not dormant; and who failed."""
-        rows: list[int] = []
-        ends: list[GuideEnd] = []
-        size = self._words
-        words = array("I", bytes(4 * size * len(plan.guided)))
-        with memoryview(words) as view:
-            for row in plan.guided:
-                name = plan.rows[row].request_id
-                guide = self.live.get(name)
-                if guide is None:
-                    continue  # ended while the step was launched: its token will be dropped
-                at = len(rows) * size
-                with view[at : at + size] as line:
-                    try:
-                        if guide.fill(line):
-                            rows.append(row)
-                    except Exception as error:
-                        line[:] = memoryview(array("I", bytes(4 * size)))
-                        ends.append(self._failed(name, error))
-        del words[len(rows) * size :]
-        return TokenMasks(tuple(rows), words), ends
+    def masks(self, plan: StepPlan, space: Callable[[int], memoryview]) -> tuple[TokenMasks, list[GuideEnd]]:
+        """Masks of the plan's guided rows whose sequences live and whose guides are not dormant; and who ends.
 
-    def _failed(self, name: str, error: Exception) -> GuideEnd:
-        log.warning("the guide of %s failed: %s: %s", name, type(error).__name__, error)
-        return GuideEnd(name, f"the output's constraint failed: {error}")
+        `space`: as `Runner.mask_space`. A row that ends here may get any mask: its token will be dropped.
+        """
+        began_s = perf_counter()
+        ends: list[GuideEnd] = []
+        asking: dict[int, _Asking] = {}
+        fixed: dict[int, memoryview] = {}
+        for row in plan.guided:
+            name = plan.rows[row].request_id
+            guide = self.live.get(name)
+            if guide is None:
+                continue  # ended while the step was launched: its token will be dropped
+            try:
+                mask = guide.mask()
+            except Exception as error:
+                ends.append(_failed(name, error))
+                continue
+            if mask is None:
+                self._dormant += 1
+            elif isinstance(mask, memoryview):
+                fixed[row] = mask
+            else:
+                asking[row] = _Asking(name, guide, mask)
+        self._rows += len(plan.guided)
+        words = space(len(asking) + len(fixed)) if asking or fixed else memoryview(b"")
+        ends += self._fill(list(asking.values()), words[: len(asking) * self._words]) if asking else []
+        for at, line in enumerate(fixed.values(), start=len(asking)):
+            words[at * self._words : (at + 1) * self._words] = line
+        self._mask_s = perf_counter() - began_s
+        return TokenMasks((*asking, *fixed), words), ends
+
+    def _fill(self, asking: list[_Asking], words: memoryview) -> list[GuideEnd]:
+        """Have the grammars write their masks. Returns who ends."""
+        late = self._compute([row.source for row in asking], words)
+        ends = []
+        for at, (name, guide, source) in enumerate(asking):
+            try:
+                if source.failed:
+                    raise source.failure()
+                if late is not None and late[at] > LONGEST_MASK_S:
+                    raise MaskTooSlowError(f"its grammar takes more than {1000 * LONGEST_MASK_S:.0f} ms a token")
+                if guide.filled(words[at * self._words : (at + 1) * self._words]):
+                    ends.append(GuideEnd(name))
+            except Exception as error:
+                ends.append(_failed(name, error))
+        return ends
+
+    def _compute(self, sources: list[MaskSource], words: memoryview) -> list[float] | None:
+        """The seconds that each mask took, of the processor's time; None: they were not timed one by one."""
+        assert self.guides is not None
+        if self._suspicious:
+            self._suspicious -= 1
+            return [self._timed(source, at, words) for at, source in enumerate(sources)]
+        began_s = perf_counter()
+        self.guides.fill(sources, words)
+        if perf_counter() - began_s > LONGEST_MASK_S:
+            self._suspicious = _SUSPICIOUS_STEPS
+        return None
+
+    def _timed(self, source: MaskSource, at: int, words: memoryview) -> float:
+        assert self.guides is not None
+        began_s = thread_time()
+        self.guides.fill([source], words[at * self._words : (at + 1) * self._words])
+        return thread_time() - began_s
+
+    def stats(self) -> GuideStats:
+        """Once it is `used`."""
+        assert self.guides is not None
+        return self.guides.stats()._replace(rows=self._rows, dormant_rows=self._dormant, mask_s=self._mask_s)
+
+
+def _typed(make: Callable[[], T]) -> T:
+    """What `make` returns; whatever it raises is the request's error."""
+    try:
+        return make()
+    except InvalidRequestError:
+        raise
+    except Exception as error:
+        log.exception("a guide could not be made")
+        raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
+
+
+def _failed(name: str, error: Exception) -> GuideEnd:
+    log.warning("the guide of %s failed: %s: %s", name, type(error).__name__, error)
+    return GuideEnd(name, f"the output's constraint failed: {error}")

@@ -220,6 +220,8 @@ class LLM:
         """Step the engine until every sequence has ended; `texts` keeps those that have not."""
         while texts:
             outputs = self._turn()
+            for _, error in self.core.take_refused():
+                raise error
             now_s = self._clock.now()
             taken = (self._take(texts, output, now_s) for output in outputs)
             yield [chunk for chunk in taken if chunk is not None]
@@ -262,6 +264,7 @@ class LLM:
         """Let the engine report what nobody waits for: ends of aborted requests, steps still in flight."""
         while self.core.busy and not self._broken:
             self._turn()
+            self.core.take_refused()
 
 
 class _Job:

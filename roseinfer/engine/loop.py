@@ -108,6 +108,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         outputs = self._core.step()
+        for new, error in self._core.take_refused():
+            self._refuse(new, error)
         stats = self._core.stats()
         done = stats.steps_done != self._last.steps_done
         self._last = stats
@@ -183,6 +185,13 @@ class EngineLoop:
             return
         for index in range(message.n):
             self._owners[sequence_id(message.request_id, index)] = client
+
+    def _refuse(self, new: Add, error: InvalidRequestError) -> None:
+        """A request that the engine had taken is wrong all the same."""
+        owners = [self._owners.pop(sequence_id(new.request_id, index), None) for index in range(new.n)]
+        client = next((owner for owner in owners if owner is not None), None)
+        if client is not None:  # None: it has left
+            self._outbox.send(client, Rejected(new.request_id, error.message, error.param, error.code))
 
     def _leave(self, client: int) -> None:
         """Nobody reads what the client asked for any more. An engine without its owner has no purpose."""

@@ -16,7 +16,7 @@ import msgspec
 
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
-from roseinfer.core.errors import RoseinferError
+from roseinfer.core.errors import RoseinferError, UnsupportedModelError
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.runner import Runner
 from roseinfer.cpu_settings import prepare_cpu_libraries
@@ -27,11 +27,15 @@ from roseinfer.engine.garbage import IdleGarbageCollector
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.transport import EngineBoot
+from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
+from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.registry import entry_of, make_policy
 from roseinfer.sched.scheduler import Scheduler
+from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.engine")
 
@@ -71,6 +75,8 @@ def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | No
         spare_from=facts.spare_from,
     )
     scheduler = Scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len, facts.limits)
+    # The recording of a run has no place for what a guide said.
+    guides = None if record is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
     core = make_core(
         scheduler,
         runner,
@@ -79,6 +85,7 @@ def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | No
         eos_ids=facts.eos_token_ids,
         vocab_size=facts.vocab_size,
         seed=config.model.seed,
+        guides=guides,
         observer=observer,
     )
     info = EngineInfo(
@@ -97,6 +104,18 @@ def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | No
         policy=entry_of(config.scheduler.policy_name).traits,
     )
     return core, info
+
+
+def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarGuides:
+    """Reads the tokenizer while the engine is already at work; without one, requests for a grammar are refused."""
+
+    def tokens() -> GrammarTokens:
+        try:
+            return GrammarTokens.of(Tokenizer.from_folder(tokenizer_folder(config.model)), vocab_size, eos_ids)
+        except UnsupportedModelError as error:
+            raise UnsupportedTokenizerError(str(error)) from error
+
+    return GrammarGuides(tokens, vocab_size)
 
 
 def _tracer(config: EngineConfig, device: str) -> StepObserver | None:

@@ -27,7 +27,7 @@ from roseinfer.core.outputs import End, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import PassThrough, Runner
-from roseinfer.engine.core import EngineCore
+from roseinfer.engine.core import EngineCore, Refused
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
@@ -188,6 +188,9 @@ class RecordingCore:
         if not self.busy or said_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
             self._recorder.flush(said_s[-1])
         return outputs
+
+    def take_refused(self) -> list[Refused]:
+        return self._core.take_refused()
 
     def stats(self) -> SchedulerStats:
         return self._core.stats()

@@ -47,6 +47,7 @@ class GrammarTokens:
     def __init__(self, raw: llguidance.LLTokenizer, vocab_size: int) -> None:
         self.raw = raw
         self.vocab_size = vocab_size
+        self.eos_ids = tuple(raw.eos_tokens)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> "GrammarTokens":
@@ -63,6 +64,10 @@ class GrammarTokens:
         except BaseException as error:
             raise UnsupportedTokenizerError(_message(_library_error(error))) from error
         return cls(raw, vocab_size)
+
+    def spelling(self, token_id: int) -> bytes:
+        """What the token adds to a text; special tokens as written."""
+        return self.raw.decode_bytes([token_id])
 
     def spell(self, text: bytes) -> list[int]:
         """Tokens that add up to `text`, none of them special."""

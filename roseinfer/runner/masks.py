@@ -34,6 +34,18 @@ class RowMasks:
         return cls([place[row] for row in masks.rows], bits)
 
 
+class MaskSpace:
+    """Memory that the host writes masks to."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = TokenMasks.words_per_line(vocab_size)
+
+    def take(self, lines: int) -> memoryview:
+        """Unsigned 32-bit integers, `lines` lines of them."""
+        space = torch.empty(lines * self._words, dtype=torch.uint32)
+        return memoryview(space.numpy())  # type: ignore[arg-type]  # it is a buffer
+
+
 class MaskTable:
     """What to add to the logits of eight tokens, for every byte of a mask: 0 where a bit is set, -inf where not.
 

@@ -13,7 +13,7 @@ from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import StepTimer, StepTimers, start_download, upload
 from roseinfer.runner.forward import Columns, ForwardPass, SampleAt
 from roseinfer.runner.logprobs import Scores
-from roseinfer.runner.masks import RowMasks
+from roseinfer.runner.masks import MaskSpace, RowMasks
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
 from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from roseinfer.runner.seats import SeatTable
@@ -76,6 +76,7 @@ class ModelRunner:
         self._timers = StepTimers(seats.device)
         self._span: Span = unobserved
         self._unsampled: StepHandle | None = None
+        self._mask_space = MaskSpace(seats.vocab_size)
         self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
 
     def observe(self, span: Span) -> None:
@@ -98,6 +99,10 @@ class ModelRunner:
         handle.timer.stop()
         self._unsampled = handle
         return handle
+
+    def mask_space(self, lines: int) -> memoryview:
+        """Room for the words of so many masks, as in `Runner.mask_space`."""
+        return self._mask_space.take(lines)
 
     @torch.inference_mode()
     def sample(self, handle: StepHandle, masks: TokenMasks | None = None) -> None:

@@ -74,6 +74,9 @@ class ExpectedRunner:
     def submit(self, plan: StepPlan) -> StepPlan:
         return plan
 
+    def mask_space(self, lines: int) -> memoryview:
+        raise NotImplementedError("there are no masks")
+
     def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
         """Nothing to draw."""
 

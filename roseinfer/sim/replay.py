@@ -215,6 +215,9 @@ class RecordedRunner:
         self.submitted = plan
         return plan
 
+    def mask_space(self, lines: int) -> memoryview:
+        raise NotImplementedError("there are no masks")
+
     def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
         """Nothing to draw."""
 

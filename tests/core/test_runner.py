@@ -28,6 +28,10 @@ class Told:
         self.calls.append(("submit", plan))
         return "handle"
 
+    def mask_space(self, lines: int) -> memoryview:
+        self.calls.append(("mask_space", lines))
+        return memoryview(bytes(4 * lines))
+
     def sample(self, handle: str, masks: TokenMasks | None = None) -> None:
         self.calls.append(("sample", handle, masks))
 
@@ -64,15 +68,19 @@ def test_the_pass_through_hands_on_everything_that_the_protocol_has():
 
 @pytest.mark.parametrize("wrapper", [PassThrough, RecordingRunner, ThreadedRunner, ObservedRunner, PricedRunner])
 def test_a_wrapper_hands_on_all_calls_with_all_they_carry(wrapper):
-    told, plan, masks = Told(), StepPlan(3, []), TokenMasks((0,), array("I", [7]))
+    told, plan, masks = Told(), StepPlan(3, []), TokenMasks((0,), memoryview(array("I", [7])))
     assert issubclass(wrapper, PassThrough)
     further = {ObservedRunner: (Silent(),), PricedRunner: (Machine(CostParams(2.0)), ManualClock())}
     runner = wrapper(told, *further.get(wrapper, ()))
     assert runner.capabilities is told.capabilities
     handle = runner.submit(plan)
+    assert len(runner.mask_space(5)) == 20
     runner.sample(handle, masks)
     assert runner.collect(handle) == StepResult(3, [], 2.0 if wrapper is PricedRunner else 0.0)
     runner.close()
+    asked = [call for call in told.calls if call[0] == "mask_space"]
+    assert asked == [("mask_space", 5)], "a thread's own work may come before or behind it"
+    told.calls.remove(asked[0])
     assert told.calls == [("submit", plan), ("sample", "handle", masks), ("collect", "handle"), ("close",)]
 
 

@@ -29,7 +29,7 @@ def test_a_guide_says_how_the_output_goes_on_and_where_it_ends(depth: int) -> No
     assert (done["a:0"].reason, done["a:0"].end.stop_token) == (FinishReason.STOP, None)
     assert done["free:0"].tokens == run_dry(free)["free:0"].tokens
     assert core._runner.masked == 6
-    (guide,) = core._guided._guides.made
+    (guide,) = core._guided.guides.made
     assert guide.said == tokens
 
 
@@ -116,7 +116,7 @@ def test_an_end_of_the_sequence_is_not_fed_to_the_guide() -> None:
     done = run_dry(core)["a:0"]
     assert done.tokens == tokens[: tokens.index(stop) + 1]
     assert (done.reason, done.end.stop_token) == (FinishReason.STOP, stop)
-    (guide,) = core._guided._guides.made
+    (guide,) = core._guided.guides.made
     assert guide.said == done.tokens[:-1]
 
 

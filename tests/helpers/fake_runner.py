@@ -7,6 +7,7 @@ the same request must give the same tokens.
 """
 
 import zlib
+from array import array
 from dataclasses import dataclass, field
 
 from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs, TokenMasks
@@ -43,6 +44,7 @@ class FakeRunner:
         self.closed = False
         self.limits: StepLimits | None = None  # what plans may hold, if somebody says so
         self.masked = 0
+        self.space = memoryview(b"")
         self._computed: dict[int, list[list[int]]] = {}
         self._results: dict[int, StepResult] = {}
 
@@ -110,6 +112,11 @@ class FakeRunner:
             assert held == (position, prints[position]), f"{row.request_id}: position {position} holds {held}"
         return prints[row.start :]
 
+    def mask_space(self, lines: int) -> memoryview:
+        junk = array("I", [0xDEADBEEF]) * (lines * TokenMasks.words_per_line(self.vocab_size))
+        self.space = memoryview(junk)
+        return self.space
+
     def sample(self, handle: int, masks: TokenMasks | None = None) -> None:
         plan = self.submitted[-1]
         assert plan.step == handle
@@ -124,7 +131,8 @@ class FakeRunner:
         if masks is None:
             return {}
         size = TokenMasks.words_per_line(self.vocab_size)
-        assert set(masks.rows) <= set(plan.guided) and list(masks.rows) == sorted(set(masks.rows))
+        assert set(masks.rows) <= set(plan.guided) and len(masks.rows) == len(set(masks.rows))
+        assert not masks.rows or masks.words.obj is self.space.obj
         assert len(masks.words) == size * len(masks.rows)
         self.masked += len(masks.rows)
         lines = [masks.words[at : at + size] for at in range(0, len(masks.words), size)]

@@ -1,9 +1,13 @@
 """Guides whose rules are arithmetic, so that a test can say afterwards whether an output obeys."""
 
+from array import array
 from collections.abc import Sequence
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec
+from roseinfer.core.outputs import GuideStats
+from roseinfer.core.plan import TokenMasks
+from roseinfer.engine.guides import MaskSource
 
 
 class Arithmetic:
@@ -38,16 +42,44 @@ class Arithmetic:
     def allows(self, token: int) -> bool:
         return (token + sum(self.said)) % self._modulus == 0
 
-    def fill(self, words: memoryview) -> bool:
-        assert not self.complete and not any(words)
+    @property
+    def blind(self) -> bool:
+        return False
+
+    def mask(self) -> memoryview | None:
+        assert not self.complete
         if len(self.said) == self._fails_at:
-            words[0] = 1
             raise RuntimeError("has no mask")
         if len(self.said) < self._dormant:
-            return False
+            return None
+        words = array("I", bytes(4 * TokenMasks.words_per_line(self._vocab_size)))
         for token in filter(self.allows, range(self._vocab_size)):
             words[token // 32] |= 1 << token % 32
-        return True
+        return memoryview(words)
+
+    def filled(self, words: memoryview) -> bool:
+        raise AssertionError("there is no grammar that fills a mask")
+
+
+class ArithmeticBlueprint:
+    """Guides at the start of an output. `ready`: as its test says."""
+
+    def __init__(self, rule: str, guides: "ArithmeticGuides", ready: bool = True) -> None:
+        self.ready = ready
+        self._rule = rule
+        self._guides = guides
+
+    def guide(self) -> Arithmetic:
+        if self._rule == "broken":
+            raise KeyError("no such thing")
+        try:
+            modulus, length, *rest = map(int, self._rule.split(","))
+        except ValueError:
+            raise InvalidRequestError(f"{self._rule!r} is no rule", "guide") from None
+        dormant, fails_at, late = [*rest, *[0, -1, 0][len(rest) :]]
+        made = Arithmetic(self._guides.vocab_size, modulus, length, dormant, fails_at, bool(late))
+        self._guides.made.append(made)
+        return made
 
 
 class ArithmeticGuides:
@@ -55,19 +87,21 @@ class ArithmeticGuides:
 
     def __init__(self, vocab_size: int = 50) -> None:
         self.made: list[Arithmetic] = []
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
-    def make(self, spec: GuideSpec) -> Arithmetic:
-        rule = spec.grammar
-        if rule == "broken":
-            raise KeyError("no such thing")
-        try:
-            modulus, length, *rest = map(int, rule.split(","))
-        except ValueError:
-            raise InvalidRequestError(f"{rule!r} is no rule", "guide") from None
-        dormant, fails_at, late = [*rest, *[0, -1, 0][len(rest) :]]
-        self.made.append(Arithmetic(self._vocab_size, modulus, length, dormant, fails_at, bool(late)))
-        return self.made[-1]
+    def blueprint(self, spec: GuideSpec) -> ArithmeticBlueprint:
+        return ArithmeticBlueprint(spec.grammar, self)
+
+    def fill(self, sources: Sequence[MaskSource], words: memoryview) -> None:
+        raise AssertionError("there is no grammar that fills a mask")
+
+    def wait(self, timeout_s: float) -> None:
+        raise AssertionError("nothing takes time")
+
+    def stats(self) -> GuideStats:
+        return GuideStats()
+
+    def close(self) -> None: ...
 
 
 def obeys(tokens: Sequence[int], spec: str) -> bool:

@@ -29,7 +29,7 @@ def token_masks(allowed: dict[int, set[int]], vocab_size: int = VOCAB) -> TokenM
     for line, tokens in enumerate(allowed.values()):
         for token in tokens:
             words[line * size + token // 32] |= 1 << token % 32
-    return TokenMasks(tuple(allowed), words)
+    return TokenMasks(tuple(allowed), memoryview(words))
 
 
 def test_rows_of_the_plan_become_rows_of_the_sampler():

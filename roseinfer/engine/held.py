@@ -1,0 +1,53 @@
+"""Requests whose guides are not ready: neither scheduler nor policy has heard of them, while their time runs."""
+
+from dataclasses import dataclass
+
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes
+from roseinfer.core.request import Request
+from roseinfer.engine.guides import Blueprint
+from roseinfer.engine.messages import Add
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldRequest:
+    """A request and those of its sequences that have not ended."""
+
+    new: Add
+    requests: list[Request]
+    blueprint: Blueprint
+
+
+def take_ready(held: list[HeldRequest]) -> list[HeldRequest]:
+    """Remove those that wait for nothing any more."""
+    ready = [one for one in held if one.blueprint.ready]
+    for one in ready:
+        held.remove(one)
+    return ready
+
+
+def holds(held: list[HeldRequest], sequence_id: str) -> bool:
+    return any(request.request_id == sequence_id for one in held for request in one.requests)
+
+
+def abort(held: list[HeldRequest], sequence_id: str, now_s: float) -> RequestOutput | None:
+    """End a sequence. None: it is not here."""
+    for one in held:
+        for request in one.requests:
+            if request.request_id == sequence_id:
+                return _end(held, one, request, FinishReason.ABORT, now_s)
+    return None
+
+
+def expire(held: list[HeldRequest], now_s: float) -> list[RequestOutput]:
+    """End the sequences that have passed their deadline."""
+    late = [(one, r) for one in held for r in one.requests if r.deadline_s is not None and r.deadline_s <= now_s]
+    return [_end(held, one, request, FinishReason.TIMEOUT, now_s) for one, request in late]
+
+
+def _end(
+    held: list[HeldRequest], one: HeldRequest, request: Request, reason: FinishReason, now_s: float
+) -> RequestOutput:
+    one.requests.remove(request)
+    if not one.requests:
+        held.remove(one)
+    return RequestOutput(request.request_id, end=End(reason, RequestTimes(request.arrival_s, 0.0, 0.0, now_s)))

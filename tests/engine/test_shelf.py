@@ -1,0 +1,203 @@
+"""Grammars of an engine: compiled once, kept while there is room; and requests that wait for theirs."""
+
+import threading
+from concurrent.futures import Future, wait
+
+import pytest
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.guide import GuideSpec, Trigger
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine import shelf as shelf_module
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.loop import EngineLoop
+from roseinfer.engine.messages import Abort, Add, Rejected
+from roseinfer.engine.shelf import GrammarGuides, Shelf
+from roseinfer.grammar.library import GrammarError, GrammarTokens, UnsupportedTokenizerError
+from tests.engine.test_loop import Script
+from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
+
+PROMPT = [5, 9, 2, 7]
+LETTERS = "start: /[a-z]{5}/"
+
+
+def done(future: Future, timeout_s: float = 30) -> Future:
+    wait([future], timeout_s)
+    return future
+
+
+def test_a_grammar_is_compiled_once():
+    shelf = Shelf(lambda: TOKENS)
+    first = shelf.grammar(LETTERS)
+    assert shelf.grammar(LETTERS) is first and done(first).result().matcher()
+    assert shelf.grammar(LETTERS) is first
+    assert (shelf.compiled, shelf.cached, len(shelf)) == (1, 2, 1)
+    shelf.close()
+
+
+def test_what_was_not_used_for_longest_goes_first():
+    shelf = Shelf(lambda: TOKENS, most_grammars=2)
+    one, two = shelf.grammar('start: "1"'), shelf.grammar('start: "2"')
+    assert shelf.grammar('start: "1"') is one
+    shelf.grammar('start: "3"')
+    assert shelf.grammar('start: "1"') is one and len(shelf) == 2
+    assert shelf.grammar('start: "2"') is not two
+    shelf.close()
+
+
+def test_the_shelf_is_bounded_in_bytes_but_keeps_the_newest():
+    shelf = Shelf(lambda: TOKENS, most_bytes=100_000)
+    grammars = [shelf.grammar(f'start: "{i}"') for i in range(8)]
+    assert len(shelf) == 3
+    large = shelf.grammar('start: "' + "x" * 10_000 + '"')
+    assert len(shelf) == 1 and done(large).result().text_bytes > 10_000
+    assert all(done(grammar).result() for grammar in grammars), "who waits for one that went gets it"
+    shelf.close()
+
+
+def test_what_does_not_compile_is_not_kept():
+    shelf = Shelf(lambda: TOKENS)
+    with pytest.raises(GrammarError):
+        done(shelf.grammar("start: nothing")).result()
+    assert shelf.grammar("start: nothing").exception() is not None
+    assert (shelf.compiled, shelf.cached, len(shelf)) == (2, 0, 1)
+    shelf.close()
+
+
+class SlowTokens:
+    """The vocabulary comes when the test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.come = threading.Event()
+        self._error = error
+
+    def __call__(self) -> GrammarTokens:
+        assert self.come.wait(30)
+        if self._error is not None:
+            raise self._error
+        return TOKENS
+
+
+def slow_core(error: Exception | None = None, **options) -> tuple[EngineCore, SlowTokens]:
+    tokens = SlowTokens(error)
+    return make_core(guides=GrammarGuides(tokens, VOCAB), vocab_size=VOCAB, **options), tokens
+
+
+def until_released(core: EngineCore, collected: dict[str, Collected]) -> None:
+    for _ in range(10_000):
+        if not core._held:
+            return
+        gather(core.step(), collected)
+    raise AssertionError("it still waits")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_waits_for_its_grammar_and_nobody_waits_with_it(depth: int):
+    core, tokens = slow_core(depth=depth)
+    add(core, "guided", PROMPT, n=2, guide=LETTERS, seed=1, max_tokens=9)
+    assert core.busy and not core.scheduler.has_work, "the policy has not heard of it"
+    add(core, "free", PROMPT, max_tokens=3, ignore_eos=True)
+    collected: dict[str, Collected] = {}
+    for _ in range(6):
+        gather(core.step(), collected)
+    assert collected["free:0"].reason is FinishReason.LENGTH and set(collected) == {"free:0"}
+    assert core.stats().guides.waiting == 1 and core.busy and not core.held_back
+    tokens.come.set()
+    until_released(core, collected)
+    run_dry(core, collected)
+    assert all(bytes(collected[name].tokens).isalpha() for name in ("guided:0", "guided:1"))
+    assert collected["guided:0"].end.reason is FinishReason.STOP
+    assert core.stats().guides.waiting == 0
+
+
+def test_its_clock_runs_from_its_arrival():
+    core, tokens = slow_core()
+    core.add(Add("a", PROMPT, SamplingParams(max_tokens=9), 1, RequestMeta(arrival_s=3.0), GuideSpec(grammar=LETTERS)))
+    tokens.come.set()
+    collected: dict[str, Collected] = {}
+    until_released(core, collected)
+    assert run_dry(core, collected)["a:0"].end.times.arrival_s == 3.0
+
+
+def test_who_waits_can_be_aborted_and_can_be_too_late():
+    core, tokens = slow_core()
+    add(core, "a", PROMPT, n=2, guide=LETTERS)
+    late = RequestMeta(arrival_s=0.0, deadline_s=5.0)
+    core.add(Add("late", PROMPT, SamplingParams(max_tokens=9), 2, late, GuideSpec(grammar=LETTERS)))
+    collected: dict[str, Collected] = {}
+    core.abort(["a:1"])
+    gather(core.step(), collected)
+    assert {name: one.reason for name, one in collected.items()} == {"a:1": FinishReason.ABORT}
+    core._clock.advance(6.0)
+    gather(core.step(), collected)
+    assert [collected[f"late:{i}"].reason for i in (0, 1)] == [FinishReason.TIMEOUT] * 2
+    core.abort(["a:0", "late:0", "never"])
+    gather(core.step(), collected)
+    assert collected["a:0"].reason is FinishReason.ABORT and not core.busy
+    tokens.come.set()
+
+
+def test_what_cannot_run_is_refused_before_it_waits():
+    core, tokens = slow_core(num_blocks=4)
+    with pytest.raises(InvalidRequestError, match="context"):
+        add(core, "a", PROMPT * 30, guide=LETTERS)
+    add(core, "b", PROMPT, guide=LETTERS)
+    with pytest.raises(InvalidRequestError, match="in use"):
+        add(core, "b", PROMPT, guide=LETTERS)
+    assert len(core._held) == 1
+    core.abort(["b:0"])
+    tokens.come.set()
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "code"),
+    [
+        (GuideSpec(grammar="start: nothing"), None, "invalid_grammar"),
+        (GuideSpec(triggers=(Trigger(grammar="start: (", text="x"),)), None, "invalid_grammar"),
+        (GuideSpec(grammar=LETTERS), UnsupportedTokenizerError("no pieces"), "unsupported_tokenizer"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, code):
+    core, tokens = slow_core(error)
+    clock = core._clock
+    new = Add("a", PROMPT, SamplingParams(max_tokens=4), 2, guide=spec)
+    other = Add("other", PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
+    script = Script(core, clock, [(1, new), (2, other)])
+    tokens.come.set()
+    EngineLoop(core, script, script, clock).run()
+    answers = [(client, message) for _, client, message in script.sent if isinstance(message, Rejected)]
+    ((client, rejected),) = answers
+    assert (client, rejected.request_id, rejected.code) == (1, "a", code)
+    assert script.tokens(2) == {"other:0": 4} and script.tokens(1) == {}
+    assert core.stats().guides.refused == 1 and not core._held and not core._guided.live
+
+
+def test_who_left_is_told_nothing():
+    core, tokens = slow_core()
+    new = Add("a", PROMPT, SamplingParams(), guide=GuideSpec(grammar=LETTERS))
+    script = Script(core, core._clock, [(1, new)], [(1, Abort(["a:0"]))])
+    EngineLoop(core, script, script, core._clock).run()
+    assert not core._held and not [m for _, _, m in script.sent if isinstance(m, Rejected)]
+    tokens.come.set()
+
+
+def test_nobody_waits_for_a_grammar_for_ever(monkeypatch):
+    core, tokens = slow_core()
+    add(core, "a", PROMPT, guide=LETTERS)
+    monkeypatch.setattr(shelf_module, "monotonic", lambda: float("inf"))
+    core.step()
+    ((new, error),) = core.take_refused()
+    assert (new.request_id, error.code) == ("a", "grammar_too_complex")
+    assert not core.busy and core.take_refused() == []
+    tokens.come.set()
+
+
+def test_token_ids_outside_the_vocabulary_are_refused():
+    core = make_core(guides=grammar_guides(), vocab_size=VOCAB)
+    for spec in (GuideSpec(banned=(VOCAB,)), GuideSpec(triggers=(Trigger(grammar=LETTERS, token_id=-1),))):
+        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+            core.add(Add("a", PROMPT, SamplingParams(), guide=spec))
+    assert not core.busy

@@ -1,0 +1,71 @@
+"""A vocabulary whose tokens can be read, the guides over it, and an output written by hand under one."""
+
+from array import array
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from roseinfer.core.guide import GuideSpec
+from roseinfer.core.plan import TokenMasks
+from roseinfer.engine.constraints import Vocabulary, grammars_of, make_guide
+from roseinfer.engine.shelf import GrammarGuides
+from roseinfer.grammar.library import GrammarTokens, compile_grammar
+from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
+
+# Behind the bytes and the end: tokens that mark something, and one of ordinary text.
+THINK, THOUGHT, CALL, PAIR = 257, 258, 259, 260
+VOCAB = 300  # more than the tokenizer has, as models have
+
+
+def marked_tokenizer() -> Tokenizer:
+    """Ids 0-255 are bytes, then <eos>, <think>, </think>, <call>, and `>{`, which no encoding gives."""
+    tokenizer = byte_tokenizer()
+    tokenizer.backend.add_special_tokens(["<think>", "</think>", "<call>"])
+    tokenizer.backend.add_tokens([">{"])
+    return Tokenizer(tokenizer.backend, tokenizer.config, None)
+
+
+TOKENIZER = marked_tokenizer()
+TOKENS = GrammarTokens.of(TOKENIZER, VOCAB, (EOS_ID,))
+
+
+def grammar_guides() -> GrammarGuides:
+    return GrammarGuides(lambda: TOKENS, VOCAB)
+
+
+def text_of(token_ids: Iterable[int]) -> str:
+    """What an output says, its end left out."""
+    return b"".join(TOKENIZER.token_bytes(token) for token in token_ids if token != EOS_ID).decode("utf-8", "replace")
+
+
+class Writing:
+    """An output under a guide, token by token, as the engine core would drive it."""
+
+    def __init__(self, **spec: object) -> None:
+        future: Future[GrammarTokens] = Future()
+        future.set_result(TOKENS)
+        self.spec = GuideSpec(**spec)
+        grammars = [compile_grammar(text, TOKENS) for text in grammars_of(self.spec)]
+        self.guide = make_guide(self.spec, grammars, Vocabulary(VOCAB, future))
+        self.ended = False
+
+    def allowed(self) -> set[int] | None:
+        """The tokens that may come next, None if every one may."""
+        mask = self.guide.mask()
+        if mask is None:
+            return None
+        words = mask
+        if not isinstance(mask, memoryview):
+            words = memoryview(array("I", bytes(4 * TokenMasks.words_per_line(VOCAB))))
+            mask.fill(words)
+            self.ended = self.guide.filled(words)
+        return {token for token in range(VOCAB) if words[token // 32] >> token % 32 & 1}
+
+    def say(self, text: str | Iterable[int]) -> "Writing":
+        """Each token must be allowed."""
+        for token in text.encode() if isinstance(text, str) else text:
+            allowed = self.allowed()
+            assert allowed is None or token in allowed, (chr(token), allowed)
+            assert not self.ended, "the output was complete"
+            self.ended = self.guide.advance((token,))
+        return self
