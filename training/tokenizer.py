@@ -16,16 +16,30 @@ SPECIAL_TOKENS = (END_OF_TEXT, END_OF_TURN, "<|system|>", "<|user|>", "<|assista
 # at the start of a line; so is a run of newlines, so a prompt that ends a line is cut as training text is.
 PATTERN = r" {2,}|\n+| ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|[^\S\n ]+| "
 
-CHAT_TEMPLATE = (
-    "{{- bos_token }}"
-    "{%- for message in messages %}"
-    "{%- if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{- raise_exception('unknown role: ' + message['role']) }}"
-    "{%- endif %}"
-    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
-)
+CHAT_TEMPLATE = """{{- bos_token }}
+{%- if tools %}
+    {{- '<|system|>Functions that can be called:' }}
+    {%- for tool in tools %}
+        {{- '\\n' + tool | tojson }}
+    {%- endfor %}
+    {{- '\\nA call is written\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call><|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'tool' %}
+        {{- '<|user|><tool_response>\\n' + message['content'] + '\\n</tool_response><|end|>' }}
+    {%- elif message['role'] not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('unknown role: ' + message['role']) }}
+    {%- else %}
+        {{- '<|' + message['role'] + '|>' + message['content'] }}
+        {%- for call in message['tool_calls'] or [] %}
+            {{- '\\n' if message['content'] or not loop.first }}
+            {{- '<tool_call>\\n{"name": ' + call['function']['name'] | tojson }}
+            {{- ', "arguments": ' + call['function']['arguments'] | tojson + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
 
 
 def train(texts: Iterable[str]) -> Tokenizer:

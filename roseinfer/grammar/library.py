@@ -10,6 +10,7 @@ from ctypes import addressof, c_char
 from typing import TypeVar
 
 import llguidance
+from llguidance import gbnf_to_lark as llguidance_gbnf
 
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.text.tokenizer import DecoderKind, Tokenizer
@@ -25,8 +26,8 @@ T = TypeVar("T")
 class GrammarError(InvalidRequestError):
     """A grammar that does not compile, or that no output satisfies."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message, param, "invalid_grammar")
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_grammar") -> None:
+        super().__init__(message, param, code)
 
 
 class UnsupportedTokenizerError(InvalidRequestError):
@@ -118,6 +119,10 @@ class Grammar:
         self._proved = proved
         self.text_bytes = text_bytes
 
+    def warnings(self) -> list[str]:
+        """What lenient schemas of the grammar say that is not enforced, in the library's words."""
+        return list(self._proved.get_grammar_warnings())
+
     def matcher(self) -> Matcher:
         """A matcher at the start of an output: microseconds, a tenth of a millisecond for the largest grammars."""
         return Matcher(self._proved.deep_copy())
@@ -175,3 +180,13 @@ def _library_error(error: BaseException) -> str:
 def _message(text: str) -> str:
     """The library's words without what it adds for its developers."""
     return text.replace("<non-verbose/>", "").strip()[:MESSAGE_LENGTH]
+
+
+def gbnf_to_lark(text: str) -> str:
+    """A grammar in GBNF, llama.cpp's notation, as one in Lark. Raises `GrammarError` with what is wrong."""
+    return _guarded(lambda: llguidance_gbnf.gbnf_to_lark(text))
+
+
+def slashes_escaped(pattern: str) -> str:
+    """A regex as it stands between the slashes of Lark."""
+    return llguidance.regex_to_lark(pattern)

@@ -22,6 +22,32 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+TOOL_TEMPLATE = """{{- bos_token }}
+{%- if tools %}
+    {{- '<|system|>tools:' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call><|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|user|><tool_response>' + message.content + '</tool_response><|end|>' }}
+    {%- else %}
+        {{- '<|' + message.role + '|>' }}
+        {%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{%- endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+THINKING = """{%- if add_generation_prompt and enable_thinking is defined and not enable_thinking %}
+    {{- '<think>\\n\\n</think>\\n\\n' }}
+{%- endif %}"""
+
 
 def byte_level() -> Tokenizer:
     """As GPT-2, Llama 3 and Qwen: every token is a string of bytes."""
@@ -41,6 +67,15 @@ def byte_level() -> Tokenizer:
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
     )
     return Tokenizer(backend, {"bos_token": "<|endoftext|>", "eos_token": "<|end|>"}, CHAT_TEMPLATE)
+
+
+def tool_caller(thinks: bool = False) -> Tokenizer:
+    """`byte_level` with a template that has tools and calls them as Hermes does; `thinks`: and that thinks first."""
+    tokenizer = byte_level()
+    marks = ["<tool_call>", "</tool_call>", *(["<think>", "</think>"] if thinks else [])]
+    tokenizer.backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    template = TOOL_TEMPLATE + (THINKING if thinks else "")
+    return Tokenizer(tokenizer.backend, tokenizer.config, template)
 
 
 def byte_fallback() -> Tokenizer:

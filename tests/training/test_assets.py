@@ -4,6 +4,7 @@ import json
 import struct
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -41,16 +42,17 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TINY / "tokenizer.json"))
 
 
-def render(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+def render(messages: list[dict[str, Any]], add_generation_prompt: bool = True, **more: Any) -> str:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = raise_exception
+    environment.filters["tojson"] = json.dumps
     config = read_json("tokenizer_config.json")
     template = environment.from_string(config["chat_template"])
     return template.render(
-        messages=messages, add_generation_prompt=add_generation_prompt, bos_token=config["bos_token"]
+        messages=messages, add_generation_prompt=add_generation_prompt, bos_token=config["bos_token"], **more
     )
 
 
@@ -117,9 +119,25 @@ def test_chat_template_marks_each_turn(tokenizer: Tokenizer):
     ]
 
 
+def test_chat_template_knows_tools():
+    function = {"name": "add", "arguments": {"a": 1}}
+    text = render(
+        [
+            {"role": "user", "content": "Add."},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+            {"role": "tool", "content": "2"},
+        ],
+        tools=[{"type": "function", "function": {"name": "add"}}],
+    )
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    said = f"<|user|>Add.<|end|><|assistant|>{call}<|end|><|user|><tool_response>\n2\n</tool_response><|end|>"
+    assert text.endswith(said + "<|assistant|>")
+    assert '{"type": "function", "function": {"name": "add"}}' in text.removesuffix(said + "<|assistant|>")
+
+
 def test_chat_template_refuses_an_unknown_role():
-    with pytest.raises(jinja2.TemplateError, match="unknown role: tool"):
-        render([{"role": "tool", "content": "1"}])
+    with pytest.raises(jinja2.TemplateError, match="unknown role: critic"):
+        render([{"role": "critic", "content": "1"}])
 
 
 def test_finished_chat_has_no_generation_prompt():

@@ -6,7 +6,7 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.server.formats import chat_events
+from roseinfer.server.formats import chat_events, tool_messages
 from roseinfer.server.formats.answers import (
     Choice,
     Choices,
@@ -24,11 +24,12 @@ from roseinfer.server.formats.schemas import chat_logprobs as asked_logprobs
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.prompts import Encoded
+from roseinfer.server.request.prompts import Encoded, PromptEncoder
 from roseinfer.text.tokenizer import Tokenizer
 
 # Message fields that mean something and that the server cannot honour.
-_REFUSED_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "audio")
+_REFUSED_IN_MESSAGES = ("function_call", "audio")
+_PLAIN_FIELDS = frozenset({"role", "content", "name"})
 
 
 class ChatFormat:
@@ -39,27 +40,41 @@ class ChatFormat:
 
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404, `InvalidRequestError`."""
-        request = parse(ChatRequest, body)
-        call.offer_request_id(request.request_id)
-        draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
-        messages, ignored = plain_messages(request.messages)
-        draft.warnings += ignored
-        ids = await call.backend.prompts.chat(
-            messages,
-            add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
-            continue_final_message=bool(request.continue_final_message),
-            add_special_tokens=bool(request.add_special_tokens),
-            kwargs=request.chat_template_kwargs or {},
-            keep_last=draft.keep_last,
-        )
-        await draft.spell_out()
-        return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
+        return await chat_job(call, parse(ChatRequest, body))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
         return EventEncoder(job, ChatWriter(job, tokenizer), usage)
 
     def whole(self, job: Job, tokenizer: Tokenizer) -> WholeBody:
         return WholeBody(job, ChatWriter(job, tokenizer))
+
+
+async def chat_job(call: Call, request: ChatRequest) -> Job:
+    """The job of a chat, which other APIs' requests are translations of. Raises `ApiError` 400 or 404,
+    `InvalidRequestError`.
+    """
+    call.offer_request_id(request.request_id)
+    draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
+    ids, ignored = await chat_ids(call.backend.prompts, request, draft.keep_last)
+    draft.warnings += ignored
+    await draft.spell_out()
+    return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
+
+
+async def chat_ids(
+    prompts: PromptEncoder, request: ChatRequest, keep_last: int | None = None
+) -> tuple[list[int], list[str]]:
+    """(the prompt, names of fields that are ignored). Raises `ApiError` 400, `InvalidRequestError`."""
+    messages, ignored = plain_messages(request.messages)
+    ids = await prompts.chat(
+        messages,
+        add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=bool(request.add_special_tokens),
+        kwargs=request.chat_template_kwargs or {},
+        keep_last=keep_last,
+    )
+    return ids, ignored
 
 
 class ChatWriter:
@@ -137,17 +152,23 @@ def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], l
                 raise bad_request(f"{place}.{name} is not supported", "messages", "unsupported_field")
             if value is not None and name not in _REFUSED_IN_MESSAGES:
                 ignored[f"messages.{name}"[:100]] = None
-        plain.append(_plain_message(message, place))
+        more: dict[str, Any] = {}
+        if message.role == "tool" or not message.model_fields_set <= _PLAIN_FIELDS:
+            more = tool_messages.fields(message, place, ignored)
+        plain.append(_plain_message(message, place, more))
     return plain, list(ignored)
 
 
-def _plain_message(message: ChatMessage, place: str) -> dict[str, Any]:
-    if message.content is None:
+def _plain_message(message: ChatMessage, place: str, more: dict[str, Any]) -> dict[str, Any]:
+    content = message.content
+    if content is None and ("tool_calls" in more or "reasoning_content" in more):
+        content = ""  # some templates would write "None"
+    if content is None:
         raise bad_request(f"{place}.content must be text", "messages")
-    if isinstance(message.content, list):
-        for part in message.content:
+    if isinstance(content, list):
+        for part in content:
             _check_part(part, place)
-    fields = {"role": message.role, "content": message.content}
+    fields = {"role": message.role, "content": content} | more
     return fields if message.name is None else fields | {"name": message.name}
 
 

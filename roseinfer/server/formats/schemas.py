@@ -63,8 +63,8 @@ class ModelField(RequestModel):
     model: str | None = Field(None, description="a served model; default: the first one")
 
 
-class GenerationRequest(ModelField):
-    """What completions and chat completions have in common."""
+class OneAnswerRequest(ModelField):
+    """What all APIs have in common: how tokens are drawn, what is promised, how the answer is sent."""
 
     min_tokens: int | None = Field(None, description="no end of text before so many tokens; default 0")
     temperature: float | None = Field(None, description="0 (greedy) to 2; default 1")
@@ -75,12 +75,9 @@ class GenerationRequest(ModelField):
     presence_penalty: float | None = Field(None, description="-2 to 2; default 0")
     repetition_penalty: float | None = Field(None, description="above 0; default 1")
     seed: int | None = Field(None, description="signed 64 bit; sample i of a prompt draws with seed + i")
-    n: int | None = Field(None, description="samples per prompt; default 1")
-    stop: str | Strings | None = Field(None, description="strings that end the text")
     stop_token_ids: TokenIds | None = Field(None, description="token ids that end the text")
     include_stop_str_in_output: bool | None = Field(None, description="keep the stop string; default false")
     ignore_eos: bool | None = Field(None, description="go on after end-of-text tokens; default false")
-    prompt_logprobs: int | None = Field(None, description="alternatives per prompt token; not with stream")
     logit_bias: Biases | None = Field(None, description="token id -> -100 to 100")
     bad_words: Strings | None = Field(None, description="words that the output will not hold, as tokenized")
     allowed_token_ids: TokenIds | None = Field(
@@ -90,7 +87,6 @@ class GenerationRequest(ModelField):
         None, description="use the prompt's last so many tokens; -1 = as many as leave room for max_tokens"
     )
     stream: bool | None = Field(None, description="answer as server-sent events")
-    stream_options: StreamOptions | None = Field(None, description="only with stream")
     stream_interval: int | None = Field(None, description="tokens per chunk, at least; default 1")
     slo: SloFields | None = Field(None, description="latency objectives; default: the class's")
     ttft: float | None = Field(None, description="like slo.ttft_ms")
@@ -104,6 +100,15 @@ class GenerationRequest(ModelField):
     request_id: str | None = Field(None, description="used if there is no X-Request-Id header")
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
     skip_special_tokens: bool | None = Field(None, description="leave special tokens out of the text; default true")
+
+
+class GenerationRequest(OneAnswerRequest):
+    """What completions and chat completions have in common."""
+
+    n: int | None = Field(None, description="samples per prompt; default 1")
+    stop: str | Strings | None = Field(None, description="strings that end the text")
+    prompt_logprobs: int | None = Field(None, description="alternatives per prompt token; not with stream")
+    stream_options: StreamOptions | None = Field(None, description="only with stream")
     return_token_ids: bool | None = Field(None, description="return the token ids of prompt and output too")
     return_tokens_as_token_ids: bool | None = Field(None, description="name tokens 'token_id:N' in logprobs")
     user: str | None = Field(None, description="accepted, not used")
@@ -116,10 +121,17 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = Field(None, description="put the prompt before the text; default false")
 
 
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
+
+
 class ChatMessage(RequestModel):
     role: str
-    content: str | Parts | None = Field(None, description="text, or parts of type 'text'")
+    content: str | Parts | None = Field(None, description="text, or parts of type 'text'; null beside tool_calls")
     name: str | None = None
+    tool_calls: Objects | None = Field(None, description="an assistant's: {id, type, function: {name, arguments}}")
+    tool_call_id: str | None = Field(None, description="the call that a message of role 'tool' answers")
+    reasoning_content: str | None = Field(None, description="what the assistant thought")
+    reasoning: str | None = Field(None, description="like reasoning_content")
 
 
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_ITEMS)]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.request import context_error
 from roseinfer.server.http.errors import bad_request
 from roseinfer.text.chat import ChatTemplate
@@ -140,7 +141,13 @@ class PromptEncoder:
             # The template decides how much of the messages there will be.
             rendering = {name: value for name, value in options.items() if name not in _OF_ENCODING}
             self._check_length(template.render(messages, **rendering), "messages")
-        return template.encode(messages, **options)
+        try:
+            return template.encode(messages, **options)
+        except InvalidRequestError:
+            repaired = with_object_arguments(messages)
+            if repaired is None:
+                raise
+            return template.encode(repaired, **options)
 
     def _check_length(self, text: str, param: str = "prompt") -> None:
         """Refuses text that no tokenisation could fit into the context, before it costs a tokenisation."""
@@ -161,3 +168,21 @@ def _end(ids: list[int], keep_last: int | None) -> list[int]:
 def _chars(message: dict[str, Any]) -> int:
     content = message["content"]
     return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+
+
+def with_object_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The same with `{}` for arguments of tool calls that are no objects, which some templates do not take.
+
+    None if there are no such arguments.
+    """
+    repaired = [_repaired(message) for message in messages]
+    return None if repaired == messages else repaired
+
+
+def _repaired(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    objects = [f if isinstance(f["arguments"], dict) else f | {"arguments": {}} for f in functions]
+    calls = [call | {"function": f} for call, f in zip(message["tool_calls"], objects, strict=True)]
+    return message | {"tool_calls": calls}

@@ -109,7 +109,7 @@ def test_going_on_with_the_last_message(server: LiveServer) -> None:
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
         {"role": "user", "content": [{"type": "text"}]},
         {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
-        {"role": "tool", "content": "x", "tool_call_id": "1"},
+        {"role": "tool", "content": "x"},
     ],
 )
 def test_bad_messages(server: LiveServer, message: dict[str, object]) -> None:

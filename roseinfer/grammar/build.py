@@ -1,0 +1,70 @@
+"""From a constraint to a grammar that is proved."""
+
+from collections.abc import Mapping
+
+from roseinfer.grammar.constraint import (
+    BuiltGrammar,
+    Choice,
+    Constraint,
+    GrammarText,
+    JsonSchema,
+    Prepared,
+    Regex,
+)
+from roseinfer.grammar.json_schema import explained, keywords, schema_text
+from roseinfer.grammar.lark import choice_grammar, lark_text, regex_grammar, serialised, with_leading_space
+from roseinfer.grammar.library import GrammarError, GrammarTokens, compile_grammar
+from roseinfer.grammar.limits import MAX_BYTES, check_depth, too_complex
+from roseinfer.grammar.structural_tag import structural_tag_grammar
+
+
+def built(constraint: Constraint, markers: Mapping[str, int], leading_space: bool = False) -> BuiltGrammar:
+    """`leading_space`: allow white space before the answer, as models write it behind their thinking. `markers`: see
+    `lark.literal`. Nothing is compiled. Raises `GrammarError` for what cannot be built.
+    """
+    made = _built(constraint, markers)
+    if leading_space and made.grammar and not isinstance(constraint, Prepared):
+        made = BuiltGrammar(grammar=with_leading_space(made.grammar), warnings=made.warnings)
+    return made
+
+
+def proved(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
+    """Compile all of it. What is not enforced joins the warnings. Raises `GrammarError`."""
+    ignored = dict.fromkeys(made.warnings)
+    for text in [made.grammar, *(trigger.grammar for trigger in made.triggers)]:
+        if not text:
+            continue
+        try:
+            said = compile_grammar(text, tokens).warnings()
+        except GrammarError as error:
+            raise explained(error) from error
+        for warning in said:
+            ignored |= dict.fromkeys(keywords(warning) or [warning[:200]])
+    return BuiltGrammar(
+        grammar=made.grammar, triggers=made.triggers, ends_after=made.ends_after, warnings=tuple(ignored)
+    )
+
+
+def check_size(encoded: int) -> None:
+    """Raises `GrammarError` for a constraint that takes more than `MAX_BYTES` as JSON or msgpack."""
+    if encoded > MAX_BYTES:
+        raise too_complex(f"the constraint is larger than {MAX_BYTES} bytes")
+
+
+def _built(constraint: Constraint, markers: Mapping[str, int]) -> BuiltGrammar:
+    if isinstance(constraint, JsonSchema):
+        check_depth(constraint.schema)
+        schema = schema_text(constraint.schema, strict=constraint.strict, options=constraint.options)
+        # Not decoded again: a schema is large, and its keys have an order.
+        text = '{"grammars":[{"json_schema":' + schema.text + "}]}"
+        return BuiltGrammar(grammar=text, warnings=schema.ignored)
+    if isinstance(constraint, Regex):
+        return BuiltGrammar(grammar=regex_grammar(constraint.pattern))
+    if isinstance(constraint, Choice):
+        return BuiltGrammar(grammar=choice_grammar(constraint.choices))
+    if isinstance(constraint, GrammarText):
+        return BuiltGrammar(grammar=serialised([{"lark_grammar": lark_text(constraint.text)}]))
+    if isinstance(constraint, Prepared):
+        return BuiltGrammar(grammar=constraint.grammar, triggers=constraint.triggers, ends_after=constraint.ends_after)
+    check_depth(constraint.spec)
+    return structural_tag_grammar(constraint, markers)

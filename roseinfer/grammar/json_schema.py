@@ -1,0 +1,176 @@
+"""JSON schemas for the grammar library: with our options inside, and looked through for what the library lets pass.
+
+The library refuses what it cannot enforce, or, when lenient, ignores it and says so. It does not see:
+- properties by names with escapes: `{"\\u0061": 1}` passes for another property than `a`. Hence no `\\u` at all;
+- that keys which no schema names may come twice, so that they count for less than `minProperties` wants;
+- that a schema which only refers to itself has no instance. Such a grammar compiles, and its matchers run into it;
+- keywords that no draft knows, which are no mistake.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from orjson import dumps
+
+from roseinfer.grammar.constraint import JsonOptions
+from roseinfer.grammar.library import GrammarError
+from roseinfer.grammar.limits import check_regex
+from roseinfer.grammar.subschemas import Schema, SchemaGraph
+
+# Nobody needs more between two symbols, and a model that may pad for ever sometimes does.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+# What may stand behind a backslash in strings.
+ESCAPES = 'nrbtf\\"'
+OPTIONS_KEY = "x-guidance"
+
+# fmt: off
+_ENFORCED = frozenset(
+    {
+        "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum",
+        "exclusiveMinimum", "format", "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems",
+        "minLength", "minProperties", "minimum", "multipleOf", "oneOf", "pattern", "patternProperties",
+        "prefixItems", "properties", "required", "type",
+    }
+)
+_ANNOTATIONS = frozenset(
+    {
+        "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary",
+        "contentEncoding", "contentMediaType", "contentSchema", "default", "definitions", "deprecated",
+        "description", "example", "examples", "externalDocs", "id", "readOnly", "title", "writeOnly", "xml",
+    }
+)
+# Known to a draft and not enforced: of these the library speaks itself.
+_REPORTED = frozenset(
+    {
+        "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else",
+        "if", "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems",
+        "unevaluatedProperties", "uniqueItems",
+    }
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaText:
+    """`text`: the schema as JSON, as the library reads it, also behind `%json` in a Lark grammar. `ignored`: keywords
+    that it does not enforce, beside those that the library names.
+    """
+
+    text: str
+    ignored: tuple[str, ...]
+
+
+def schema_text(schema: Schema, *, strict: bool, options: JsonOptions) -> SchemaText:
+    """The keys of documents come in the order of `schema`. Raises `GrammarError` for what cannot be enforced, with
+    `strict`, and for what has no instance.
+    """
+    if not options.additional_properties:
+        schema = _closed(schema)
+    graph = SchemaGraph(schema)
+    ignored = dict.fromkeys(_ignored(graph, schema, strict))
+    if graph.loops():
+        raise GrammarError("the schema refers to itself without end")
+    if not graph.has_finite_instance():
+        raise GrammarError("the schema is unsatisfiable: what it requires contains itself without end")
+    settings = {
+        "whitespace_flexible": options.any_whitespace,
+        "whitespace_pattern": _whitespace(options),
+        "item_separator": ",",
+        "key_separator": ":",
+        "json_allowed_escapes": ESCAPES,
+        "coerce_one_of": not strict,
+        "lenient": not strict,
+    }
+    return SchemaText(dumps(schema | {OPTIONS_KEY: settings}).decode(), tuple(ignored))
+
+
+def _whitespace(options: JsonOptions) -> str | None:
+    if not options.any_whitespace:
+        return None
+    if options.whitespace_pattern is None:
+        return WHITESPACE
+    check_regex(options.whitespace_pattern)
+    return options.whitespace_pattern
+
+
+def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
+    if OPTIONS_KEY in schema:
+        yield OPTIONS_KEY
+    for part in graph.parts:
+        for name in ("pattern", *_names(part.get("patternProperties"))):
+            check_regex(str(part.get("pattern", "")) if name == "pattern" else name)
+        for name in part:
+            if name not in _ENFORCED and name not in _ANNOTATIONS and name not in _REPORTED and name[:2] != "x-":
+                yield name[:80]
+        if _counts_keys_twice(part):
+            if strict:
+                raise not_enforceable(["minProperties"])
+            yield "minProperties"
+
+
+def _counts_keys_twice(part: Schema) -> bool:
+    least, required = part.get("minProperties"), part.get("required")
+    if not isinstance(least, int | float) or least <= 1:
+        return False
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else ()
+    return least > len(names)
+
+
+def _names(value: Any) -> list[str]:
+    return list(value) if isinstance(value, dict) else []
+
+
+def _closed(value: Any, is_schema: bool = True) -> Any:
+    """`value` with `additionalProperties: false` where a schema names properties and says nothing of others.
+
+    Its depth has been checked.
+    """
+    if isinstance(value, list):
+        return [_closed(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if not is_schema:
+        return {name: _closed(entry) for name, entry in value.items()}
+    closed = {}
+    for name, entry in value.items():
+        if name in ("enum", "const", "default", "examples", "required"):
+            closed[name] = entry
+        else:
+            closed[name] = _closed(entry, name not in ("properties", "patternProperties", "$defs", "definitions"))
+    if "properties" in value and "additionalProperties" not in value and "patternProperties" not in value:
+        closed["additionalProperties"] = False
+    return closed
+
+
+# --- what the library says --------------------------------------------------------------------------------------
+_KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+_FORMAT = re.compile(r"Unknown format: (.*)")
+_COUNTS = "min/maxProperties only supported"
+
+
+def keywords(message: str) -> list[str]:
+    """The keywords that a message of the library says it cannot enforce; none if it is about something else."""
+    found = _KEYS.search(message)
+    if found is not None:
+        return [name.strip().strip('"') for name in found[1].split(",")]
+    found = _FORMAT.search(message)
+    if found is not None:
+        return [f"format {found[1].strip()!r}"]
+    if _COUNTS in message:
+        return ["minProperties", "maxProperties"]
+    return ["oneOf"] if message.startswith("oneOf ") or ": oneOf constraints" in message else []
+
+
+def not_enforceable(names: list[str]) -> GrammarError:
+    listed = ", ".join(names)
+    return GrammarError(f"the schema is strict, and {listed} cannot be enforced", code="unsupported_schema")
+
+
+def explained(error: GrammarError) -> GrammarError:
+    """What the library says, in terms of the schema where it is about one."""
+    names = keywords(error.message)
+    if names:
+        return not_enforceable(names)
+    return GrammarError("no output satisfies the constraint") if "NoExtension" in error.message else error

@@ -1,0 +1,76 @@
+"""Pieces of grammars in Lark, as the grammar library reads it, and its serialised form."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orjson import dumps, loads
+
+from roseinfer.grammar.library import GrammarError, gbnf_to_lark, slashes_escaped
+from roseinfer.grammar.limits import MAX_CHOICES, check_regex, too_complex
+
+# Models write line breaks between the end of their thinking and a document.
+LEADING_SPACE = r"/[ \n]{0,8}/"
+# Options of a rule that would have to be done while sampling: `stop` takes tokens back.
+_RULE_OPTIONS = re.compile(r"(?m)^[ \t]*[?!]*[\w-]+[ \t]*\[([^\]\n]*)\]")
+_NOT_OURS = re.compile(r"\b(temperature|stop|stop_capture)\b[ \t]*(?:=|,|$)")
+
+
+def literal(text: str, markers: Mapping[str, int]) -> str:
+    """`text` as an expression. `markers`: tokens (text -> id) that are whole words of the model's: where the text has
+    one, the model may say the token or spell it.
+    """
+    names = sorted(filter(None, markers), key=len, reverse=True)
+    if not names:
+        return quoted(text)
+    parts = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
+    said = [f"({quoted(part)} | <[{markers[part]}]>)" if part in markers else quoted(part) for part in parts if part]
+    return " ".join(said) or '""'
+
+
+def quoted(text: str) -> str:
+    """Lark's strings are JSON's."""
+    return dumps(text).decode().replace("\x7f", "\\u007f")
+
+
+def regex_grammar(pattern: str) -> str:
+    check_regex(pattern)
+    return serialised([{"lark_grammar": f"start: TEXT\nTEXT: {regex_term(pattern)}"}])
+
+
+def regex_term(pattern: str) -> str:
+    """A regex as an expression."""
+    return f"/{slashes_escaped(pattern)}/" if pattern else '""'
+
+
+def choice_grammar(choices: list[str]) -> str:
+    if not choices:
+        raise GrammarError("there is nothing to choose from")
+    if len(choices) > MAX_CHOICES:
+        raise too_complex(f"{len(choices)} choices, at most {MAX_CHOICES} are allowed")
+    return serialised([{"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(quoted, choices))}])
+
+
+def lark_text(text: str) -> str:
+    """A client's grammar in Lark. Raises `GrammarError` for one in GBNF that cannot be read, and for options of rules
+    that cannot be kept.
+    """
+    if "::=" in text:
+        return gbnf_to_lark(text)
+    for options in _RULE_OPTIONS.findall(text):
+        found = _NOT_OURS.search(options)
+        if found is not None:
+            raise GrammarError(f"the option {found[1]!r} of a rule is not supported")
+    return text
+
+
+def serialised(grammars: Iterable[Mapping[str, Any]]) -> str:
+    """The first one is the whole; it may name the others as `@name`."""
+    return dumps({"grammars": list(grammars)}).decode()
+
+
+def with_leading_space(grammar: str) -> str:
+    """The same texts, perhaps behind some white space. `grammar` is serialised."""
+    first, *others = loads(grammar)["grammars"]
+    start = {"lark_grammar": f"start: SPACE @answer\nSPACE: {LEADING_SPACE}"}
+    return serialised([start, first | {"name": "answer"}, *others])

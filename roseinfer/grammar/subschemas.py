@@ -1,0 +1,164 @@
+"""A JSON schema as a graph: which of its parts an instance can come to, and how."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+Schema = dict[str, Any]
+
+# Keywords whose value is a schema, a list of schemas, or schemas by name.
+_ONE = (
+    "additionalProperties",
+    "items",
+    "additionalItems",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "dependentSchemas")
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class SchemaGraph:
+    """The parts of `schema` that its root leads to, each once, the root first."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.root = schema
+        self.parts: list[Schema] = []
+        seen: set[int] = set()
+        waiting = [schema]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            self.parts.append(part)
+            waiting += self._below(part)
+
+    def loops(self) -> bool:
+        """Whether a part refers to itself before anything of an instance is read: such a schema says nothing."""
+        done: set[int] = set()
+        for start in self.parts:
+            path: set[int] = set()
+            # (part, leaving): a part is left when all that it leads to has been looked at.
+            waiting = [(start, False)]
+            while waiting:
+                part, leaving = waiting.pop()
+                if leaving:
+                    path.discard(id(part))
+                    done.add(id(part))
+                elif id(part) in path:
+                    return True
+                elif id(part) not in done:
+                    path.add(id(part))
+                    waiting.append((part, True))
+                    waiting += [(other, False) for other in self._in_place(part)]
+        return False
+
+    def has_finite_instance(self) -> bool:
+        """Whether some finite document may follow the schema, as far as its recursion is concerned."""
+        finite: set[int] = set()
+        changed = True
+        while changed and id(self.root) not in finite:
+            changed = False
+            for part in reversed(self.parts):
+                if id(part) not in finite and self._is_finite(part, finite):
+                    finite.add(id(part))
+                    changed = True
+        return id(self.root) in finite
+
+    def _is_finite(self, part: Schema, finite: set[int]) -> bool:
+        def known(value: Any) -> bool:
+            return not isinstance(value, dict) or id(value) in finite
+
+        target = self._target(part)
+        if target is not None and not known(target):
+            return False
+        if not all(map(known, _list(part.get("allOf")))):
+            return False
+        for name in ("anyOf", "oneOf"):
+            options = _list(part.get(name))
+            if options and not any(map(known, options)):
+                return False
+        if "enum" in part or "const" in part:
+            return True
+        kinds = part.get("type")
+        kinds = {kinds} if isinstance(kinds, str) else set(map(str, _list(kinds)))
+        if not kinds or kinds - {"object", "array"}:
+            return True
+        return ("object" in kinds and all(map(known, _needed_properties(part)))) or (
+            "array" in kinds and all(map(known, _needed_items(part)))
+        )
+
+    def _below(self, part: Schema) -> Iterator[Schema]:
+        for name in _ONE:
+            if isinstance(part.get(name), dict):
+                yield part[name]
+        for name in _SEVERAL:
+            yield from _schemas(_list(part.get(name)))
+        for name in _NAMED:
+            if isinstance(part.get(name), dict):
+                yield from _schemas(part[name].values())
+        target = self._target(part)
+        if target is not None:
+            yield target
+        elif isinstance(part.get("$ref"), str):
+            yield from self._definitions()  # by an anchor or an id: it may be any of them
+
+    def _in_place(self, part: Schema) -> Iterator[Schema]:
+        """What an instance of `part` has to follow as well, or may."""
+        target = self._target(part)
+        if target is not None:
+            yield target
+        for name in ("allOf", "anyOf", "oneOf"):
+            yield from _schemas(_list(part.get(name)))
+
+    def _definitions(self) -> Iterator[Schema]:
+        for name in _DEFINITIONS:
+            if isinstance(self.root.get(name), dict):
+                yield from _schemas(self.root[name].values())
+
+    def _target(self, part: Schema) -> Schema | None:
+        """What a `$ref` by JSON pointer (RFC 6901) leads to, if it does."""
+        reference = part.get("$ref")
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            return None
+        place: Any = self.root
+        for step in reference[1:].split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+                place = place[int(name)]
+            elif isinstance(place, dict) and name in place:
+                place = place[name]
+            else:
+                return None
+        return place if isinstance(place, dict) else None
+
+
+def _needed_properties(part: Schema) -> list[Any]:
+    named = part.get("properties")
+    named = named if isinstance(named, dict) else {}
+    return [named[name] for name in _list(part.get("required")) if isinstance(name, str) and name in named]
+
+
+def _needed_items(part: Schema) -> list[Any]:
+    least = part.get("minItems")
+    if not isinstance(least, int | float) or least < 1:
+        return []
+    first = _list(part.get("prefixItems")) or _list(part.get("items"))
+    rest = [part["items"]] if least > len(first) and isinstance(part.get("items"), dict) else []
+    return first[: int(least)] + rest
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _schemas(values: Any) -> Iterator[Schema]:
+    return (value for value in values if isinstance(value, dict))

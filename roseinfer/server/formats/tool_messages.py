@@ -1,0 +1,68 @@
+"""Messages that carry tool calls, their results, or the reasoning behind an answer, as chat templates take them."""
+
+from typing import Any
+
+import orjson
+
+from roseinfer.server.formats.schemas import ChatMessage
+from roseinfer.server.http.errors import bad_request
+
+
+def fields(message: ChatMessage, place: str, warnings: dict[str, None]) -> dict[str, Any]:
+    """What the template gets beside role and content. `warnings`: of what is not used.
+
+    Raises `ApiError` 400 for what is not complete.
+    """
+    found: dict[str, Any] = {}
+    if message.tool_calls:
+        found["tool_calls"] = _calls(message, place, warnings)
+    if message.role == "tool":
+        if not message.tool_call_id:
+            raise bad_request(f"{place}.tool_call_id: a tool's message says which call it answers", "messages")
+        found["tool_call_id"] = message.tool_call_id
+    elif message.tool_call_id is not None:
+        warnings["messages.tool_call_id"] = None
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if reasoning:
+        found["reasoning_content"] = reasoning
+    return found
+
+
+def _calls(message: ChatMessage, place: str, warnings: dict[str, None]) -> list[dict[str, Any]]:
+    if message.role != "assistant":
+        raise bad_request(f"{place}.tool_calls: only an assistant calls tools", "messages")
+    assert message.tool_calls is not None
+    return [_call(call, f"{place}.tool_calls.{i}", warnings) for i, call in enumerate(message.tool_calls)]
+
+
+def _call(call: dict[str, Any], place: str, warnings: dict[str, None]) -> dict[str, Any]:
+    kind, function = call.get("type", "function"), call.get("function")
+    if kind != "function":
+        message = f"{place}: calls of type {str(kind)[:40]!r} are not supported, only 'function'"
+        raise bad_request(message, "messages", "unsupported_field")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise bad_request(f"{place}.function.name is missing", "messages")
+    plain: dict[str, Any] = {"type": "function"}
+    if isinstance(call.get("id"), str):
+        plain["id"] = call["id"]
+    return plain | {"function": {"name": name, "arguments": _arguments(function.get("arguments"), place, warnings)}}
+
+
+def _arguments(given: Any, place: str, warnings: dict[str, None]) -> Any:
+    """As an object, because templates write it as JSON themselves: a string would be quoted twice.
+
+    The model wrote them, and what it once got wrong must not fail every later turn.
+    """
+    if isinstance(given, dict):
+        return given
+    if given is None or given == "":
+        return {}
+    try:
+        decoded = orjson.loads(given) if isinstance(given, str) else None
+    except ValueError:
+        decoded = None
+    if isinstance(decoded, dict):
+        return decoded
+    warnings[f"{place}.function.arguments is no JSON object"[:100]] = None
+    return given if isinstance(given, str) else {}

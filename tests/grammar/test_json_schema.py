@@ -1,0 +1,165 @@
+"""JSON schemas: what is strict is enforced or refused by name, what is lenient says what it ignores."""
+
+import pytest
+
+from roseinfer.grammar.constraint import JSON_OBJECT
+from roseinfer.grammar.library import GrammarError
+from tests.helpers.grammars import accepts, make, of_schema
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+def test_keys_come_in_the_order_of_the_schema() -> None:
+    made = of_schema(PERSON)
+    assert made.warnings == ()
+    assert accepts(made.grammar, '{"name": "Ada", "age": 36}')
+    assert not accepts(made.grammar, '{"age": 36, "name": "Ada"}')
+    turned = dict(reversed(PERSON["properties"].items()))
+    assert accepts(of_schema(PERSON | {"properties": turned}).grammar, '{"age": 36, "name": "Ada"}')
+
+
+def test_any_json_object() -> None:
+    grammar = make(JSON_OBJECT).grammar
+    assert accepts(grammar, "{}") and accepts(grammar, '{"a": [1, {"b": null}], "é": -1.5e3}')
+    assert not accepts(grammar, "[]") and not accepts(grammar, " {}")
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed", "forbidden"),
+    [
+        ({}, '{"name":' + " \n" * 16 + '"x","age":1}', '{"name":' + " " * 33 + '"x","age":1}'),
+        ({"whitespace_pattern": "[ ]{0,2}"}, '{"name":  "x","age":1}', '{"name":   "x","age":1}'),
+        ({"any_whitespace": False}, '{"name":"x","age":1}', '{"name": "x","age":1}'),
+        ({"additional_properties": False}, '{"name":"x","age":1}', '{"name":"x","age":1,"b":2}'),
+        ({"additional_properties": True}, '{"name":"x","age":1,"b":2}', '{"name":"x","age":1,"b":}'),
+    ],
+)
+def test_options(options: dict, allowed: str, forbidden: str) -> None:
+    grammar = of_schema(PERSON, **options).grammar
+    assert accepts(grammar, allowed) and not accepts(grammar, forbidden)
+
+
+def test_objects_are_closed_where_their_schema_says_nothing() -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    opened = inner | {"additionalProperties": {"type": "integer"}}
+    schema = {"properties": {"properties": inner, "open": opened, "list": {"items": inner}}, "type": "object"}
+    grammar = of_schema(schema, additional_properties=False).grammar
+    assert accepts(grammar, '{"properties":{"a":1},"open":{"b":2},"list":[{"a":3}]}')
+    assert not accepts(grammar, '{"properties":{"b":1}}') and not accepts(grammar, '{"list":[{"b":1}]}')
+    assert "additionalProperties" not in inner, "the client's own is left alone"
+
+
+def test_a_key_in_disguise_is_not_let_through() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+    grammar = of_schema(schema).grammar
+    assert accepts(grammar, '{"a":1,"b":"x"}') and not accepts(grammar, '{"a":"x"}')
+    assert not accepts(grammar, '{"\\u0061":"x"}')
+    odd = {"type": "object", "properties": {'a\x01"\n': {"const": "\t"}}, "required": ['a\x01"\n']}
+    assert accepts(of_schema(odd).grammar, '{"a\\u0001\\"\\n":"\\t"}')
+
+
+UNSUPPORTED = [
+    ({"type": "string", "not": {"const": "a"}}, "not"),
+    ({"if": {"type": "string"}, "then": {"minLength": 2}}, "if, then"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "array", "contains": {"type": "string"}}, "contains"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+    ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
+    ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+    ({"type": "string", "format": "binary"}, "format 'binary'"),
+    ({"type": "object", "properties": {"a": {"type": "string", "format": "decimal"}}}, "format 'decimal'"),
+    ({"oneOf": [{"type": "object"}, {"type": "object", "properties": {"a": {}}}]}, "oneOf"),
+    ({"type": "object", "maxProperties": 1, "properties": {"a": {}, "b": {}}}, "maxProperties"),
+    ({"type": "object", "minProperties": 2, "additionalProperties": {"type": "null"}}, "minProperties"),
+]
+
+
+@pytest.mark.parametrize(("schema", "keyword"), UNSUPPORTED)
+def test_what_cannot_be_enforced_is_refused_when_strict_and_named_when_not(schema: dict, keyword: str) -> None:
+    with pytest.raises(GrammarError, match="cannot be enforced") as raised:
+        of_schema(schema)
+    assert keyword in raised.value.message and raised.value.code == "unsupported_schema"
+    assert set(keyword.split(", ")) <= set(of_schema(schema, strict=False).warnings)
+
+
+def test_a_definition_that_nothing_leads_to_does_not_count() -> None:
+    unused = {"type": "string", "$defs": {"a": {"not": {}, "minProperties": 3}}}
+    assert of_schema(unused).warnings == ()
+
+
+def test_what_no_draft_knows_is_named() -> None:
+    schema = {"type": "string", "nullable": True, "title": "t", "x-order": 1, "deprecated": True}
+    assert of_schema(schema).warnings == of_schema(schema, strict=False).warnings == ("nullable",)
+
+
+def test_options_in_a_schema_do_not_weaken_ours() -> None:
+    inside = {"lenient": True, "whitespace_pattern": "[ ]*", "coerce_one_of": True, "json_allowed_escapes": "u"}
+    with pytest.raises(GrammarError, match="not cannot be enforced"):
+        of_schema({"x-guidance": inside, "not": {"type": "string"}})
+    made = of_schema({"x-guidance": inside, **PERSON})
+    assert made.warnings == ("x-guidance",)
+    assert not accepts(made.grammar, '{"name":' + " " * 33 + '"x","age":1}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"type": "string", "const": 1}, "incompatible types"),
+        ({"type": "object", "required": ["a"], "additionalProperties": False}, "required property 'a'"),
+        ({"type": "no such type"}, "Invalid type: no such type"),
+        ({"properties": []}, "properties must be an object"),
+        ({"$ref": "#/$defs/nowhere"}, "nowhere"),
+        ({"$ref": "https://example.com/schema"}, "example.com"),
+        ({"$ref": "#/$defs/N", "$defs": {"N": {"$ref": "#/$defs/N"}}}, "refers to itself"),
+        ({"properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"allOf": [{"$ref": "#/$defs/N"}]}}}, "itself"),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#"}]}, "refers to itself"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "contains itself without end"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "contains itself without end"),
+        ({"const": "\x02"}, "no output satisfies"),
+        ({"type": "string", "pattern": "^(?=a)b"}, "look-around"),
+        ({"type": "string", "pattern": "a" * 9000}, "longer than 8192 bytes"),
+        ({"type": "object", "patternProperties": {"a" * 9000: {}}}, "longer than 8192 bytes"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_no_output_can_follow_is_refused(schema: dict, words: str, strict: bool) -> None:
+    with pytest.raises(GrammarError) as raised:
+        of_schema(schema, strict)
+    assert words in raised.value.message and "<state>" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"anyOf": [{"type": "null"}, {"type": "array", "minItems": 1, "items": {"$ref": "#"}}]},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": ["null", "object"], "required": ["c"]}}},
+        {"$ref": "#tree", "$defs": {"t": {"$anchor": "tree", "type": "array", "items": {"$ref": "#tree"}}}},
+    ],
+)
+def test_recursion_that_can_end(schema: dict) -> None:
+    assert of_schema(schema).grammar
+
+
+def nested(levels: int) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(levels // 2):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(("levels", "words"), [(98, ""), (104, "nested deeper than 100 levels"), (40000, "deeper")])
+def test_depth(levels: int, words: str) -> None:
+    if not words:
+        assert of_schema(nested(levels)).grammar
+        return
+    with pytest.raises(GrammarError, match=words) as raised:
+        of_schema(nested(levels))
+    assert raised.value.code == "grammar_too_complex"
