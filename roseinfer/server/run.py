@@ -69,6 +69,7 @@ async def _start(
     engine = await start_engine(tokenizer)
     try:
         service.attach(engine, tokenizer)
+        service.warm_up()
     except BaseException:
         await engine.close()
         raise

@@ -153,6 +153,7 @@ class Worker:
             await self._stopped.wait()  # its owner knows better what is wrong with it, and what to do
             raise
         self._service.attach(engine, tokenizer)
+        self._service.warm_up()
         settle_garbage_collector()
         self._channel.send(Up())
         return engine

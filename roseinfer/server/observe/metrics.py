@@ -33,6 +33,7 @@ HTTP_S = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LENGTH_RATIO = (.1, .2, .33, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
 PREDICTION_S = (.0001, .0002, .0003, .0005, .00075, .001, .002, .005, .01, .025, .1)
+GRAMMAR_S = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .25, .5, 1, 2, 5)
 CHOICES = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 # fmt: on
@@ -106,6 +107,23 @@ class LengthMetrics:
             "roseinfer:length_prediction_seconds", "Time a prediction took", PREDICTION_S, LABELS
         )
         self.was_off, self.took = ratios.labels(*values).observe, times.labels(*values).observe
+
+
+class GrammarMetrics:
+    """What became of the constraints of requests. See `request.grammars.GrammarObserver`."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        values = (model_name, ENGINE_INDEX)
+        help = "Time to build and prove the grammar of a constraint that was not known yet"
+        times = tallies.histograms("roseinfer:grammar_compile_seconds", help, GRAMMAR_S, LABELS)
+        self.compiled = times.labels(*values).observe
+        known = tallies.counters("roseinfer:grammars_cached", "Constraints whose grammar was known already", LABELS)
+        self.cached = known.labels(*values).inc
+        self._values = values
+        self._refused = tallies.counters("roseinfer:grammars_refused", "Constraints refused", (*LABELS, "reason"))
+
+    def refused(self, code: str) -> None:
+        self._refused.labels(*self._values, code).inc()
 
 
 class EngineMetrics:

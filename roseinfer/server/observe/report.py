@@ -17,6 +17,7 @@ from roseinfer.server.observe.metrics import (
     LABELS,
     EngineMetrics,
     Exposition,
+    GrammarMetrics,
     LengthMetrics,
     Snapshot,
     StepMetrics,
@@ -150,6 +151,10 @@ class Observation:
     def lengths(self) -> LengthMetrics:
         """For a process that predicts lengths."""
         return LengthMetrics(self.tallies, self._model_name)
+
+    def grammars(self) -> GrammarMetrics:
+        """For a process that takes constraints."""
+        return GrammarMetrics(self.tallies, self._model_name)
 
     def snapshot(self) -> Snapshot:
         """What this process has counted."""

@@ -17,6 +17,7 @@ from roseinfer.server.http.connection import EXTENSION, Wire
 from roseinfer.server.http.errors import ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
+from roseinfer.server.request.grammars import GrammarObserver, Grammars
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
 from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy
 from roseinfer.server.request.prompts import Offload, PromptEncoder
@@ -33,6 +34,8 @@ class Observing(Protocol):
 
     def lengths(self) -> LengthObserver: ...
 
+    def grammars(self) -> GrammarObserver: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -42,6 +45,7 @@ class Backend:
     info: EngineInfo
     prompts: PromptEncoder
     observer: Observer
+    grammars: Grammars
     lengths: LengthPrediction | None = None
     engine_ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -90,7 +94,8 @@ class Service:
         observer = self._observing.attach(engine)
         path = self.config.length_predictor
         lengths = length_prediction(path, tokenizer, self.offload, self._observing.lengths)
-        self._backend = Backend(engine, info, prompts, observer, lengths)
+        grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids, self._observing.grammars())
+        self._backend = Backend(engine, info, prompts, observer, grammars, lengths)
         self.lifecycle.ready()
 
     @property
@@ -162,5 +167,11 @@ class Service:
             raise model_not_found(name)
         return name
 
+    def warm_up(self) -> None:
+        """Start what requests would wait for."""
+        self.backend.grammars.warm_up()
+
     def close(self) -> None:
         self.offload.close()
+        if self._backend is not None:
+            self._backend.grammars.close()

@@ -1,0 +1,176 @@
+"""Constraints of requests: built and proved in processes beside this one, each once, and then remembered."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.guide import GuideSpec, Thinking
+from roseinfer.grammar.build import check_size
+from roseinfer.grammar.constraint import BuiltGrammar, Constraint
+from roseinfer.grammar.limits import MAX_DEPTH, too_complex
+from roseinfer.grammar.prover import Answer, Prover, Question, Refused, Vocabulary
+from roseinfer.server.http.errors import unavailable
+from roseinfer.text.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
+
+PROVERS = 2
+MAX_WAITING = 64
+# How long a constraint waits until one of them has time for it.
+MAX_WAIT_S = 5.0
+MAX_ENTRIES = 1024
+MAX_CACHED_BYTES = 64 * 2**20
+RETRY_S = 2.0
+
+
+class GrammarObserver(Protocol):
+    def compiled(self, seconds: float) -> None:
+        """A constraint has been built and proved, or found wanting, in so long."""
+        ...
+
+    def cached(self) -> None:
+        """One was known already."""
+        ...
+
+    def refused(self, code: str) -> None:
+        """One cannot be used."""
+        ...
+
+
+class Grammars:
+    """From constraints to what the engine gets. Belongs to an event loop; nothing here holds it up.
+
+    The processes start with the first constraint, or with `warm_up`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...], observer: GrammarObserver
+    ) -> None:
+        self._observer = observer
+        self._vocabulary = (tokenizer, vocab_size, eos_ids)
+        self._idle = [Prover(self._encoded_vocabulary) for _ in range(PROVERS)]
+        self._all = tuple(self._idle)
+        self._threads = ThreadPoolExecutor(PROVERS, thread_name_prefix="roseinfer-grammar")
+        self._turns = asyncio.Semaphore(PROVERS)
+        self._waiting = 0
+        self._pending: dict[bytes, asyncio.Task[Answer]] = {}
+        self._known: OrderedDict[bytes, Answer] = OrderedDict()
+        self._known_bytes = 0
+
+    async def guide(
+        self, constraint: Constraint, param: str, thinking: Thinking | None = None
+    ) -> tuple[GuideSpec, list[str]]:
+        """What the engine gets, and warnings. `thinking`: how the model thinks before what is constrained.
+
+        Raises `InvalidRequestError` that names `param`, `ApiError` 503 if too many wait.
+        """
+        made = await self.prove(constraint, param, leading_space=thinking is not None)
+        spec = GuideSpec(grammar=made.grammar, triggers=made.triggers, ends_after=made.ends_after, thinking=thinking)
+        return spec, [f"{param}: {name} is not enforced" for name in made.warnings]
+
+    async def prove(self, constraint: Constraint, param: str, leading_space: bool = False) -> BuiltGrammar:
+        """Raises what `guide` raises."""
+        try:
+            question = msgspec.msgpack.encode(Question(constraint, leading_space))
+            check_size(len(question))
+        except RecursionError:
+            raise self._refusal(f"nested deeper than {MAX_DEPTH} levels", "grammar_too_complex", param) from None
+        except InvalidRequestError as error:
+            raise self._refusal(error.message, error.code, param) from error
+        answer = await self._answer(question)
+        if isinstance(answer, Refused):
+            raise self._refusal(answer.message, answer.code, param)
+        return answer
+
+    def warm_up(self) -> None:
+        """Start a process, so that the first constraint finds it."""
+        self._threads.submit(self._with_prover, Prover.start)
+
+    def close(self) -> None:
+        for prover in self._all:
+            prover.end()
+        self._threads.shutdown(cancel_futures=True)
+        for prover in self._all:
+            prover.close()
+
+    async def _answer(self, question: bytes) -> Answer:
+        key = sha256(question).digest()
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            self._observer.cached()
+            return known
+        task = self._pending.get(key)
+        if task is None:
+            task = self._pending[key] = asyncio.create_task(self._ask(key, question))
+            task.add_done_callback(lambda task: self._forget(key, task))
+        else:
+            self._observer.cached()
+        # It is not the request's alone: others may wait for it too, and it is remembered if this one leaves.
+        return await asyncio.shield(task)
+
+    async def _ask(self, key: bytes, question: bytes) -> Answer:
+        await self._turn()
+        try:
+            started_s = time.perf_counter()
+            loop = asyncio.get_running_loop()
+            said = await loop.run_in_executor(self._threads, self._with_prover, lambda prover: prover.ask(question))
+        finally:
+            self._turns.release()
+        self._observer.compiled(time.perf_counter() - started_s)
+        if said is None:
+            answer: Answer = Refused("it takes too long or too much memory to compile", too_complex("").code)
+        else:
+            answer = msgspec.msgpack.decode(said, type=Answer)
+        self._remember(key, answer, len(said or b""))
+        return answer
+
+    def _forget(self, key: bytes, task: "asyncio.Task[Answer]") -> None:
+        del self._pending[key]
+        if not task.cancelled():
+            task.exception()  # nobody may be waiting for it any more
+
+    async def _turn(self) -> None:
+        if self._waiting < MAX_WAITING:
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(MAX_WAIT_S):
+                    await self._turns.acquire()
+                return
+            except TimeoutError:
+                pass
+            finally:
+                self._waiting -= 1
+        message = "Too many grammars are being compiled"
+        raise unavailable("grammar_queue_full", message, RETRY_S)
+
+    def _with_prover(self, do: Callable[[Prover], Result]) -> Result:
+        """The one used last: it is warm, and others need not even run."""
+        prover = self._idle.pop()
+        try:
+            return do(prover)
+        finally:
+            self._idle.append(prover)
+
+    def _remember(self, key: bytes, answer: Answer, size: int) -> None:
+        """What takes too long counts by the processor's time, so that it would do so again."""
+        self._known[key] = answer
+        self._known_bytes += size
+        while len(self._known) > MAX_ENTRIES or self._known_bytes > MAX_CACHED_BYTES:
+            _, old = self._known.popitem(last=False)
+            self._known_bytes -= len(msgspec.msgpack.encode(old))
+
+    def _refusal(self, message: str, code: str | None, param: str) -> InvalidRequestError:
+        self._observer.refused(code or "invalid")
+        return InvalidRequestError(f"{param}: {message}", param, code)
+
+    def _encoded_vocabulary(self) -> bytes:
+        tokenizer, vocab_size, eos_ids = self._vocabulary
+        return msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), vocab_size, list(eos_ids)))

@@ -1,0 +1,66 @@
+"""The process that proves grammars: it answers, and what would never end ends it alone."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from roseinfer.grammar.constraint import JSON_OBJECT, BuiltGrammar, Constraint, JsonSchema
+from roseinfer.grammar.prover import Answer, Prover, Question, Refused, Vocabulary
+from tests.helpers.grammars import tiny_tokenizer
+
+# Deciding whether any text follows all of these takes hours.
+ENDLESS = JsonSchema(schema={"allOf": [{"type": "string", "pattern": f".*a.{{{i}}}b.*"} for i in range(30)]})
+
+
+def vocabulary() -> bytes:
+    tokenizer = tiny_tokenizer()
+    return msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), tokenizer.vocab_size, [0], cpu_s=0.1))
+
+
+@pytest.fixture
+def prover() -> Iterator[Prover]:
+    made = Prover(vocabulary)
+    yield made
+    made.close()
+
+
+def ask(prover: Prover, constraint: Constraint) -> Answer | None:
+    said = prover.ask(msgspec.msgpack.encode(Question(constraint)))
+    return None if said is None else msgspec.msgpack.decode(said, type=Answer)
+
+
+def test_it_answers(prover: Prover) -> None:
+    assert isinstance(ask(prover, JSON_OBJECT), BuiltGrammar)
+    assert ask(prover, JsonSchema(schema={"not": {}}, strict=True)) == Refused(
+        "the schema is strict, and not cannot be enforced", "unsupported_schema"
+    )
+    assert ask(prover, JsonSchema(schema={"not": {}})).warnings == ("not",)
+
+
+def test_what_would_never_end_ends_it_and_the_next_one_answers(prover: Prover) -> None:
+    assert ask(prover, JSON_OBJECT)
+    first = prover._process.pid
+    assert ask(prover, ENDLESS) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert ask(prover, JSON_OBJECT)
+
+
+def test_it_can_be_ended_while_it_works(prover: Prover) -> None:
+    assert ask(prover, JSON_OBJECT)
+    os.kill(prover._process.pid, signal.SIGSTOP)
+    prover.end()
+    assert ask(prover, JSON_OBJECT) is None
+    assert prover._process is None
+
+
+def test_a_vocabulary_that_grammars_cannot_be_matched_with() -> None:
+    tokenizer = tiny_tokenizer()
+    none = msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), tokenizer.vocab_size, []))
+    prover = Prover(lambda: none)
+    answer = ask(prover, JSON_OBJECT)
+    prover.close()
+    assert isinstance(answer, Refused) and answer.code == "unsupported_tokenizer"
