@@ -24,6 +24,8 @@ from roseinfer.server import documents
 from roseinfer.server.documents import inference_docs
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.formats.completions import CompletionFormat
+from roseinfer.server.formats.messages.format import MessagesFormat
+from roseinfer.server.formats.responses.format import ResponsesFormat
 from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
@@ -34,7 +36,7 @@ from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import Inference
 from roseinfer.server.request.service import Service
-from roseinfer.server.routes import models, status, tokenize
+from roseinfer.server.routes import count_tokens, models, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -85,11 +87,13 @@ def build_app(parts: ServerParts) -> Application:
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    inferences = [Inference(service, answer_format) for answer_format in (CompletionFormat(), ChatFormat())]
+    formats = (CompletionFormat(), ChatFormat(), ResponsesFormat(), MessagesFormat())
+    inferences = [Inference(service, answer_format) for answer_format in formats]
     for inference in inferences:
         app.add_api_route(inference.path, _endpoint(inference), methods=["POST"], **inference_docs(inference.path))
     models.add(app, service)
     tokenize.add(app, service)
+    count_tokens.add(app, service)
     status.add(app, service, parts.observation)
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)

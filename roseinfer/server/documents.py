@@ -1,6 +1,7 @@
 """The OpenAPI document: shapes of the answers, and what each route may answer. The tests hold answers against them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -9,6 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from roseinfer.core.slo import Cause
 from roseinfer.server.formats.bounds import constrain
+from roseinfer.server.formats.messages import document as messages
+from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
+from roseinfer.server.formats.responses import document as responses
+from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.formats.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -31,7 +36,15 @@ _WHAT = {
     503: "queue full, loading, draining, or the engine is not healthy; see Retry-After",
     504: "the request's time limit was over before its first token",
 }
-_REQUESTS: tuple[type[RequestModel], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_REQUESTS: tuple[type[RequestModel], ...] = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 
 
 class Answer(BaseModel):
@@ -198,18 +211,40 @@ class Load(Answer):
     server_load: int
 
 
-# Path -> (request, answer).
-_INFERENCE: dict[str, tuple[type[RequestModel], type[Answer]]] = {
-    "/v1/completions": (CompletionRequest, Completion),
-    "/v1/chat/completions": (ChatRequest, ChatCompletion),
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """An inference route: shapes of its request, its answer and its errors, and what its stream is."""
+
+    request: type[RequestModel]
+    answer: type[BaseModel]
+    description: str = (
+        "The answer; with stream: true, events of chunks, then [DONE]. A failure on the way is an event with an "
+        "error object, after which the connection is cut"
+    )
+    example: str = 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n'
+    error: type[BaseModel] = ErrorBody
+
+
+_INFERENCE = {
+    "/v1/completions": _Described(CompletionRequest, Completion),
+    "/v1/chat/completions": _Described(ChatRequest, ChatCompletion),
+    "/v1/responses": _Described(ResponsesRequest, responses.ResponseObject, responses.DESCRIPTION, responses.EXAMPLE),
+    "/v1/messages": _Described(
+        MessagesRequest, messages.Message, messages.DESCRIPTION, messages.EXAMPLE, messages.MessageErrorBody
+    ),
 }
 
 
-def docs(answer: type[BaseModel], *errors: int, body: type[RequestModel] | None = None) -> dict[str, Any]:
-    """Arguments of `add_api_route`: the shape of a 200, the statuses of errors, the shape of the request."""
+def docs(
+    answer: type[BaseModel],
+    *errors: int,
+    body: type[RequestModel] | None = None,
+    error: type[BaseModel] = ErrorBody,
+) -> dict[str, Any]:
+    """Arguments of `add_api_route`: the shape of a 200, the statuses and shape of errors, the shape of the request."""
     responses: dict[int, dict[str, Any]] = {200: {"model": answer}}
     for status in errors:
-        responses[status] = {"model": ErrorBody, "description": _WHAT[status]}
+        responses[status] = {"model": error, "description": _WHAT[status]}
     extra: dict[str, Any] = {}
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
@@ -219,18 +254,12 @@ def docs(answer: type[BaseModel], *errors: int, body: type[RequestModel] | None 
 
 def inference_docs(path: str) -> dict[str, Any]:
     """Like `docs`, for a route that answers as JSON or, with `stream`, as server-sent events."""
-    body, answer = _INFERENCE[path]
+    route = _INFERENCE[path]
     described: dict[str, Any] = {"tags": ["inference"]}
-    described |= docs(answer, *INFERENCE_ERRORS, body=body)
-    events = {
-        "schema": {"type": "string"},
-        "example": 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n',
-    }
+    described |= docs(route.answer, *INFERENCE_ERRORS, body=route.request, error=route.error)
+    events = {"schema": {"type": "string"}, "example": route.example}
     described["responses"][200]["content"] = {"text/event-stream": events}
-    described["responses"][200]["description"] = (
-        "The answer; with stream: true, events of chunks, then [DONE]. A failure on the way is an event with an "
-        "error object, after which the connection is cut"
-    )
+    described["responses"][200]["description"] = route.description
     return described
 
 

@@ -145,9 +145,10 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
     document = server.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/tokenize", "/detokenize",
+        "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
         "/tokenizer_info", "/health", "/ping", "/ready", "/version", "/load", "/metrics",
     }  # fmt: skip
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         route = document["paths"][path]["post"]
         assert set(route["responses"]) == {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"}
         assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}

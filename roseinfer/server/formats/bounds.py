@@ -34,6 +34,7 @@ def constrain(schema: Schema, limits: Limits) -> None:
 _ONLY_ON: dict[str, dict[str, Bound]] = {
     "CompletionRequest": {"max_tokens": {"integer": {"minimum": 0, "description": "0 only with echo"}}},
     "ChatRequest": {"max_tokens": {"integer": {"minimum": 1}}},
+    "MessagesRequest": {"max_tokens": {"integer": {"minimum": 1}}},
     # It has but one prompt, and no ids make an empty text.
     "TokenizeRequest": {"prompt": {}},
     "DetokenizeRequest": {"tokens": {"array of integer": {"items": {"minimum": 0}}}},
@@ -55,12 +56,15 @@ def _bounds(limits: Limits) -> dict[str, Bound]:
             "array of array of integer": {**prompts, "items": ids},
         },
         "messages": {"array": {"minItems": 1}},
+        "input": {"array of object": {"minItems": 1}},
         "max_completion_tokens": {"integer": {"minimum": 1}},
+        "max_output_tokens": {"integer": {"minimum": 1}},
         "min_tokens": {"integer": {"minimum": 0}},
         "top_k": {"integer": top_k},
         "seed": {"integer": _INT64},
         "n": {"integer": {"minimum": 1, "maximum": limits.max_choices}},
         "stop": {"string": stop, "array of string": {"maxItems": limits.max_stop_strings, "items": stop}},
+        "stop_sequences": {"array of string": {"maxItems": limits.max_stop_strings, "items": stop}},
         "stop_token_ids": {"array of integer": {"maxItems": limits.max_stop_token_ids, "items": {"minimum": 0}}},
         "logit_bias": {
             "object": {

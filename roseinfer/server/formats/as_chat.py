@@ -1,0 +1,141 @@
+"""Other APIs' requests as chats: what the translations of Responses and Messages have in common."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.server.formats.planning import Refusal
+from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest, parse, unknown_fields
+from roseinfer.server.http.errors import ApiError, as_api_error, bad_request
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def chat_request(
+    request: OneAnswerRequest, translated: dict[str, Any], refusals: Mapping[str, Refusal], inert: frozenset[str]
+) -> ChatRequest:
+    """A chat with the common fields of `request`, the `translated` ones, and what no schema names.
+
+    `refusals`: fields of the API that cannot be honoured; `inert`: those that ask for nothing here. Raises `ApiError`
+    400 for the former, and for those of a chat that the API does not have: what they mean there, they do not mean here.
+    """
+    common = {name: getattr(request, name) for name in OneAnswerRequest.model_fields}
+    extras = {name: value for name, value in unknown_fields(request).items() if name not in inert}
+    for name, value in extras.items():
+        refuse(name, value, refusals)
+        if name in ChatRequest.model_fields:
+            raise unsupported(name, "it is a field of /v1/chat/completions")
+    given = {name: value for name, value in (common | translated).items() if value is not None}
+    kept = {name: value for name, value in extras.items() if name not in refusals}
+    return parse(ChatRequest, kept | given)
+
+
+def refuse(name: str, value: Any, refusals: Mapping[str, Refusal]) -> None:
+    """Raises `ApiError` 400 if the field asks for what cannot be done."""
+    refusal = refusals.get(name)
+    if value is not None and refusal is not None and refusal.asks(value):
+        raise unsupported(name, refusal.why)
+
+
+def unsupported(name: str, why: str) -> ApiError:
+    return bad_request(f"{name[:100]} is not supported: {why}", name[:100], "unsupported_field")
+
+
+@contextmanager
+def in_own_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of a chat name the fields that the client wrote. `names`: a chat's field -> the API's."""
+    try:
+        yield
+    except (ApiError, InvalidRequestError) as raised:
+        error = as_api_error(raised)
+        own = names.get(error.param or "")
+        if own is not None:
+            error.message = error.message.replace(error.param or "", own)
+            error.param = own
+        raise error from raised
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+class Turns:
+    """The messages of a chat, from pieces in the order they were said. An assistant's pieces are one message as far as
+    they fit into one: first what it thought, then its text, then its tool calls.
+    """
+
+    def __init__(self) -> None:
+        # Their contents and reasoning are lists of texts until all is said.
+        self._said: list[dict[str, Any]] = []
+
+    def messages(self) -> list[dict[str, Any]]:
+        """All of them; nothing can be added then."""
+        for message in self._said:
+            message["content"] = _parts(message["content"])
+            if "reasoning_content" in message:
+                message["reasoning_content"] = "".join(message["reasoning_content"])
+        return self._said
+
+    def say(self, role: str, texts: list[str]) -> None:
+        """As the system, the developer or the user; what the same one says in turn is one message."""
+        last = self._said[-1] if self._said else None
+        if last is not None and last["role"] == role:
+            last["content"] += texts
+        else:
+            self._said.append({"role": role, "content": list(texts)})
+
+    def think(self, text: str) -> None:
+        message = self._assistant(lambda said: not said["content"] and "tool_calls" not in said)
+        message.setdefault("reasoning_content", []).append(text)
+
+    def answer(self, texts: list[str]) -> None:
+        self._assistant(lambda said: "tool_calls" not in said)["content"] += texts
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        function = {"name": name, "arguments": arguments}
+        calls = self._assistant(lambda said: True).setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str, texts: list[str]) -> None:
+        self._said.append({"role": "tool", "tool_call_id": call_id, "content": texts or [""]})
+
+    def _assistant(self, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        last = self._said[-1] if self._said else None
+        if last is None or last["role"] != "assistant" or not fits(last):
+            last = {"role": "assistant", "content": []}
+            self._said.append(last)
+        return last
+
+
+def _parts(texts: list[str]) -> str | list[dict[str, str]] | None:
+    """Several texts stay several: the template decides how they are joined."""
+    if len(texts) > 1:
+        return [{"type": "text", "text": text} for text in texts]
+    return texts[0] if texts else None
+
+
+def texts_of(content: Any, kinds: Mapping[str, str], place: str, param: str) -> list[str]:
+    """The texts of a content, which is one, or a list of parts. `kinds`: type of a part -> its field with the text.
+
+    Raises `ApiError` 400 for anything else.
+    """
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise bad_request(f"{place} must be a string or a list of parts", param)
+    return [_text_of(part, kinds, f"{place}.{index}", param) for index, part in enumerate(content)]
+
+
+def _text_of(part: Any, kinds: Mapping[str, str], place: str, param: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        known = " and ".join(repr(name) for name in kinds)
+        message = f"{place}: parts of type {str(kind)[:40]!r} are not supported, only {known}"
+        raise bad_request(message, param, "unsupported_content")
+    return text_field(part, kinds[kind], place, param)
+
+
+def text_field(item: dict[str, Any], name: str, place: str, param: str) -> str:
+    """A field that must be a string. Raises `ApiError` 400."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{place}.{name} must be a string", param)
+    return value

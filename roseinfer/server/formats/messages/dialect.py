@@ -1,0 +1,41 @@
+"""What all answers to clients of Anthropic's API have in common, errors above all."""
+
+from typing import Any
+
+import orjson
+
+from roseinfer.server.http.errors import ApiError, Dialect
+
+# Theirs, by status; where there is none of theirs, that of the nearest.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_type(error: ApiError) -> str:
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    return _TYPES.get(error.status, default)
+
+
+def error_body(error: ApiError) -> bytes:
+    """`{"type": "error", "error": {"type", "message", "details"}}`.
+
+    `details` has our `code` as `error_code`, where clients look for it, the field (`param`), and why an objective was
+    out of reach.
+    """
+    named = {"error_code": error.code, "param": error.param, **error.more}
+    fields: dict[str, Any] = {"type": error_type(error), "message": error.message}
+    details = {name: value for name, value in named.items() if value is not None}
+    if details:
+        fields["details"] = details
+    return orjson.dumps({"type": "error", "error": fields})
+
+
+ANTHROPIC = Dialect(error_body, (b"x-request-id", b"request-id"))

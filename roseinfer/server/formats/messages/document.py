@@ -1,0 +1,106 @@
+"""Shapes of the answers of /v1/messages for the OpenAPI document."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+EXAMPLE = (
+    'event: message_start\ndata: {"type":"message_start","message":{...}}\n\n'
+    'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+DESCRIPTION = (
+    "The message; with stream: true, Anthropic's events, the last of them message_stop, and ping when nothing happens. "
+    "A failure on the way is an event error, after which the connection is cut"
+)
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class TextBlock(_Shape):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(_Shape):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(_Shape):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class OutputTokens(_Shape):
+    thinking_tokens: int
+
+
+class MessageSlo(_Shape):
+    """As the server saw them, in ms."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    met: bool | None
+
+
+class MessageUsage(_Shape):
+    """`input_tokens` are those that were not found in the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokens | None = None
+    slo: MessageSlo | None = None
+
+
+class Message(_Shape):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "tool_use", "max_tokens", "stop_sequence", "timeout"]
+    stop_sequence: str | None
+    usage: MessageUsage
+    warnings: list[str] | None = None
+
+
+class MessageErrorDetails(_Shape):
+    """`error_code` is the stable name of the cause; `reason` and the following are those of `slo_unattainable`."""
+
+    error_code: str | None = None
+    param: str | None = None
+    reason: Literal["ttft", "tpot", "e2e"] | None = None
+    cause: str | None = None
+    predicted_ttft_ms: float | None = None
+
+
+class MessageErrorFields(_Shape):
+    type: Literal[
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "request_too_large",
+        "rate_limit_error",
+        "timeout_error",
+        "api_error",
+        "overloaded_error",
+    ]
+    message: str
+    details: MessageErrorDetails | None = None
+
+
+class MessageErrorBody(_Shape):
+    type: Literal["error"]
+    error: MessageErrorFields
+
+
+class TokenCount(_Shape):
+    input_tokens: int

@@ -1,0 +1,53 @@
+"""POST /v1/messages: Anthropic's API as a translation to a chat."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from roseinfer.server.formats.as_chat import in_own_words
+from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
+from roseinfer.server.formats.chat import chat_ids, chat_job
+from roseinfer.server.formats.messages.answer import MessageWriter
+from roseinfer.server.formats.messages.dialect import ANTHROPIC
+from roseinfer.server.formats.messages.request import (
+    NAMES,
+    CountTokensRequest,
+    MessagesRequest,
+    as_chat,
+    ignored_parts,
+)
+from roseinfer.server.formats.schemas import parse
+from roseinfer.server.request.inference import Call
+from roseinfer.server.request.job import Job, Usage
+from roseinfer.server.request.service import Backend
+from roseinfer.text.tokenizer import Tokenizer
+
+
+class MessagesFormat:
+    """Anthropic's Messages. See `request.inference.AnswerFormat`."""
+
+    path = "/v1/messages"
+    dialect = ANTHROPIC
+
+    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
+        """Raises `ApiError` 400 or 404."""
+        request = parse(MessagesRequest, body)
+        chat = as_chat(request)
+        with in_own_words(NAMES):
+            job = await chat_job(call, chat)
+        warnings = (*job.warnings, *ignored_parts(request))[: call.limits.max_warnings]
+        return replace(job, api="message", id=f"msg_{job.request_id}", warnings=warnings)
+
+    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
+        return BlockEncoder(job, MessageWriter(job), usage)
+
+    def whole(self, job: Job, tokenizer: Tokenizer) -> BlockBody:
+        return BlockBody(job, MessageWriter(job))
+
+
+async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
+    """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
+    chat = as_chat(request)
+    with in_own_words(NAMES):
+        ids, _ = await chat_ids(backend.prompts, chat)
+    return len(ids)

@@ -1,0 +1,1 @@
+"""OpenAI's Responses, without a memory of earlier ones: items in, items out."""

@@ -1,0 +1,158 @@
+"""What the engine makes of a response, as OpenAI's Responses API writes it: items, whole or as events."""
+
+import time
+from typing import Any
+
+from orjson import dumps
+
+from roseinfer.core.outputs import FinishReason
+from roseinfer.server.formats.answers import KEEP_ALIVE
+from roseinfer.server.formats.blocks import Block, Change, Ending, Grown, Kind, Opened, sse
+from roseinfer.server.http.errors import ApiError
+from roseinfer.server.request.job import Job, Usage
+
+_PREFIXES = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
+_DELTAS = {
+    Kind.REASONING: "response.reasoning_text.delta",
+    Kind.TEXT: "response.output_text.delta",
+    Kind.CALL: "response.function_call_arguments.delta",
+}
+# Names of failures that OpenAI's API has; the message says more.
+_FAILED = "server_error"
+
+
+class ResponseWriter:
+    """See `blocks.BlockWriter`. The events of a stream are numbered from 0."""
+
+    filler = KEEP_ALIVE
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._events = 0
+
+    def head(self, usage: Usage) -> bytes:
+        response = self._response("in_progress", [])
+        events = [self._event(f"response.{name}", {"response": response}) for name in ("created", "in_progress")]
+        return b"".join(events)
+
+    def change(self, change: Change) -> bytes:
+        block = change.block
+        if isinstance(change, Grown):
+            return self._event(_DELTAS[block.kind], self._place(block) | _grown(block, change.text))
+        return self._opened(block) if isinstance(change, Opened) else self._closed(block)
+
+    def idle(self) -> bytes:
+        return KEEP_ALIVE
+
+    def tail(self, blocks: list[Block], ending: Ending, usage: Usage) -> bytes:
+        response = self.whole(blocks, ending, usage)
+        return self._event(f"response.{response['status']}", {"response": response})
+
+    def failure(self, blocks: list[Block], error: ApiError, usage: Usage) -> bytes:
+        more: dict[str, Any] = {"error": {"code": error.code or _FAILED, "message": error.message}}
+        more["usage"] = usage_fields(usage)
+        output = [self._item(block, "completed" if block.complete else "incomplete") for block in blocks]
+        return self._event("response.failed", {"response": self._response("failed", output) | more})
+
+    def whole(self, blocks: list[Block], ending: Ending, usage: Usage) -> dict[str, Any]:
+        complete = ending.finish is FinishReason.STOP
+        output = [self._item(block, _status(block)) for block in blocks]
+        response = self._response("completed" if complete else "incomplete", output)
+        if not complete:
+            length = ending.finish is FinishReason.LENGTH
+            response["incomplete_details"] = {"reason": "max_output_tokens" if length else ending.finish.value}
+        else:
+            response["completed_at"] = int(time.time())
+        return response | {"usage": usage_fields(usage)}
+
+    # --- the response ---------------------------------------------------------------------------------------------
+    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        job = self._job
+        response = {
+            "id": job.id,
+            "object": "response",
+            "created_at": job.created,
+            "completed_at": None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": job.model,
+            "output": output,
+            "previous_response_id": None,
+            "store": False,
+            "usage": None,
+            **job.about,
+        }
+        return response | {"warnings": list(job.warnings)} if job.warnings else response
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": self._id(block), "status": status}
+        if block.kind is Kind.REASONING:
+            parts = [{"type": "reasoning_text", "text": block.text}] if status != "in_progress" else []
+            return {"type": "reasoning", **item, "summary": [], "content": parts}
+        if block.kind is Kind.TEXT:
+            parts = [_text_part(block.text)] if status != "in_progress" else []
+            return {"type": "message", **item, "role": "assistant", "content": parts}
+        call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+        return {"type": "function_call", **item, **call}
+
+    def _id(self, block: Block) -> str:
+        return f"{_PREFIXES[block.kind]}_{self._job.request_id}_{block.index}"
+
+    # --- its events -----------------------------------------------------------------------------------------------
+    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
+        number, self._events = self._events, self._events + 1
+        return sse(name, dumps({"type": name, "sequence_number": number, **fields}))
+
+    def _place(self, block: Block) -> dict[str, Any]:
+        return {"item_id": self._id(block), "output_index": block.index}
+
+    def _opened(self, block: Block) -> bytes:
+        added = {"output_index": block.index, "item": self._item(block, "in_progress")}
+        events = self._event("response.output_item.added", added)
+        if block.kind is Kind.TEXT:
+            part = {"content_index": 0, "part": _text_part("")}
+            events += self._event("response.content_part.added", self._place(block) | part)
+        return events
+
+    def _closed(self, block: Block) -> bytes:
+        place, text = self._place(block), block.text
+        if block.kind is Kind.REASONING:
+            events = self._event("response.reasoning_text.done", place | {"content_index": 0, "text": text})
+        elif block.kind is Kind.TEXT:
+            said = place | {"content_index": 0, "text": text, "logprobs": []}
+            events = self._event("response.output_text.done", said)
+            part = place | {"content_index": 0, "part": _text_part(text)}
+            events += self._event("response.content_part.done", part)
+        else:
+            arguments = place | {"arguments": text, "name": block.name}
+            events = self._event("response.function_call_arguments.done", arguments)
+        done = {"output_index": block.index, "item": self._item(block, _status(block))}
+        return events + self._event("response.output_item.done", done)
+
+
+def _status(block: Block) -> str:
+    return "completed" if block.complete else "incomplete"
+
+
+def _grown(block: Block, text: str) -> dict[str, Any]:
+    if block.kind is Kind.CALL:
+        return {"delta": text}
+    delta = {"content_index": 0, "delta": text}
+    return delta if block.kind is Kind.REASONING else delta | {"logprobs": []}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    return fields if usage.slo is None else fields | {"slo": usage.slo}

@@ -1,0 +1,64 @@
+"""POST /v1/responses: items in, items out, as a translation to a chat."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from roseinfer.server.formats.as_chat import in_own_words
+from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
+from roseinfer.server.formats.chat import chat_job
+from roseinfer.server.formats.planning import given
+from roseinfer.server.formats.responses.answer import ResponseWriter
+from roseinfer.server.formats.responses.request import NAMES, ResponsesRequest, as_chat, ignored_parts
+from roseinfer.server.formats.schemas import parse
+from roseinfer.server.http.errors import OPENAI
+from roseinfer.server.request.inference import Call
+from roseinfer.server.request.job import Job, Usage
+from roseinfer.text.tokenizer import Tokenizer
+
+_TOOL = {"type": "function", "description": None, "parameters": None, "strict": False}
+
+
+class ResponsesFormat:
+    """OpenAI's Responses, of which none is kept. See `request.inference.AnswerFormat`."""
+
+    path = "/v1/responses"
+    dialect = OPENAI
+
+    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
+        """Raises `ApiError` 400 or 404."""
+        request = parse(ResponsesRequest, body)
+        chat = as_chat(request)
+        with in_own_words(NAMES):
+            job = await chat_job(call, chat)
+        warnings = (*job.warnings, *ignored_parts(request))[: call.limits.max_warnings]
+        about = _about(request, job)
+        return replace(job, api="response", id=f"resp_{job.request_id}", warnings=warnings, about=about)
+
+    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
+        return BlockEncoder(job, ResponseWriter(job), usage)
+
+    def whole(self, job: Job, tokenizer: Tokenizer) -> BlockBody:
+        return BlockBody(job, ResponseWriter(job))
+
+
+def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
+    """What a response repeats of its request, with the values that were used where it gave none."""
+    text = {} if request.text is None else request.text.model_dump(exclude_none=True)
+    params = job.prompts[0].params
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": given(request.parallel_tool_calls, True),
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "temperature": params.temperature,
+        "text": {"format": {"type": "text"}} | text,
+        "tool_choice": given(request.tool_choice, "auto"),
+        "tools": [_TOOL | tool for tool in request.tools or []],
+        "top_logprobs": 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }

@@ -1,0 +1,26 @@
+"""POST /v1/messages/count_tokens: how many tokens a message's prompt would have."""
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roseinfer.server.documents import docs
+from roseinfer.server.formats.messages.document import MessageErrorBody, TokenCount
+from roseinfer.server.formats.messages.format import count_tokens
+from roseinfer.server.formats.messages.request import CountTokensRequest
+from roseinfer.server.formats.schemas import parse
+from roseinfer.server.http.body import JsonResponse
+from roseinfer.server.request.service import Service
+
+
+def add(app: FastAPI, service: Service) -> None:
+    async def count(request: Request) -> Response:
+        backend, body = await service.read(request.scope, request.receive)
+        with service.lifecycle.ticket():
+            wanted = parse(CountTokensRequest, body)
+            service.resolve_model(wanted.model)
+            return JsonResponse({"input_tokens": await count_tokens(backend, wanted)})
+
+    errors = (400, 401, 404, 408, 413, 503)
+    described = docs(TokenCount, *errors, body=CountTokensRequest, error=MessageErrorBody)
+    app.add_api_route("/v1/messages/count_tokens", count, methods=["POST"], tags=["tokens"], **described)
