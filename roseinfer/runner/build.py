@@ -97,6 +97,8 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         if device.type == "cuda":  # products of few rows have kernels of their own
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
+            for params in (PLAIN, EDITED):  # masks are applied to logits of either dtype
+                rehearse(assembly.runner, assembly.seats, num_blocks, [1], (params,), guided=True)
     if assembly.graphs:
         with _phase(startup_s, "graphs"):
             assembly.capture()

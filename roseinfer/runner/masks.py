@@ -9,41 +9,48 @@ from roseinfer.runner.device import upload
 from roseinfer.runner.rows import in_parts
 
 
+def places(masks: TokenMasks, sampling: list[int]) -> list[int]:
+    """Of each masked row its number among the plan's rows that sample, `sampling`, as the sampler counts them."""
+    place = {row: at for at, row in enumerate(sampling)}
+    return [place[row] for row in masks.rows]
+
+
 @dataclass(frozen=True, slots=True)
 class RowMasks:
     """Masks of the rows `at` of those that sample.
 
-    bits: [m, B] uint8 on the device; bit v % 8 of byte v // 8 says whether token v is allowed, B >= ceil(V / 8).
+    bits: [m, B] uint8 on the device; bit v % 8 of byte v // 8 says whether token v is allowed, B >= ceil(V / 8) and a
+    multiple of 4. index: [m] int32, `at` on the device, if it is there already.
     """
 
     at: list[int]
     bits: torch.Tensor
+    index: torch.Tensor | None = None
 
-    @classmethod
-    def of(cls, masks: TokenMasks, sampling: list[int], device: torch.device) -> "RowMasks | None":
-        """What the host made for a plan. `sampling`: the plan's rows that sample, as the sampler numbers them.
 
-        The bytes of a little-endian integer hold its bits in order. They go up without waiting, as in `upload`.
+class HostMasks:
+    """Masks where the host writes them: on a CPU they are used in place, else sent as they are needed."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._line = TokenMasks.words_per_line(vocab_size)
+        self._device = device
+
+    def take(self, lines: int) -> memoryview:
+        """Room for the words of so many masks, see `Runner.mask_space`."""
+        space = torch.empty(lines * self._line, dtype=torch.uint32)
+        return memoryview(space.numpy())  # type: ignore[arg-type]  # it is a buffer
+
+    def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
+        """What the host made for a plan whose rows `sampling` sample, as the sampler wants it; None: no masks.
+
+        The bytes of a little-endian integer hold its bits in order.
         """
         if not masks.rows:
             return None
-        place = {row: at for at, row in enumerate(sampling)}
         bits = torch.frombuffer(masks.words, dtype=torch.uint8).view(len(masks.rows), -1)
-        if device.type == "cuda":
-            bits = bits.pin_memory().to(device, non_blocking=True)
-        return cls([place[row] for row in masks.rows], bits)
-
-
-class MaskSpace:
-    """Memory that the host writes masks to."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._words = TokenMasks.words_per_line(vocab_size)
-
-    def take(self, lines: int) -> memoryview:
-        """Unsigned 32-bit integers, `lines` lines of them."""
-        space = torch.empty(lines * self._words, dtype=torch.uint32)
-        return memoryview(space.numpy())  # type: ignore[arg-type]  # it is a buffer
+        if self._device.type == "cuda":
+            bits = bits.pin_memory().to(self._device, non_blocking=True)
+        return RowMasks(places(masks, sampling), bits)
 
 
 class MaskTable:

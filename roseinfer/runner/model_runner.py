@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -9,17 +10,22 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
+from roseinfer.kernels.availability import has_triton
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import StepTimer, StepTimers, start_download, upload
 from roseinfer.runner.forward import Columns, ForwardPass, SampleAt
 from roseinfer.runner.logprobs import Scores
-from roseinfer.runner.masks import MaskSpace, RowMasks
+from roseinfer.runner.masks import HostMasks
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
 from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from roseinfer.runner.seats import SeatTable
 
+if TYPE_CHECKING:
+    from roseinfer.runner.cuda_masks import CudaMasks
+
 NOT_FINITE_ERROR = "the model returned logits that are not finite"
 NOTHING_LEFT_ERROR = "no token is left to sample: every logit is -inf"
+CONSTRAINED_ERROR = "no token is left to sample: the output's constraint forbids all that the request allows"
 
 
 @dataclass(slots=True)
@@ -54,6 +60,14 @@ class _Downloaded:
         return cls(tokens, scores, [part.download() for part in handle.prompts])
 
 
+def _make_masks(seats: SeatTable, limits: StepLimits) -> "HostMasks | CudaMasks":
+    if not has_triton(seats.device):
+        return HostMasks(seats.vocab_size, seats.device)
+    from roseinfer.runner.cuda_masks import CudaMasks
+
+    return CudaMasks(limits.max_rows, seats.vocab_size, seats.device)
+
+
 class ModelRunner:
     """Runs plans in the order submitted; `submit`, then `sample`, then `collect`, each once per plan.
 
@@ -76,7 +90,7 @@ class ModelRunner:
         self._timers = StepTimers(seats.device)
         self._span: Span = unobserved
         self._unsampled: StepHandle | None = None
-        self._mask_space = MaskSpace(seats.vocab_size)
+        self._masks = _make_masks(seats, limits)
         self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
 
     def observe(self, span: Span) -> None:
@@ -102,7 +116,7 @@ class ModelRunner:
 
     def mask_space(self, lines: int) -> memoryview:
         """Room for the words of so many masks, as in `Runner.mask_space`."""
-        return self._mask_space.take(lines)
+        return self._masks.take(lines)
 
     @torch.inference_mode()
     def sample(self, handle: StepHandle, masks: TokenMasks | None = None) -> None:
@@ -114,7 +128,7 @@ class ModelRunner:
         if handle.logits is not None:
             rows = [handle.plan.rows[i] for i in handle.sampling]
             seats, ends = [row.seat for row in rows], [row.start + row.count for row in rows]
-            of_rows = RowMasks.of(masks, handle.sampling, self._seats.device) if masks is not None else None
+            of_rows = self._masks.place(masks, handle.sampling) if masks is not None else None
             handle.sampled = self._sampler.sample(handle.logits, seats, ends, handle.sample_at, of_rows)
             handle.logits = None
         handle.timer.stop()
@@ -217,7 +231,8 @@ class ModelRunner:
         rows = handle.plan.rows
         for i, token in zip(handle.sampling, tokens, strict=True):
             if token < 0:
-                self._fail(rows[i], NOTHING_LEFT_ERROR if token == NOTHING_LEFT else NOT_FINITE_ERROR)
+                nothing_left = CONSTRAINED_ERROR if i in handle.plan.guided else NOTHING_LEFT_ERROR
+                self._fail(rows[i], nothing_left if token == NOTHING_LEFT else NOT_FINITE_ERROR)
         for prompt in handle.downloaded.prompts:
             if not bool(prompt.finite.all()):
                 self._fail(rows[prompt.row], NOT_FINITE_ERROR)

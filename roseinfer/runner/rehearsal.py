@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan
+from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, TokenMasks
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
@@ -34,11 +34,13 @@ def rehearse(
     num_blocks: int,
     lengths: Sequence[int],
     sampling: tuple[SamplingParams, ...] = (FILTERED, GREEDY),
+    *,
+    guided: bool = False,
 ) -> None:
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
-    Prompts are cut to what context and blocks have room for. Seats take the elements of `sampling` in turn. Overwrites
-    KV blocks from 0 on: nothing may own them yet.
+    Prompts are cut to what context and blocks have room for. Seats take the elements of `sampling` in turn. `guided`:
+    sample under masks. Overwrites KV blocks from 0 on: nothing may own them yet.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
@@ -56,9 +58,9 @@ def rehearse(
         prefill.append(_row(seat, 0, length))
         if length < room:
             decode.append(_row(seat, length, 1))
-    _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)))
+    _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)), guided)
     if decode:
-        _run(runner, StepPlan(1, decode, num_tokens=len(decode)))
+        _run(runner, StepPlan(1, decode, num_tokens=len(decode)), guided)
     # Only a GPU has a kernel for it to compile.
     copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 and seats.device.type == "cuda" else []
     _run(runner, StepPlan(2, [], copies=copies, released=list(range(prompts))))
@@ -72,7 +74,13 @@ def _row(seat: int, start: int, count: int) -> Row:
     return Row(f"rehearsal-{seat}", seat, start, count, 1, True, start, 0, ())
 
 
-def _run(runner: ModelRunner, plan: StepPlan) -> None:
+def _run(runner: ModelRunner, plan: StepPlan, guided: bool = False) -> None:
+    masks = None
+    if guided:
+        plan.guided = tuple(range(len(plan.rows)))
+        words = runner.mask_space(len(plan.guided))
+        words.cast("B")[:] = b"\xff" * words.nbytes
+        masks = TokenMasks(plan.guided, words)
     handle = runner.submit(plan)
-    runner.sample(handle)
+    runner.sample(handle, masks)
     runner.collect(handle)

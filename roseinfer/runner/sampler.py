@@ -1,10 +1,12 @@
 """Choosing the next token of every row at once; only the rows that use a feature pay for it.
 
-Order: log probabilities are taken of the raw logits; then come the edits (see `edits.make_edits`) and the masks of
-guides; then the likeliest token, or a draw at the request's temperature through its filters (see `draw`).
+Order: log probabilities are taken of the raw logits; then come the edits (see `edits.make_edits`), the masks of guides
+and, behind these, min_tokens; then the likeliest token, or a draw at the request's temperature through its filters
+(see `draw`).
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +19,7 @@ from roseinfer.runner.draw import (
     draw_filtered,
     draw_plain,
 )
-from roseinfer.runner.edits.base import CountsTokens
+from roseinfer.runner.edits.base import CountsTokens, GivesWay, LogitEdit
 from roseinfer.runner.forward import SampleAt
 from roseinfer.runner.logprobs import Scores, score
 from roseinfer.runner.masks import MaskTable, RowMasks
@@ -25,9 +27,14 @@ from roseinfer.runner.rng import uniforms
 from roseinfer.runner.rows import SampledRows, Subset, in_parts
 from roseinfer.runner.seats import Feature, SeatTable
 
+if TYPE_CHECKING:
+    from roseinfer.runner import cuda_masks
+
 # What stands in for a token where none could be chosen.
 NOT_FINITE = -1
 NOTHING_LEFT = -2
+
+Edit = tuple[LogitEdit, list[int]]  # and the rows that use it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +51,16 @@ class Sampler:
 
     def __init__(self, seats: SeatTable) -> None:
         self._seats = seats
-        self._masks = MaskTable(seats.device)
+        self._masks: MaskTable | cuda_masks.MaskKernel = MaskTable(seats.device)
         self._kernels = None
         # What needs neither float32 logits nor int64 indices.
         self._on_any_logits = 0
         if has_triton(seats.device):
+            from roseinfer.runner.cuda_masks import MaskKernel
             from roseinfer.runner.cuda_sampler import CudaChoice
 
             self._kernels = CudaChoice(seats)
+            self._masks = MaskKernel()
             self._on_any_logits = Feature.RANDOM | Feature.FILTERED
 
     def sample(
@@ -75,15 +84,25 @@ class Sampler:
             logits = logits.float().contiguous()
         raw = self._raw(logits, rows, changes=masks is not None)
         edits = [(edit, rows.that_use(bit)) for bit, edit in self._seats.edits.items() if rows.any_feature & bit]
-        for edit, using in edits:
-            edit.apply(logits, rows, using)
-        if masks is not None:
-            self._masks.apply(logits, masks)
+        self._edit(logits, rows, edits, masks)
         tokens = self._choose(logits, rows)
         for edit, using in edits:
             if isinstance(edit, CountsTokens):
                 edit.sampled(tokens, rows, using)
         return self._score(tokens, rows, raw)
+
+    def _edit(self, logits: torch.Tensor, rows: SampledRows, edits: list[Edit], masks: RowMasks | None) -> None:
+        """Have the edits and the masks change the logits. An edit that gives way to masks comes behind them."""
+        last = []
+        for edit, using in edits:
+            if masks is not None and isinstance(edit, GivesWay):
+                last.append((edit, using))
+            else:
+                edit.apply(logits, rows, using)
+        if masks is not None:
+            self._masks.apply(logits, masks)
+        for edit, using in last:
+            edit.apply_if_possible(logits, rows, using)
 
     def _choose(self, logits: torch.Tensor, rows: SampledRows) -> torch.Tensor:
         """Tokens [n] int64, negative where there is no answer, written to the pool where the next step reads them."""

@@ -13,7 +13,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
-from roseinfer.runner.masks import MaskTable, RowMasks
+from roseinfer.runner.masks import HostMasks, MaskTable, RowMasks
 from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
 from tests.helpers.engines import run_dry
 from tests.helpers.guides import ArithmeticGuides, obeys
@@ -32,11 +32,15 @@ def token_masks(allowed: dict[int, set[int]], vocab_size: int = VOCAB) -> TokenM
     return TokenMasks(tuple(allowed), memoryview(words))
 
 
+def placed(masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
+    return HostMasks(VOCAB, CPU).place(masks, sampling)
+
+
 def test_rows_of_the_plan_become_rows_of_the_sampler():
-    masks = RowMasks.of(token_masks({4: {0}, 7: {9, 76}}), [2, 7, 3, 4], CPU)
+    masks = placed(token_masks({4: {0}, 7: {9, 76}}), [2, 7, 3, 4])
     assert masks.at == [3, 1]
     assert masks.bits[1].tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]
-    assert RowMasks.of(token_masks({}), [2, 7], CPU) is None, "every guide is dormant"
+    assert placed(token_masks({}), [2, 7]) is None, "every guide is dormant"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -46,7 +50,7 @@ def test_what_is_not_allowed_becomes_minus_infinity_in_any_dtype_and_layout(dtyp
     buffer = torch.randn(4, VOCAB + 5, generator=torch.Generator().manual_seed(1)).to(dtype)
     before, logits = buffer.clone(), buffer[:, :VOCAB]
     allowed = {row: {row, 31, 32, 64 + row} for row in rows}
-    MaskTable(CPU).apply(logits, RowMasks.of(token_masks(allowed), [0, 1, 2, 3], CPU))
+    MaskTable(CPU).apply(logits, placed(token_masks(allowed), [0, 1, 2, 3]))
     for row in range(4):
         kept = allowed.get(row, set(range(VOCAB)))
         for token in range(VOCAB):
@@ -76,7 +80,7 @@ def test_a_mask_is_what_minus_infinity_in_the_logits_would_be(params):
     banned = logits.clone()
     for row, kept in allowed.items():
         banned[row, [t for t in range(VOCAB) if t not in kept]] = -torch.inf
-    got = tokens(logits.clone(), RowMasks.of(token_masks(allowed), list(range(6)), CPU))
+    got = tokens(logits.clone(), placed(token_masks(allowed), list(range(6))))
     assert got == tokens(banned, None)
     assert all(got[row] in kept for row, kept in allowed.items())
 
@@ -86,7 +90,7 @@ def test_log_probabilities_are_those_of_the_raw_logits():
     table.admit([admission(seat, [1], temperature=0.0, logprobs=2) for seat in range(2)])
     logits = random_logits(2, vocab_size=VOCAB)
     raw = logits.log_softmax(-1)
-    masks = RowMasks.of(token_masks({0: {7}, 1: {8}}), [0, 1], CPU)
+    masks = placed(token_masks({0: {7}, 1: {8}}), [0, 1])
     sampled = Sampler(table).sample(logits, [0, 1], [1, 1], masks=masks)
     entries = [entry for part in sampled.scores for entry in part.to_python()]
     assert [entry.token_id for entry in entries] == [7, 8] == sampled.tokens.tolist()
@@ -101,9 +105,36 @@ def test_a_mask_that_allows_nothing_and_a_row_that_is_not_finite_fail_alone():
     table.admit([admission(seat, [1], temperature=float(seat > 0)) for seat in range(4)])
     logits = random_logits(4, vocab_size=VOCAB)
     logits[2] = torch.nan
-    masks = RowMasks.of(token_masks({0: set(), 1: set(), 2: {4}, 3: {6}}), [0, 1, 2, 3], CPU)
+    masks = placed(token_masks({0: set(), 1: set(), 2: {4}, 3: {6}}), [0, 1, 2, 3])
     tokens = Sampler(table).sample(logits, [0, 1, 2, 3], [1] * 4, masks=masks).tokens.tolist()
     assert tokens == [NOTHING_LEFT, NOTHING_LEFT, NOT_FINITE, 6]
+
+
+@pytest.mark.parametrize("end", [3, 5])
+def test_min_tokens_gives_way_where_only_the_end_is_left(end: int):
+    """Row 1 may say something else, row 2 is not masked at all."""
+    table = make_table(vocab_size=VOCAB)
+    params = {"temperature": 0.0, "min_tokens": 4, "stop": (7, 8)}
+    table.admit([admission(seat, [1, 2], **params) for seat in range(3)])
+    logits = torch.zeros(3, VOCAB)
+    logits[:, 7], logits[:, 8], logits[:, 5] = 8.0, 9.0, 7.0
+    masks = placed(token_masks({0: {7, 8}, 1: {7, 8, 6}}), [0, 1, 2])
+    tokens = Sampler(table).sample(logits.clone(), [0, 1, 2], [end] * 3, masks=masks).tokens.tolist()
+    assert tokens == [8, 6, 5]
+    masks = placed(token_masks({0: {7, 8}, 1: {7, 8, 6}}), [0, 1, 2])
+    tokens = Sampler(table).sample(logits, [0, 1, 2], [6] * 3, masks=masks).tokens.tolist()
+    assert tokens == [8, 8, 8], "long enough"
+
+
+@pytest.mark.parametrize(
+    "params", [{"allowed_token_ids": (3, 4)}, {"bad_token_ids": ((9,),)}, {"allowed_token_ids": (9,), "min_tokens": 2}]
+)
+def test_a_mask_and_edits_that_leave_nothing_fail_alone(params):
+    table = make_table(vocab_size=VOCAB)
+    table.admit([admission(0, [1], stop=(2,), **params), admission(1, [1])])
+    masks = placed(token_masks({0: {9} - {9 if "min_tokens" in params else 0}, 1: {9}}), [0, 1])
+    tokens = Sampler(table).sample(random_logits(2, vocab_size=VOCAB), [0, 1], [1, 1], masks=masks).tokens.tolist()
+    assert tokens == [NOTHING_LEFT, 9]
 
 
 def said_under_guides(overlap: bool) -> dict[str, list[int]]:

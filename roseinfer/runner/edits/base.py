@@ -45,6 +45,15 @@ class CountsTokens(Protocol):
         ...
 
 
+@runtime_checkable
+class GivesWay(Protocol):
+    """An edit that comes behind the masks of guides and does nothing to a row of which it would leave no token."""
+
+    def apply_if_possible(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
+        """As `LogitEdit.apply`, but for such rows."""
+        ...
+
+
 def flat_index(logits: torch.Tensor, rows: list[int], ids: list[torch.Tensor]) -> torch.Tensor:
     """Indices into the flattened logits [n * V] of the token ids `ids[i]` of row `rows[i]`, in one list [sum]."""
     layout = upload((rows, [len(t) for t in ids]), torch.int64, logits.device)

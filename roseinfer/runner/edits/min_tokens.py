@@ -36,7 +36,28 @@ class MinTokens:
         self._of.pop(seat, None)
 
     def apply(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
-        short = [i for i in using if rows.ends[i] < self._of[rows.seats[i]].end]
+        short = self._short(rows, using)
         if short:
-            where = flat_index(logits, short, [self._of[rows.seats[i]].stop_ids for i in short])
+            where = flat_index(logits, short, self._stop_ids(rows, short))
             logits.view(-1).index_fill_(0, where, -torch.inf)
+
+    def apply_if_possible(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
+        """An output that can only end ends, however short it is."""
+        short = self._short(rows, using)
+        if not short:
+            return
+        stop_ids, flat = self._stop_ids(rows, short), logits.view(-1)
+        where = flat_index(logits, short, stop_ids)
+        before = flat.index_select(0, where)
+        flat.index_fill_(0, where, -torch.inf)
+        layout = upload((short, [len(ids) for ids in stop_ids]), torch.int64, logits.device)
+        nothing_left = logits.index_select(0, layout[0]).amax(-1) == -torch.inf
+        gives_way = torch.repeat_interleave(nothing_left, layout[1], output_size=len(where))
+        flat.index_copy_(0, where, torch.where(gives_way, before, -torch.inf))
+
+    def _short(self, rows: SampledRows, using: list[int]) -> list[int]:
+        """The rows that are not allowed to end."""
+        return [i for i in using if rows.ends[i] < self._of[rows.seats[i]].end]
+
+    def _stop_ids(self, rows: SampledRows, short: list[int]) -> list[torch.Tensor]:
+        return [self._of[rows.seats[i]].stop_ids for i in short]
