@@ -21,7 +21,6 @@ class Reasoner:
 
     def __init__(self, begin: str, end: str, tokenizer: Tokenizer) -> None:
         self.begin, self.end = Mark.of(begin, tokenizer), Mark.of(end, tokenizer)
-        self.begin_ids = tuple(tokenizer.encode(begin, add_special_tokens=False))
         self.end_ids = tuple(tokenizer.encode(end, add_special_tokens=False))
         self._tokenizer = tokenizer
 
@@ -53,15 +52,13 @@ class Reasoner:
         return text.rfind(self.begin.text) > text.rfind(self.end.text)
 
     def thinking(self, inside: bool, budget: int | None = None, last_words: Sequence[int] = ()) -> Thinking:
-        """What the engine is told. `budget`: in tokens; `last_words` are then said, the end mark alone if empty."""
-        words = tuple(last_words) or self.end_ids
-        return Thinking(
-            inside=inside,
-            begin=self.begin_ids,
-            end=self.end_ids,
-            budget=budget,
-            last_words=() if budget is None else words,
-        )
+        """What the engine is told. `budget`: in tokens; `last_words` are then said, the end mark alone if empty.
+
+        That a model begins to think by itself is seen only where the mark is a token.
+        """
+        begin = () if self.begin.id is None else (self.begin.id,)
+        words = () if budget is None else tuple(last_words)
+        return Thinking(inside=inside, begin=begin, end=self.end_ids, budget=budget, last_words=words)
 
     def parser(self, inside: bool, calls: CallParser | None = None) -> OutputParser:
         """`inside`: the output begins within the thinking. `calls`: reads what is not thinking; None: it is text."""

@@ -149,7 +149,9 @@ def test_what_the_engine_is_told():
     assert reasoner is not None
     begin, end = (tokenizer.backend.token_to_id(text) for text in ("<think>", "</think>"))
     assert reasoner.thinking(inside=True) == Thinking(inside=True, begin=(begin,), end=(end,))
-    assert reasoner.thinking(inside=False, budget=5).last_words == (end,)
+    assert reasoner.thinking(inside=False, budget=5) == Thinking(inside=False, begin=(begin,), end=(end,), budget=5)
     assert reasoner.thinking(inside=False, budget=5, last_words=(7, end)).last_words == (7, end)
     spelled = Reasoner.detect(TEMPLATE, plain_tokenizer())
-    assert spelled is not None and len(spelled.thinking(inside=False).end) > 1
+    assert spelled is not None
+    thinking = spelled.thinking(inside=False)
+    assert thinking.begin == () and len(thinking.end) > 1

@@ -118,21 +118,30 @@ class ToolFormat(Protocol):
         """Rules of a Lark grammar, with `tool_calls`: one to `most` calls of these tools."""
         ...
 
-    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
         """What opens a call within free text, and the grammar of the rest of it (`most`: of calls that follow it
         without being opened by a trigger of their own, too).
 
         The syntax of a call is enforced, name and schema only where a tool is strict: a name that is forced could be
-        that of a wrong tool.
+        that of a wrong tool. `others` False: only `tools` may be called, each with arguments by its schema.
         """
         ...
 
 
-def grammar(rules: str, after_thinking: bool = False) -> str:
-    """The grammar of an answer that is calls and nothing else, from a format's `rules`."""
+def grammar(rules: str, after_thinking: bool = False, document: str = "") -> str:
+    """The grammar of an answer that is calls and nothing else, from a format's `rules`.
+
+    `after_thinking`: white space may stand before it. `document`: a schema, as `%json` takes it, of JSON that the
+    answer may be instead.
+    """
     lead = "LEAD? " if after_thinking else ""
-    terminal = "LEAD: /[ \\n]{1,8}/\n" if after_thinking else ""
-    return f"start: {lead}tool_calls\n{rules}{terminal}"
+    answer = "(tool_calls | document)" if document else "tool_calls"
+    lines = [f"start: {lead}{answer}\n", rules]
+    if after_thinking:
+        lines.append("LEAD: /[ \\n]{1,8}/\n")
+    if document:
+        lines.append(f"document: %json {document}\n")
+    return "".join(lines)
 
 
 def new_call_id() -> str:

@@ -196,25 +196,31 @@ def object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "argu
     return "".join(lines)
 
 
-def any_object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "arguments") -> str:
-    """Rule `call_object`: a call of whatever name, but that of a strict tool only with arguments by its schema."""
-    strict = [tool for tool in tools if tool.strict]
-    choices = [*(f"tool_{i}" for i in range(len(strict))), "any_call"]
-    lines = [f"call_object: {' | '.join(choices)}\n"]
-    lines += [_tool_rule(i, tool, tool.schema, schemas, arguments) for i, tool in enumerate(strict)]
-    anything = f"%json {schemas({'type': 'object'}, False)}"
-    lines.append(
-        f'any_call: "{{" WS NAME_KEY WS OTHER_NAME WS "," WS ARGUMENTS_KEY WS any_arguments WS "}}"\n'
-        f'  | "{{" WS ARGUMENTS_KEY WS any_arguments WS "," WS NAME_KEY WS OTHER_NAME WS "}}"\n'
-        f"any_arguments: {anything}\n"
-        f'NAME_KEY: "\\"name\\"" /[ \\n]{{0,4}}/ ":"\n'
-        f'ARGUMENTS_KEY: {literal(json.dumps(arguments))} /[ \\n]{{0,4}}/ ":"\n'
-        "WS: /[ \\n]{0,4}/\n"
-        f"OTHER_NAME: {other_name([json.dumps(tool.name) for tool in strict], QUOTED_NAME)}\n"
-    )
-    return "".join(lines)
+def any_object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "arguments", others: bool = True) -> str:
+    """Rule `call_object`: a call of whatever name, but that of a strict tool only with arguments by its schema.
+
+    `others` False: only of one of `tools`. All alternatives are cut into the same terminals, because the longest
+    terminal that goes on wins.
+    """
+    held = [tool for tool in tools if tool.strict or not others]
+    key = f'"{{" WS {literal(json.dumps("name"))} WS ":" WS'
+    between = f'WS "," WS {literal(json.dumps(arguments))} WS ":" WS'
+    calls = [
+        f'{key} {literal(json.dumps(tool.name))} {between} %json {schemas(tool.schema, tool.strict)} WS "}}"'
+        for tool in held
+    ]
+    lines = [f"WS: {WHITE_SPACE}\n"]
+    if others:
+        calls.append(f'{key} OTHER_NAME {between} any_arguments WS "}}"')
+        name, comma = literal(json.dumps("name")), 'WS "," WS'
+        opening = f'"{{" WS {literal(json.dumps(arguments))} WS ":" WS any_arguments {comma}'
+        calls.append(f'{opening} {name} WS ":" WS OTHER_NAME WS "}}"')
+        lines.append(f"any_arguments: %json {schemas({'type': 'object'}, False)}\n")
+        lines.append(f"OTHER_NAME: {other_name([json.dumps(tool.name) for tool in held], QUOTED_NAME)}\n")
+    return f"call_object: {' | '.join(calls)}\n" + "".join(lines)
 
 
+WHITE_SPACE = "/[ \\n]{0,4}/"
 QUOTED_NAME = r'/"[^"\\\x00-\x1f\x7f]{1,128}"/'
 
 

@@ -34,9 +34,9 @@ class Hermes:
             f'tool_calls: tool_call{more}\ntool_call: {self._open.lark} "\\n" call_object "\\n" {self._close.lark}\n'
         ) + object_rules(tools, schemas)
 
-    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
         start = f"start: LINE call_object LINE {self._close.lark}\nLINE: /\\n?/\n"
-        return (self._open.trigger(start + any_object_rules(tools, schemas)),)
+        return (self._open.trigger(start + any_object_rules(tools, schemas, others=others)),)
 
 
 class HermesParser(JsonCallParser):

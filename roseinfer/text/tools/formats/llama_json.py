@@ -3,18 +3,20 @@
 The models also write several, joined by `;`, or a list of them.
 """
 
+import json
 from collections.abc import Sequence
 
 from roseinfer.core.guide import Trigger
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.base import CallParser, Mark, Schemas, Tool, literal, other_name
-from roseinfer.text.tools.json_call import JsonCallParser, any_object_rules, object_rules
+from roseinfer.text.tools.json_call import WHITE_SPACE, JsonCallParser, any_object_rules
 from roseinfer.text.tools.reader import Steps
 
 TAG = "<|python_tag|>"
 ARGUMENTS = "parameters"
 # How a call begins; an answer in free text may be other JSON, too.
 OPENING = '{"name": "'
+QUOTE = '"'
 NAME_REST = r'/[^"\\\x00-\x1f\x7f]{1,128}"/'
 
 
@@ -37,13 +39,13 @@ class LlamaJson:
 
     def rules(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> str:
         """One call, whatever `most` is: the models were taught no more."""
-        return "tool_calls: call_object\n" + object_rules(tools, schemas, ARGUMENTS)
+        return "tool_calls: call_object\n" + any_object_rules(tools, schemas, ARGUMENTS, others=False)
 
-    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
-        tagged = "start: WS call_object\n" + any_object_rules(tools, schemas, ARGUMENTS)
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
+        tagged = "start: WS call_object\n" + any_object_rules(tools, schemas, ARGUMENTS, others)
         return (
             self._tag.trigger(tagged),
-            Trigger(grammar=_rest_of_object(tools, schemas), text=OPENING, at_start=True),
+            Trigger(grammar=_rest_of_object(tools, schemas, others), text=OPENING, at_start=True),
         )
 
 
@@ -76,25 +78,25 @@ class LlamaJsonParser(JsonCallParser):
             yield from reader.space()
 
 
-def _rest_of_object(tools: Sequence[Tool], schemas: Schemas) -> str:
-    """The grammar behind `OPENING`: of any object, but that of a strict tool's call only with its arguments."""
-    strict = [tool for tool in tools if tool.strict]
-    choices = [*(f"tool_{i}" for i in range(len(strict))), "other"]
-    behind = literal(f'", "{ARGUMENTS}": ')
-    lines = [f"start: {' | '.join(choices)}\n"]
-    lines += [
-        f'tool_{i}: {literal(tool.name)} {behind} %json {schemas(tool.schema, True)} "}}"\n'
-        for i, tool in enumerate(strict)
+def _rest_of_object(tools: Sequence[Tool], schemas: Schemas, others: bool) -> str:
+    """The grammar behind `OPENING`: of any object, but that of a strict tool's call only with its arguments.
+
+    `others` False: of calls of `tools` only.
+    """
+    held = [tool for tool in tools if tool.strict or not others]
+    between = f'WS "," WS {literal(json.dumps(ARGUMENTS))} WS ":" WS'
+    choices = [
+        f"{literal(tool.name + QUOTE)} {between} %json {schemas(tool.schema, tool.strict)} WS {literal('}')}"
+        for tool in held
     ]
-    lines.append(
-        'other: OTHER_NAME (WS "," WS any_text WS ":" WS anything)* WS "}"\n'
-        f"any_text: %json {schemas({'type': 'string'}, False)}\n"
-        f"anything: %json {schemas({}, False)}\n"
-        "WS: /[ \\n]{0,4}/\n"
-    )
-    taken = [f'{tool.name}"' for tool in strict]
-    lines.append(f"OTHER_NAME: {other_name(taken, NAME_REST)}\n")
-    return "".join(lines)
+    lines = [f"WS: {WHITE_SPACE}\n"]
+    if others:
+        taken = [tool.name + QUOTE for tool in held]
+        choices.append('OTHER_NAME (WS "," WS any_text WS ":" WS anything)* WS "}"')
+        lines.append(f"any_text: %json {schemas({'type': 'string'}, False)}\n")
+        lines.append(f"anything: %json {schemas({}, False)}\n")
+        lines.append(f"OTHER_NAME: {other_name(taken, NAME_REST)}\n")
+    return f"start: {' | '.join(choices)}\n" + "".join(lines)
 
 
 FORMAT = LlamaJson

@@ -44,12 +44,12 @@ class Mistral:
         lines.append(f"tool_call: {mark} ({' | '.join(f'tool_{i}' for i in range(len(tools)))})\n")
         return "".join(lines) + self._tool_rules(tools, schemas)
 
-    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
         if self._args.id is None:
-            text = f"start: call_list\n{_list_rule(most)}{any_object_rules(tools, schemas)}"
+            text = f"start: call_list\n{_list_rule(most)}{any_object_rules(tools, schemas, others=others)}"
             return (self._open.trigger(text),)
-        strict = [tool for tool in tools if tool.strict]
-        choices = [*(f"tool_{i}" for i in range(len(strict))), "other"]
+        strict = [tool for tool in tools if tool.strict or not others]
+        choices = [*(f"tool_{i}" for i in range(len(strict))), *(["other"] if others else [])]
         text = (
             f"start: {' | '.join(choices)}\n"
             f"other: OTHER_NAME separator %json {schemas({'type': 'object'}, False)}\n"

@@ -38,11 +38,14 @@ class Pythonic:
         more = f' (", " call){{0,{most - 1}}}' if most > 1 else ""
         return f'tool_calls: "[" call{more} "]"\ncall: {calls}\n' + self._rests(tools, schemas)
 
-    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
         """Behind the name of a tool only: a list of something else is no call."""
-        calls = [*(f"{literal(tool.name + '(')} rest_{i}" for i, tool in enumerate(tools)), 'OTHER_NAME "(" any_rest']
-        others = other_name([tool.name for tool in tools], ANY_NAME)
-        rules = f"call: {' | '.join(calls)}\nOTHER_NAME: {others}\n" + self._rests(tools, schemas)
+        calls = [f"{literal(f'{tool.name}(')} rest_{i}" for i, tool in enumerate(tools)]
+        rules = self._rests(tools, schemas)
+        if others:
+            calls.append('OTHER_NAME "(" any_rest')
+            rules += f"OTHER_NAME: {other_name([tool.name for tool in tools], ANY_NAME)}\n"
+        rules += f"call: {' | '.join(calls)}\n"
         more = f" (/,[ \\n]{{0,4}}/ call){{0,{most - 1}}}" if most > 1 else ""
         triggers = [
             Trigger(grammar=f'start: rest_{i}{more} "]"\n{rules}', text=f"[{tool.name}(", at_start=True)

@@ -29,6 +29,7 @@ NAME = re.compile(r"[^<>\r\n]+")
 PLAIN = re.compile(r"[^<\n]+")
 # A value and its end: text up to the first end mark.
 VALUE = r"/(?s:.*)\n<\/parameter>\n/ & ~/(?s:.*<\/parameter>.*<\/parameter>.*)/"
+BEHIND_NAME = literal(">\n")
 # What the schema of a text may say; texts cannot be held to more here.
 TEXT_KEYWORDS = frozenset({"type", "title", "description", "default", "examples", "enum", "const", "$comment"})
 
@@ -59,15 +60,16 @@ class QwenXml:
             f"function: {' | '.join(f'tool_{i}' for i in range(len(tools)))}\n"
         ) + _tool_rules(tools, schemas)
 
-    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> tuple[Trigger, ...]:
-        strict = [tool for tool in tools if tool.strict]
-        others = other_name([tool.name for tool in strict], "/[^<>\\r\\n]{1,128}/")
-        text = (
-            f"start: /\\n?/ function {self._close.lark}\n"
-            f"function: {' | '.join([*(f'tool_{i}' for i in range(len(strict))), 'other'])}\n"
-            f"other: {literal(FUNCTION)} OTHER_NAME {literal('>' + chr(10))} any_parameter{{0,64}} END_FUNCTION\n"
-            f"OTHER_NAME: {others}\n"
-        )
+    def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
+        strict = [tool for tool in tools if tool.strict or not others]
+        choices = [f"tool_{i}" for i in range(len(strict))]
+        text = f"start: /\\n?/ function {self._close.lark}\n"
+        if others:
+            choices.append("other")
+            name = other_name([tool.name for tool in strict], "/[^<>\\r\\n]{1,128}/")
+            text += f"other: {literal(FUNCTION)} OTHER_NAME {BEHIND_NAME} any_parameter{{0,64}} END_FUNCTION\n"
+            text += f"OTHER_NAME: {name}\n"
+        text += f"function: {' | '.join(choices)}\n"
         return (self._open.trigger(text + _tool_rules(strict, schemas)),)
 
 
@@ -153,7 +155,7 @@ def _tool_rules(tools: Sequence[Tool], schemas: Schemas) -> str:
     lines = [
         f'END_FUNCTION: "{END_FUNCTION}\\n"\n',
         f"VALUE: {VALUE}\n",
-        f"any_parameter: {literal(PARAMETER)} /[^<>\\r\\n]{{1,128}}/ {literal('>' + chr(10))} VALUE\n",
+        f"any_parameter: {literal(PARAMETER)} /[^<>\\r\\n]{{1,128}}/ {BEHIND_NAME} VALUE\n",
     ]
     for i, tool in enumerate(tools):
         Parameters.check(tool, QwenXml.name)
@@ -168,9 +170,9 @@ def _tool_rule(index: int, tool: Tool, schemas: Schemas) -> list[str]:
     parts = [f"parameter_{index}_{k}{'' if p.required else '?'}" for k, p in enumerate(named)]
     if not named and parameters.open:
         parts = ["any_parameter{0,64}"]
-    lines = [f"tool_{index}: {literal(f'{FUNCTION}{tool.name}>' + chr(10))} {' '.join(parts)} END_FUNCTION\n"]
+    lines = [f"tool_{index}: {literal(FUNCTION)} {literal(tool.name)} {BEHIND_NAME} {' '.join(parts)} END_FUNCTION\n"]
     for k, parameter in enumerate(named):
-        opening = literal(f"{PARAMETER}{parameter.name}>\n")
+        opening = f"{literal(PARAMETER)} {literal(parameter.name)} {BEHIND_NAME}"
         lines.append(f"parameter_{index}_{k}: {opening} {_value_rule(tool, parameter, schemas)}\n")
     return lines
 
