@@ -154,7 +154,7 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
         assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
     fields = document["components"]["schemas"]["CompletionRequest"]
     assert fields["required"] == ["prompt"]
-    assert not {"tools", "guided_json", "best_of", "suffix"} & set(fields["properties"])
+    assert not {"tools", "ebnf", "best_of", "suffix"} & set(fields["properties"])
     assert "ValidationError" not in document["components"]["schemas"]
 
 

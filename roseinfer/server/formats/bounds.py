@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN, RANGES
+from roseinfer.grammar.limits import MAX_CHOICES, MAX_REGEX_BYTES
 from roseinfer.server.formats.planning import MAX_SALT_CHARS
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import MAX_ID_CHARS
@@ -19,6 +20,8 @@ Bound = Mapping[str, Schema]
 
 _INT64 = {"minimum": INT64_MIN, "maximum": INT64_MAX}
 _POSITIVE: Bound = {"number": {"exclusiveMinimum": 0}}
+_CHOICE: Bound = {"array of string": {"minItems": 1, "maxItems": MAX_CHOICES}}
+_REGEX: Bound = {"string": {"maxLength": MAX_REGEX_BYTES}}
 _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
@@ -83,6 +86,8 @@ def _bounds(limits: Limits) -> dict[str, Bound]:
         "cache_salt": {"string": {"minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\u0000]*$"}},
         "request_id": {"string": {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": "^[!-~]*$"}},
         "priority": {"integer": _INT64},
+        **dict.fromkeys(("choice", "guided_choice"), _CHOICE),
+        **dict.fromkeys(("regex", "guided_regex"), _REGEX),
         "pred_output_len": {"integer": {"minimum": 1, "maximum": MAX_PREDICTED_LEN}},
         **dict.fromkeys(("ttft", "tpot", "ttft_ms", "tpot_ms", "e2e_ms", "timeout_s", "deadline_ms"), _POSITIVE),
     }

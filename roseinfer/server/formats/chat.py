@@ -58,6 +58,7 @@ async def chat_job(call: Call, request: ChatRequest) -> Job:
     ids, ignored = await chat_ids(call.backend.prompts, request, draft.keep_last)
     draft.warnings += ignored
     await draft.spell_out()
+    await draft.constrain()
     return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
 
 

@@ -44,6 +44,7 @@ class CompletionFormat:
         special = given(request.add_special_tokens, True)
         encoded = await call.backend.prompts.completion(prompts, special, echo, draft.keep_last)
         await draft.spell_out()
+        await draft.constrain()
         return draft.job(CompletionWriter.whole_object, "cmpl", encoded, "prompt", echo)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:

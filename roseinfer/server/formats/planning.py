@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import kept_prompt_tokens
+from roseinfer.server.formats import constraints
 from roseinfer.server.formats.schemas import (
     GenerationRequest,
     LogprobsAsked,
@@ -23,6 +25,17 @@ from roseinfer.server.request.prompts import Encoded
 
 MAX_SALT_CHARS = 128
 _NOT_IN_SALTS = frozenset("@/\\\0")
+# Fields of which any may constrain the output, or has to be named.
+CONSTRAINTS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_whitespace_pattern",
+    "guided_decoding_backend",
+)
 
 
 class Draft:
@@ -44,7 +57,7 @@ class Draft:
         self.stream = self._stream_choices()
         self.salt = _checked_salt(request.cache_salt)
         self.params = sampling_params(request, max_tokens, asked, call.backend.info, call.limits)
-
+        self.guide: GuideSpec | None = None
         self.keep_last = self._kept_of_prompts(max_tokens)
 
     async def spell_out(self) -> None:
@@ -52,6 +65,12 @@ class Draft:
         if self.params.bad_words:
             service, tokenizer = self.call.service, self.call.backend.tokenizer
             self.params = await service.offload.run(spelled_out, self.params, tokenizer, self.call.limits)
+
+    async def constrain(self) -> None:
+        """Finds what constrains the outputs. Raises `InvalidRequestError`, `ApiError` 400 or 503."""
+        if any(getattr(self.request, name) is not None for name in CONSTRAINTS):
+            self.guide, ignored = await constraints.guide_of(self.request, self.call.backend.grammars)
+            self.warnings += ignored
 
     def _kept_of_prompts(self, max_tokens: int | None) -> int | None:
         """How many of each prompt's last tokens are used, None = all; the engine need not know of it any more."""
@@ -77,6 +96,7 @@ class Draft:
                 params=fit(self.params, len(entry.ids), context, param),
                 meta=meta,
                 text=entry.text if echo else "",
+                guide=self.guide,
             )
             for entry in encoded
         )
@@ -181,27 +201,18 @@ def _unless(*harmless: Any) -> Asks:
     return lambda value: all(value != known or type(value) is not type(known) for known in harmless)
 
 
-_GUIDED = "constrained output (guided_* fields, now structured_outputs) is not available"
+_SYNTAX = "what constrains an output is a field of structured_outputs"
 _TOOLS = "tool calling is not available"
-_SYNTAX = "constrained output is not available"
 _REASONING = "reasoning is not told apart from the rest of the output"
 _DISAGGREGATED = "prompts are not computed elsewhere"
 _BEAM = "there is no beam search"
 _MEDIA = "the server takes and gives text only"
 
 REFUSALS: dict[str, Refusal] = {
-    "response_format": Refusal("only {'type': 'text'} is available", _unless({"type": "text"})),
-    "structured_outputs": Refusal(_SYNTAX, _always),
     "regex": Refusal(_SYNTAX, _always),
     "json_schema": Refusal(_SYNTAX, _always),
     "ebnf": Refusal(_SYNTAX, _always),
     "grammar": Refusal(_SYNTAX, _always),
-    "guided_json": Refusal(_GUIDED, _always),
-    "guided_regex": Refusal(_GUIDED, _always),
-    "guided_choice": Refusal(_GUIDED, _always),
-    "guided_grammar": Refusal(_GUIDED, _always),
-    "guided_decoding_backend": Refusal(_GUIDED, _always),
-    "guided_whitespace_pattern": Refusal(_GUIDED, _always),
     "tools": Refusal(_TOOLS, _always),
     "tool_choice": Refusal(_TOOLS, _unless("none")),
     "functions": Refusal(_TOOLS, _always),
@@ -244,7 +255,7 @@ REFUSALS: dict[str, Refusal] = {
     "web_search_options": Refusal("there is no web search", _always),
 }
 
-_UNHEARD_OF = Refusal(_GUIDED, _always)
+_UNHEARD_OF = Refusal(_SYNTAX, _always)
 # Known fields that ask for nothing here, whatever their value: no tool is ever called, n samples are all returned.
 _INERT = frozenset({"parallel_tool_calls", "best_of"})
 

@@ -59,6 +59,41 @@ class SloFields(RequestModel):
     report: bool | None = Field(None, description="tell in usage.slo how the objectives were kept; default false")
 
 
+class JsonSchemaFormat(RequestModel):
+    name: str | None = Field(None, description="required: 1 to 64 letters, digits, '_' or '-'")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="required: a JSON schema")
+    strict: bool | None = Field(None, description="refuse what cannot be enforced; default: ignore it, with a warning")
+    description: str | None = Field(None, description="accepted, not used")
+
+
+class ResponseFormat(RequestModel):
+    type: str = Field(description="text, json_object, json_schema or structural_tag")
+    json_schema: JsonSchemaFormat | None = Field(None, description="of type json_schema")
+    format: dict[str, Any] | None = Field(None, description="of type structural_tag: a tree of nodes")
+    structures: Parts | None = Field(None, description="of type structural_tag: {begin, schema, end}, several")
+    triggers: Strings | None = Field(None, description="of type structural_tag: with what structures begin")
+
+
+class StructuredOutputs(RequestModel):
+    """One of the first six."""
+
+    json_: str | dict[str, Any] | None = Field(
+        None, alias="json", description="a JSON schema, or a text that holds one"
+    )
+    regex: str | None = Field(None, description="a regular expression that the text matches as a whole")
+    choice: Strings | None = Field(None, description="texts, one of which is the output")
+    grammar: str | None = Field(None, description="a grammar in Lark, or in GBNF if there is a '::=' in it")
+    json_object: bool | None = Field(None, description="true: any JSON object")
+    structural_tag: str | dict[str, Any] | None = Field(None, description="as in response_format")
+    whitespace_pattern: str | None = Field(
+        None, description="what may stand between the symbols of JSON; default: up to 32 characters of white space"
+    )
+    disable_any_whitespace: bool | None = Field(None, description="no white space between the symbols of JSON")
+    disable_additional_properties: bool | None = Field(
+        None, description="no properties that a schema does not name, where it does not say"
+    )
+
+
 class ModelField(RequestModel):
     model: str | None = Field(None, description="a served model; default: the first one")
 
@@ -112,6 +147,14 @@ class GenerationRequest(OneAnswerRequest):
     return_token_ids: bool | None = Field(None, description="return the token ids of prompt and output too")
     return_tokens_as_token_ids: bool | None = Field(None, description="name tokens 'token_id:N' in logprobs")
     user: str | None = Field(None, description="accepted, not used")
+    response_format: ResponseFormat | None = Field(None, description="how the output is written; default: freely")
+    structured_outputs: StructuredOutputs | None = Field(None, description="what the output follows")
+    guided_json: str | dict[str, Any] | None = Field(None, description="like structured_outputs.json")
+    guided_regex: str | None = Field(None, description="like structured_outputs.regex")
+    guided_choice: Strings | None = Field(None, description="like structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="like structured_outputs.grammar")
+    guided_whitespace_pattern: str | None = Field(None, description="like structured_outputs.whitespace_pattern")
+    guided_decoding_backend: str | None = Field(None, description="accepted, not used")
 
 
 class CompletionRequest(GenerationRequest):

@@ -178,7 +178,7 @@ def _only(word: str, client: openai.OpenAI) -> list[int]:
     [
         {"documents": [{"title": "a", "text": "b"}]}, {"reasoning_effort": "high"}, {"echo": True},
         {"truncation_side": "right"}, {"repetition_detection": {"max_pattern_size": 8, "min_count": 3}},
-        {"return_prompt_text": True}, {"include_reasoning": False}, {"tools": []}, {"guided_choice": ["a"]},
+        {"return_prompt_text": True}, {"include_reasoning": False}, {"tools": []}, {"ebnf": "x"},
         {"verbosity": "low"}, {"use_beam_search": True}, {"chat_template": "{{ messages }}"},
     ],
 )  # fmt: skip

@@ -1,0 +1,166 @@
+"""From the fields of a request to what constrains its output: `response_format`, `structured_outputs`, `guided_*`."""
+
+import re
+from typing import Any
+
+from orjson import JSONDecodeError, loads
+
+from roseinfer.core.guide import GuideSpec, Thinking
+from roseinfer.grammar.constraint import (
+    JSON_OBJECT,
+    Choice,
+    Constraint,
+    GrammarText,
+    JsonOptions,
+    JsonSchema,
+    Regex,
+    StructuralTag,
+)
+from roseinfer.server.formats.schemas import (
+    GenerationRequest,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuredOutputs,
+    unknown_fields,
+)
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.grammars import Grammars
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+# Older names of the fields of `structured_outputs`.
+_GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar", "whitespace_pattern")}
+
+
+class Asked:
+    """What a request asks of its output. `constraint` None: nothing. `param`: the field that says it."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        """Raises `ApiError` 400 that names the field."""
+        self.constraint: Constraint | None = None
+        self.param = ""
+        self.warnings: list[str] = []
+        guided = {name: value for name in _GUIDED if (value := getattr(request, name)) is not None}
+        self.warnings += guided
+        if request.guided_decoding_backend is not None:
+            self.warnings.append("guided_decoding_backend")
+        given = {"structured_outputs": request.structured_outputs}
+        if guided:
+            fields = {_GUIDED[name]: value for name, value in guided.items()}
+            given[next(iter(guided))] = StructuredOutputs.model_validate(fields)
+        for param, outputs in given.items():
+            if outputs is not None:
+                self._add(param, _of_outputs(outputs, param, self.warnings))
+        if request.response_format is not None:
+            self._add("response_format", _of_format(request.response_format, self.warnings))
+
+    def _add(self, param: str, constraint: Constraint | None) -> None:
+        if constraint is None:
+            return
+        if self.constraint is not None:
+            raise bad_request(f"{param} cannot stand beside {self.param}: one of them constrains the output", param)
+        self.constraint, self.param = constraint, param
+
+
+async def guide_of(
+    request: GenerationRequest, grammars: Grammars, thinking: Thinking | None = None
+) -> tuple[GuideSpec | None, list[str]]:
+    """What the engine gets, and warnings. Raises `ApiError` 400 or 503, `InvalidRequestError`."""
+    asked = Asked(request)
+    if asked.constraint is None:
+        return None, asked.warnings
+    spec, warnings = await grammars.guide(asked.constraint, asked.param, thinking)
+    return spec, asked.warnings + warnings
+
+
+# --- response_format --------------------------------------------------------------------------------------------
+def _of_format(asked: ResponseFormat, warnings: list[str]) -> Constraint | None:
+    param = "response_format"
+    beside = {name for name in ("json_schema", "format", "structures", "triggers") if getattr(asked, name) is not None}
+    belongs = {"json_schema": {"json_schema"}, "structural_tag": {"format", "structures", "triggers"}}
+    for name in sorted(beside - belongs.get(asked.type, set())):
+        raise bad_request(f"{param}.{name} does not go with type {asked.type[:80]!r}", param)
+    warnings += [f"{param}.{name}"[:100] for name in unknown_fields(asked)]
+    if asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return JSON_OBJECT
+    if asked.type == "json_schema":
+        if asked.json_schema is None:
+            raise bad_request(f"{param} of type json_schema needs json_schema", param)
+        return _of_json_schema(asked.json_schema, param, warnings)
+    if asked.type == "structural_tag":
+        return StructuralTag(spec=asked.model_dump(exclude_none=True, exclude=set(unknown_fields(asked))))
+    message = f"{param}.type {asked.type[:80]!r} is not known: text, json_object, json_schema and structural_tag are"
+    raise bad_request(message, param)
+
+
+def _of_json_schema(asked: JsonSchemaFormat, param: str, warnings: list[str]) -> Constraint:
+    if asked.name is None or not _NAME.fullmatch(asked.name):
+        raise bad_request(f"{param}.json_schema.name must be 1 to 64 letters, digits, '_' or '-'", param)
+    if asked.schema_ is None:
+        raise bad_request(f"{param}.json_schema needs its schema", param)
+    warnings += [f"{param}.json_schema.{name}"[:100] for name in unknown_fields(asked)]
+    return JsonSchema(schema=asked.schema_, strict=bool(asked.strict))
+
+
+# --- structured_outputs and guided_* ----------------------------------------------------------------------------
+def _of_outputs(asked: StructuredOutputs, param: str, warnings: list[str]) -> Constraint:
+    # False asks for no object.
+    kinds = [name for name in _KINDS if getattr(asked, _attribute(name)) not in (None, False)]
+    if len(kinds) != 1:
+        found = f"there are {', '.join(kinds)}" if kinds else "there is none"
+        raise bad_request(f"{param} takes exactly one of {', '.join(_KINDS)}; {found}", param)
+    (kind,) = kinds
+    for name in _OPTIONS:
+        if kind not in ("json", "json_object", "structural_tag") and getattr(asked, name):
+            raise bad_request(f"{param}: {name} is for JSON only", param)
+    warnings += [f"{param}.{name}"[:100] for name in unknown_fields(asked)]
+    return _of_kind(asked, kind, param)
+
+
+def _of_kind(asked: StructuredOutputs, kind: str, param: str) -> Constraint:
+    options = _options(asked, param)
+    if kind == "json":
+        return JsonSchema(schema=_object(asked.json_, f"{param}: json", param), options=options)
+    if kind == "json_object":
+        return JsonSchema(schema=JSON_OBJECT.schema, strict=True, options=options)
+    if kind == "structural_tag":
+        spec = _object(asked.structural_tag, f"{param}: structural_tag", param)
+        return StructuralTag(spec=spec, options=options)
+    if kind == "choice":
+        assert asked.choice is not None
+        return Choice(asked.choice)
+    if kind == "regex":
+        assert asked.regex is not None
+        return Regex(asked.regex)
+    assert asked.grammar is not None
+    return GrammarText(asked.grammar)
+
+
+def _options(asked: StructuredOutputs, param: str) -> JsonOptions:
+    if asked.whitespace_pattern is not None and asked.disable_any_whitespace:
+        raise bad_request(f"{param}: whitespace_pattern cannot stand beside disable_any_whitespace", param)
+    return JsonOptions(
+        whitespace_pattern=asked.whitespace_pattern,
+        any_whitespace=not asked.disable_any_whitespace,
+        additional_properties=not asked.disable_additional_properties,
+    )
+
+
+def _object(value: str | dict[str, Any] | None, where: str, param: str) -> dict[str, Any]:
+    """An object, or a text that holds one as JSON."""
+    if isinstance(value, str):
+        try:
+            value = loads(value)
+        except JSONDecodeError as error:
+            raise bad_request(f"{where} is no JSON: {error}"[:300], param) from error
+    if not isinstance(value, dict):
+        raise bad_request(f"{where} must be an object", param)
+    return value
+
+
+def _attribute(name: str) -> str:
+    """`json` is a method of the model's."""
+    return "json_" if name == "json" else name
