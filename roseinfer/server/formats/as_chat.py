@@ -21,14 +21,14 @@ def chat_request(
     400 for the former, and for those of a chat that the API does not have: what they mean there, they do not mean here.
     """
     common = {name: getattr(request, name) for name in OneAnswerRequest.model_fields}
-    extras = {name: value for name, value in unknown_fields(request).items() if name not in inert}
+    extras = unknown_fields(request)
     for name, value in extras.items():
         refuse(name, value, refusals)
-        if name in ChatRequest.model_fields:
-            raise unsupported(name, "it is a field of /v1/chat/completions")
+    extras = {name: value for name, value in extras.items() if name not in inert and name not in refusals}
+    for name in extras.keys() & ChatRequest.model_fields.keys():
+        raise unsupported(name, "it is a field of /v1/chat/completions")
     given = {name: value for name, value in (common | translated).items() if value is not None}
-    kept = {name: value for name, value in extras.items() if name not in refusals}
-    return parse(ChatRequest, kept | given)
+    return parse(ChatRequest, extras | given)
 
 
 def refuse(name: str, value: Any, refusals: Mapping[str, Refusal]) -> None:

@@ -1,0 +1,219 @@
+"""Bodies of /v1/messages as chats."""
+
+from typing import Any
+
+import pytest
+
+from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest, as_chat, ignored_parts
+from roseinfer.server.formats.schemas import parse
+from roseinfer.server.http.errors import ApiError
+
+HI = {"role": "user", "content": "hello"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+TOOL = {"name": "look", "description": "Look", "input_schema": SCHEMA}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """The fields of the chat."""
+    request = parse(MessagesRequest, {"messages": [HI], "max_tokens": 9} | fields)
+    return as_chat(request).model_dump(exclude_none=True, by_alias=True)
+
+
+def messages(*given: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return chat(messages=list(given), **fields)["messages"]
+
+
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        chat(**fields)
+    assert raised.value.status == 400
+    return raised.value
+
+
+def texts(*each: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in each]
+
+
+def test_system_and_turns() -> None:
+    cached = [block | {"cache_control": {"type": "ephemeral"}} for block in texts("be", "brief")]
+    found = messages(
+        HI, {"role": "user", "content": texts("you")}, {"role": "assistant", "content": "Hi"}, system=cached
+    )
+    assert found == [
+        {"role": "system", "content": texts("be", "brief")},
+        {"role": "user", "content": texts("hello", "you")},
+        {"role": "assistant", "content": "Hi"},
+    ]
+    assert messages(HI, system="brief")[0] == {"role": "system", "content": "brief"}
+    assert messages(HI, {"role": "system", "content": "now"})[1] == {"role": "system", "content": "now"}
+
+
+def test_blocks_of_a_turn_with_tools() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é", "n": 1.5}}
+    thought = {"type": "thinking", "thinking": "Hm", "signature": "abc"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": texts("sunny")}
+    plain = {"type": "tool_result", "tool_use_id": "t2", "content": "warm", "is_error": False}
+    empty = {"type": "tool_result", "tool_use_id": "t3"}
+    assert messages(
+        HI,
+        {"role": "assistant", "content": [thought, *texts("Well"), call, call | {"id": "t2"}]},
+        {"role": "user", "content": [result, plain, empty, *texts("and?")]},
+    ) == [
+        {"role": "user", "content": "hello"},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm",
+            "content": "Well",
+            "tool_calls": [
+                {"id": name, "type": "function", "function": {"name": "look", "arguments": '{"at":"é","n":1.5}'}}
+                for name in ("t1", "t2")
+            ],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "t2", "content": "warm"},
+        {"role": "tool", "tool_call_id": "t3", "content": ""},
+        {"role": "user", "content": "and?"},
+    ]
+
+
+def test_an_assistants_last_message_is_gone_on_with() -> None:
+    begun = {"role": "assistant", "content": "Once"}
+    assert chat(messages=[HI, begun])["continue_final_message"] is True
+    assert "continue_final_message" not in chat(messages=[HI, begun, HI])
+
+
+CONTENT = "unsupported_content"
+BLOCK = "messages.0.content.0"
+
+
+@pytest.mark.parametrize(
+    ("message", "place", "code"),
+    [
+        ({"role": "user", "content": [{"type": "image", "source": {}}]}, BLOCK, CONTENT),
+        ({"role": "user", "content": [{"type": "document"}]}, BLOCK, CONTENT),
+        ({"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}, BLOCK, CONTENT),
+        ({"role": "user", "content": [{"type": "tool_use"}]}, BLOCK, CONTENT),
+        ({"role": "assistant", "content": [{"type": "tool_result"}]}, BLOCK, CONTENT),
+        ({"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, BLOCK, CONTENT),
+        ({"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}, f"{BLOCK}.input", None),
+        ({"role": "assistant", "content": [{"type": "tool_use", "name": "b", "input": {}}]}, f"{BLOCK}.id", None),
+        ({"role": "user", "content": [{"type": "tool_result"}]}, f"{BLOCK}.tool_use_id", None),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}]},
+            "messages.0.content.0.content.0", CONTENT,
+        ),
+        ({"role": "user", "content": [{"type": "text"}]}, f"{BLOCK}.text", None),
+        ({"role": "tool", "content": "x"}, "messages.0.role", None),
+        ({"role": "user", "content": None}, "messages.0.content", None),
+        ({"content": "x"}, "messages.0.role", None),
+    ],
+)  # fmt: skip
+def test_messages_that_cannot_be_taken(message: dict[str, Any], place: str, code: str | None) -> None:
+    error = refused(messages=[message])
+    assert (error.param, error.code) == ("messages", code) and error.message.startswith(place)
+
+
+def test_tools() -> None:
+    found = chat(tools=[TOOL, {"type": "custom", "name": "f", "input_schema": {}, "strict": True}])
+    assert found["tools"] == [
+        {"type": "function", "function": {"name": "look", "description": "Look", "parameters": SCHEMA}},
+        {"type": "function", "function": {"name": "f", "parameters": {}, "strict": True}},
+    ]
+    assert not {"tool_choice", "parallel_tool_calls"} & set(found)
+    assert "tools" not in chat(tools=[])
+
+
+@pytest.mark.parametrize(
+    ("choice", "there", "parallel"),
+    [
+        ({"type": "auto"}, "auto", None),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", None),
+        ({"type": "tool", "name": "look"}, {"type": "function", "function": {"name": "look"}}, None),
+        ({"type": "auto", "disable_parallel_tool_use": False}, "auto", None),
+    ],
+)
+def test_tool_choices(choice: dict[str, Any], there: Any, parallel: bool | None) -> None:
+    found = chat(tools=[TOOL], tool_choice=choice)
+    assert (found["tool_choice"], found.get("parallel_tool_calls")) == (there, parallel)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget", "effort"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, 1024, None),
+        ({"type": "disabled"}, None, "none"),
+        ({"type": "adaptive", "display": "summarized"}, None, None),
+    ],
+)
+def test_thinking(thinking: dict[str, Any], budget: int | None, effort: str | None) -> None:
+    found = chat(thinking=thinking)
+    assert (found.get("thinking_token_budget"), found.get("reasoning_effort")) == (budget, effort)
+
+
+def test_formats_are_enforced() -> None:
+    found = chat(output_config={"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"})
+    schema = {"name": "output", "schema": SCHEMA, "strict": True}
+    assert found["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert found["reasoning_effort"] == "low"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search_20260209", "name": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [TOOL | {"allowed_callers": ["code_execution_20260521"]}]}, "tools.0.allowed_callers"),
+        ({"container": "c"}, "container"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"context_management": {"edits": []}}, "context_management"),
+        ({"speed": "fast"}, "speed"),
+        ({"stop": "x"}, "stop"),
+        ({"thinking": {"type": "between_tools"}}, "thinking"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
+        ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ],
+)
+def test_refused(fields: dict[str, Any], param: str) -> None:
+    error = refused(**fields)
+    assert (error.code, error.param) == ("unsupported_field", param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        ({"system": 5}, "system"),
+        ({"system": [{"type": "image"}]}, "system"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
+    ],
+)
+def test_wrong(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_what_is_passed_on() -> None:
+    same = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "stream": True, "seed": 4, "service_tier": "auto", "mood": 1}
+    inert = {"metadata": {"user_id": "u"}, "cache_control": {"type": "ephemeral"}, "speed": "standard"}
+    found = chat(stop_sequences=["a", "b"], **same, **inert)
+    assert found == chat() | same | {"stop": ["a", "b"]} and found["max_completion_tokens"] == 9
+
+
+def test_what_is_ignored_within_fields_is_named() -> None:
+    failed = {"type": "tool_result", "tool_use_id": "x", "content": "no", "is_error": True}
+    body = {"messages": [{"role": "user", "content": [failed]}], "max_tokens": 1, "output_config": {"mood": 1}}
+    assert ignored_parts(parse(MessagesRequest, body)) == ["output_config.mood", "messages.content.is_error"]
+
+
+def test_counting_needs_no_length() -> None:
+    assert as_chat(parse(CountTokensRequest, {"messages": [HI]})).max_completion_tokens is None
