@@ -1,0 +1,214 @@
+"""/v1/messages over HTTP, with anthropic's client where it can send it, and errors in its form."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from roseinfer.core.errors import EngineDeadError
+from roseinfer.server.formats.messages.document import Message, MessageErrorBody, TokenCount
+from roseinfer.server.http.errors import ApiError
+from tests.server.fake_engine import Wait, dead, rejected, timed_out
+from tests.server.formats.played import parsed
+from tests.server.live import LiveServer, http_post, read_all
+
+Serve = Callable[..., LiveServer]
+PATH = "/v1/messages"
+HI = [{"role": "user", "content": "hello"}]
+BODY: dict[str, Any] = {"model": "fake", "max_tokens": 3, "messages": HI}
+
+
+def made(server: LiveServer, **options: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        **{"base_url": server.url, "api_key": "none", "max_retries": 0, "timeout": 10.0} | options
+    )
+
+
+@pytest.fixture(scope="module")
+def shared_claude(shared: LiveServer) -> Iterator[anthropic.Anthropic]:
+    with made(shared) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(shared_claude: anthropic.Anthropic, server: LiveServer) -> anthropic.Anthropic:
+    return shared_claude
+
+
+def test_text_and_prompt(claude: anthropic.Anthropic, server: LiveServer) -> None:
+    message = claude.messages.create(**BODY, system="world")
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hello world,"}]
+    assert (message.role, message.model, message.stop_reason) == ("assistant", "fake", "max_tokens")
+    request = server.engine.requests[0]
+    prompt = server.tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
+    assert prompt == "<|endoftext|><|system|>world<|end|><|user|>hello<|end|><|assistant|>"
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (len(request.prompt_ids), 3)
+    assert message.id == f"msg_{message._request_id}"
+
+
+def test_a_stream_says_the_same(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(**BODY)
+    with claude.messages.stream(**BODY) as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert texts == ["hello", " world", ","] and final.content[0].text == whole.content[0].text
+    assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
+
+
+def test_a_message_is_gone_on_with(claude: anthropic.Anthropic, server: LiveServer) -> None:
+    claude.messages.create(**BODY | {"messages": [*HI, {"role": "assistant", "content": "def f"}]})
+    prompt = server.tokenizer.decode(server.engine.requests[0].prompt_ids, skip_special_tokens=False)
+    assert prompt.endswith("<|assistant|>def f")
+
+
+def test_token_counts_are_those_of_the_messages(claude: anthropic.Anthropic, server: LiveServer) -> None:
+    counted = claude.messages.count_tokens(model="fake", messages=HI, system="world")  # type: ignore[arg-type]
+    assert counted.input_tokens == claude.messages.create(**BODY, system="world").usage.input_tokens
+    TokenCount.model_validate(server.post(f"{PATH}/count_tokens", {"messages": HI}).json())
+
+
+def test_what_the_documents_say(server: LiveServer) -> None:
+    Message.model_validate(server.post(PATH, BODY | {"mood": 1, "slo": {"report": True, "ttft_ms": 1e6}}).json())
+
+
+def test_objectives_are_reported_and_classes_found(server: LiveServer) -> None:
+    answer = server.post(PATH, BODY | {"slo": {"report": True}, "mood": 1}, headers={"x-slo-ttft-ms": "60000"}).json()
+    assert answer["usage"]["slo"]["met"] is True and answer["warnings"] == ["mood"]
+    assert server.engine.requests[0].meta.slo is not None
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_fields(claude: anthropic.Anthropic) -> None:
+    for fields, code, param in (
+        ({"max_tokens": 1000}, "context_length_exceeded", "max_tokens"),
+        ({"messages": [{"role": "user", "content": "hello " * 100}]}, "context_length_exceeded", "messages"),
+        ({"stop_sequences": [""]}, None, "stop_sequences"),
+        ({"extra_body": {"temperature": 3.0}}, None, "temperature"),
+        ({"extra_body": {"container": "c"}}, "unsupported_field", "container"),
+    ):
+        with pytest.raises(anthropic.BadRequestError) as raised:
+            claude.messages.create(**BODY | fields)
+        error = raised.value
+        assert (error.type, error.error_code) == ("invalid_request_error", code), fields
+        body: Any = error.body
+        assert body["error"]["details"]["param"] == param and param in error.message
+        MessageErrorBody.model_validate(body)
+
+
+def test_errors_of_every_status(serve: Serve) -> None:
+    server = serve(api_key=("key",), max_body_bytes=1000)
+    with made(server, api_key="key") as client:
+        for wrong, kind, status, type in (
+            ({"model": "other"}, anthropic.NotFoundError, 404, "not_found_error"),
+            (
+                {"messages": [{"role": "user", "content": "x" * 2000}]},
+                anthropic.APIStatusError,
+                413,
+                "request_too_large",
+            ),
+        ):
+            with pytest.raises(kind) as raised:
+                client.messages.create(**BODY | wrong)
+            assert (raised.value.status_code, raised.value.type) == (status, type)
+            assert raised.value.request_id == raised.value.response.headers["x-request-id"]
+    with made(server) as stranger, pytest.raises(anthropic.AuthenticationError) as refused:
+        stranger.messages.create(**BODY)
+    assert (refused.value.type, refused.value.error_code) == ("authentication_error", "invalid_api_key")
+    keyed = {"x-api-key": "key"}
+    assert server.post(PATH, BODY, headers=keyed).status_code == 200
+    for path, status, kind in (
+        (f"{PATH}/batches", 404, "not_found_error"),
+        (f"{PATH}/count_tokens", 400, "invalid_request_error"),
+    ):
+        answer = server.post(path, {}, headers=keyed)
+        MessageErrorBody.model_validate(answer.json())
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+    wrong_method = server.get(PATH, headers=keyed)
+    assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
+    MessageErrorBody.model_validate(wrong_method.json())
+    bad_id = server.post(PATH, BODY, headers=keyed | {"X-Request-Id": "a b"})
+    assert bad_id.status_code == 400 and bad_id.json()["type"] == "error"
+    assert "type" not in server.post("/v1/messagesx", BODY, headers=keyed).json(), "which is another path"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_keeps_its_reasons(server: LiveServer, claude: anthropic.Anthropic, stream: bool) -> None:
+    server.engine.script = lambda request: [rejected()]
+    with pytest.raises(anthropic.RateLimitError) as raised:
+        claude.messages.create(**BODY, stream=stream, extra_body={"slo": {"ttft_ms": 100}})
+    assert (raised.value.type, raised.value.error_code) == ("rate_limit_error", "slo_unattainable")
+    body: Any = raised.value.body
+    MessageErrorBody.model_validate(body)
+    details = body["error"]["details"]
+    assert (details["reason"], details["cause"], details["predicted_ttft_ms"]) == ("ttft", "price", 2500)
+    assert raised.value.response.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failures_of_the_engine(server: LiveServer, claude: anthropic.Anthropic, stream: bool) -> None:
+    server.engine.script = dead
+    with pytest.raises(anthropic.InternalServerError) as raised:
+        claude.messages.create(**BODY, stream=stream)
+    assert (raised.value.status_code, raised.value.type, raised.value.error_code) == (500, "api_error", "engine_dead")
+    assert raised.value.response.headers["x-should-retry"] == "false"
+    server.engine.script = lambda request: [timed_out()]
+    with pytest.raises(anthropic.APIStatusError) as late:
+        claude.messages.create(**BODY, stream=stream, extra_body={"timeout_s": 5.0})
+    assert (late.value.status_code, late.value.type) == (504, "timeout_error")
+
+
+def test_a_failure_on_the_way_is_an_error_of_the_client(server: LiveServer, claude: anthropic.Anthropic) -> None:
+    first = server.engine.default_script
+    server.engine.script = lambda request: [first(request)[0], Wait(), EngineDeadError("gone")]
+    with claude.messages.stream(**BODY) as stream, pytest.raises(anthropic.APIStatusError) as raised:
+        assert next(stream).type == "message_start"
+        server.call(server.engine.release)
+        list(stream)
+    assert raised.value.error_code == "engine_dead"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "type"),
+    [({"code": "draining"}, 503, "overloaded_error"), ({"code": "too_many_inflight"}, 429, "rate_limit_error")],
+)
+def test_a_server_that_takes_nothing(server: LiveServer, fields: dict[str, str], status: int, type: str) -> None:
+    server.engine.refuse = ApiError(status, "No", type="overloaded_error", retry_after_s=2.0, **fields)
+    answer = server.post(PATH, BODY)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, type)
+    assert answer.headers["retry-after"] == "2"
+    assert answer.json()["error"]["details"]["error_code"] == fields["code"]
+
+
+# --- the life of a request --------------------------------------------------------------------------------------
+
+
+def test_pings_while_nothing_happens(serve: Serve) -> None:
+    server = serve(sse_keep_alive_interval=0.02)
+    first = server.engine.default_script
+    server.engine.script = lambda request: [Wait(), *first(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post(PATH, BODY | {"stream": True}, "connection: close"))
+        got = b""
+        while b"event: ping" not in got:
+            got += connection.recv(65536)
+        server.call(server.engine.release)
+        got += read_all(connection)
+    body = b"".join(part for i, part in enumerate(got.partition(b"\r\n\r\n")[2].split(b"\r\n")) if i % 2)
+    names = [name for name, _ in parsed(body)]
+    assert names[:2] == ["message_start", "ping"] and names[-1] == "message_stop"
+    assert names.count("message_start") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_takes_its_work_with_it(server: LiveServer, stream: bool) -> None:
+    script = server.engine.default_script
+    server.engine.script = lambda request: [script(request)[0], Wait()]
+    with server.connect() as connection:
+        connection.sendall(http_post(PATH, BODY | {"stream": stream}))
+        server.until(lambda: len(server.engine.live) == 1)
+        if stream:
+            assert connection.recv(1024)
+    server.until(lambda: len(server.engine.cancelled) == 1)
