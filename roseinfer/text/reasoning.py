@@ -69,6 +69,7 @@ class PlainParser:
     """All is text."""
 
     failures = 0
+    reasoning_tokens = 0
     within_call = False
     markers: frozenset[int] = frozenset()
 

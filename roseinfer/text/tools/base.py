@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from roseinfer.core.guide import Trigger
-from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Text
+from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, OutputParser, Text
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.reader import Reader, Steps
 
@@ -74,23 +74,13 @@ class Tool:
         return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class CallParser(Protocol):
-    """Finds the calls in what a model says, thinking aside: an `OutputParser` without reasoning."""
-
-    @property
-    def failures(self) -> int: ...
-
-    @property
-    def markers(self) -> frozenset[int]: ...
+class CallParser(OutputParser, Protocol):
+    """Finds the calls in what a model says, thinking aside."""
 
     @property
     def within_call(self) -> bool:
         """Whether what came last is part of a call, or of what looks like one."""
         ...
-
-    def feed(self, text: str, token_id: int | None) -> list[Event]: ...
-
-    def end(self) -> list[Event]: ...
 
 
 class ToolFormat(Protocol):

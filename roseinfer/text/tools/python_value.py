@@ -1,7 +1,7 @@
 """Python literals, turned into JSON as they are read: a small reader of its own, nothing is evaluated."""
 
-import json
 import re
+from json.encoder import encode_basestring
 
 from roseinfer.text.tools.base import Cut, Malformed
 from roseinfer.text.tools.reader import Reader, Steps
@@ -180,4 +180,4 @@ class PythonValue:
 
 def quoted(text: str) -> str:
     """The text as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    return encode_basestring(text)
