@@ -3,6 +3,8 @@
 The library refuses what it cannot enforce, or, when lenient, ignores it and says so. It does not see:
 - properties by names with escapes: `{"\\u0061": 1}` passes for another property than `a`. Hence no `\\u` at all;
 - that keys which no schema names may come twice, so that they count for less than `minProperties` wants;
+- that it leaves control characters out of the texts that `const` and `enum` name, without that `\\u`;
+- that in older drafts an `$id` beside a `$ref` means nothing;
 - that a schema which only refers to itself has no instance. Such a grammar compiles, and its matchers run into it;
 - keywords that no draft knows, which are no mistake.
 """
@@ -24,6 +26,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 # What may stand behind a backslash in strings.
 ESCAPES = 'nrbtf\\"'
 OPTIONS_KEY = "x-guidance"
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 
 # fmt: off
 _ENFORCED = frozenset(
@@ -104,10 +107,27 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
         for name in part:
             if name not in _ENFORCED and name not in _ANNOTATIONS and name not in _REPORTED and name[:2] != "x-":
                 yield name[:80]
+        if _has_control_characters([part.get("const"), part.get("enum")]):
+            raise GrammarError("const and enum with control characters cannot be enforced", code="unsupported_schema")
         if _counts_keys_twice(part):
-            if strict:
-                raise not_enforceable(["minProperties"])
-            yield "minProperties"
+            yield from _unless_strict("minProperties", strict)
+        if "$ref" in part and "$id" in part:
+            yield from _unless_strict("$id beside $ref", strict)
+
+
+def _unless_strict(name: str, strict: bool) -> Iterator[str]:
+    if strict:
+        raise not_enforceable([name])
+    yield name
+
+
+def _has_control_characters(value: Any) -> bool:
+    """Whether texts of a value have characters that JSON can only write as `\\u`. Its depth has been checked."""
+    if isinstance(value, str):
+        return _CONTROL.search(value) is not None
+    if isinstance(value, dict):
+        return any(map(_has_control_characters, value)) or any(map(_has_control_characters, value.values()))
+    return isinstance(value, list) and any(map(_has_control_characters, value))
 
 
 def _counts_keys_twice(part: Schema) -> bool:

@@ -74,6 +74,7 @@ UNSUPPORTED = [
     ({"type": "object", "properties": {"a": {"type": "string", "format": "decimal"}}}, "format 'decimal'"),
     ({"oneOf": [{"type": "object"}, {"type": "object", "properties": {"a": {}}}]}, "oneOf"),
     ({"type": "object", "maxProperties": 1, "properties": {"a": {}, "b": {}}}, "maxProperties"),
+    ({"$ref": "#/$defs/a", "$id": "https://example.com/b", "$defs": {"a": {}}}, "$id beside $ref"),
     ({"type": "object", "minProperties": 2, "additionalProperties": {"type": "null"}}, "minProperties"),
 ]
 
@@ -121,7 +122,8 @@ def test_options_in_a_schema_do_not_weaken_ours() -> None:
         ({"anyOf": [{"type": "string"}, {"$ref": "#"}]}, "refers to itself"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "contains itself without end"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "contains itself without end"),
-        ({"const": "\x02"}, "no output satisfies"),
+        ({"const": "a\x02b"}, "control characters"),
+        ({"properties": {"a": {"enum": [1, [{"\x0b": 1}]]}}}, "control characters"),
         ({"type": "string", "pattern": "^(?=a)b"}, "look-around"),
         ({"type": "string", "pattern": "a" * 9000}, "longer than 8192 bytes"),
         ({"type": "object", "patternProperties": {"a" * 9000: {}}}, "longer than 8192 bytes"),
