@@ -108,7 +108,7 @@ class GuideStats(NamedTuple):
     `compiled`, `cached`, `refused`: grammars that were compiled for a request, were there already, could not be used.
     `rows` were sampled for requests with a constraint, `dormant_rows` of them under none, as nothing constrains them
     yet. `grammars`: compiled ones that are kept. `waiting`: requests whose grammars are being compiled. `mask_s`:
-    seconds that the masks of the newest step with such rows took.
+    seconds that masks took the host in the engine's newest turn.
     """
 
     compiled: int = 0

@@ -95,12 +95,14 @@ class EngineHealth:
 
 class StepRecord(NamedTuple):
     """One engine step: the tokens it computed, its wall time in seconds as the runner saw it, and the time that the
-    scheduling policy's cost model predicted (0 = it predicts none).
+    scheduling policy's cost model predicted (0 = it predicts none). `mask_s`: seconds that the masks of constrained
+    outputs took the host (0 = there were none).
     """
 
     tokens: int
     duration_s: float
     predicted_s: float = 0.0
+    mask_s: float = 0.0
 
 
 class Sink(Protocol):

@@ -200,6 +200,7 @@ class EngineCore:
         them is committed, and the masks are made, while it runs.
         """
         outputs, self._ended = self._ended, []
+        self._guided.mask_s = 0.0
         if self._held:
             outputs += self._release_held()
         if self._in_flight and self._in_flight[-1].plan.num_drafts:

@@ -115,7 +115,10 @@ class _Asking(NamedTuple):
 
 
 class GuidedSequences:
-    """The guides of the sequences of one engine core. `live`: sequence -> its guide. `used`: somebody wanted one."""
+    """The guides of the sequences of one engine core. `live`: sequence -> its guide. `used`: somebody wanted one.
+
+    `mask_s`: seconds that the last `masks` took.
+    """
 
     def __init__(self, guides: Guides | None, vocab_size: int) -> None:
         self.guides = guides
@@ -124,7 +127,7 @@ class GuidedSequences:
         self._suspicious = 0
         self.used = False
         self._rows = self._dormant = 0
-        self._mask_s = 0.0
+        self.mask_s = 0.0
 
     def blueprint(self, spec: GuideSpec) -> Blueprint:
         """What a request's guides will be made from. Raises `InvalidRequestError`."""
@@ -201,7 +204,7 @@ class GuidedSequences:
         ends += self._fill(list(asking.values()), words[: len(asking) * self._words]) if asking else []
         for at, line in enumerate(fixed.values(), start=len(asking)):
             words[at * self._words : (at + 1) * self._words] = line
-        self._mask_s = perf_counter() - began_s
+        self.mask_s = perf_counter() - began_s
         return TokenMasks((*asking, *fixed), words), ends
 
     def _fill(self, asking: list[_Asking], words: memoryview) -> list[GuideEnd]:
@@ -241,7 +244,7 @@ class GuidedSequences:
     def stats(self) -> GuideStats:
         """Once it is `used`."""
         assert self.guides is not None
-        return self.guides.stats()._replace(rows=self._rows, dormant_rows=self._dormant, mask_s=self._mask_s)
+        return self.guides.stats()._replace(rows=self._rows, dormant_rows=self._dormant, mask_s=self.mask_s)
 
 
 def _typed(make: Callable[[], T]) -> T:

@@ -115,7 +115,8 @@ class EngineLoop:
         self._last = stats
         if done:
             predicted_s = stats.policy.predicted_step_s if stats.policy else 0.0
-            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s))
+            mask_s = stats.guides.mask_s if stats.guides else 0.0
+            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s, mask_s))
         if outputs:
             self._send(outputs, stats)
         if self._garbage is not None:

@@ -60,8 +60,14 @@ class GrammarTokens:
             raise UnsupportedTokenizerError("the tokenizer's tokens are not pieces of its text")
         if not eos_ids:
             raise UnsupportedTokenizerError("the model has no token that ends an output")
+        if max(eos_ids) >= vocab_size:
+            raise UnsupportedTokenizerError("the token that ends an output is outside the vocabulary")
+        beyond = max(eos_ids) >= tokenizer.vocab_size
+        source = llguidance.TokenizerWrapper(_Spelt(tokenizer, vocab_size, eos_ids)) if beyond else None
         try:
-            raw = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=vocab_size, eos_token=sorted(eos_ids))
+            raw = llguidance.LLTokenizer(
+                source or tokenizer.backend.to_str(), n_vocab=vocab_size, eos_token=sorted(eos_ids)
+            )
         except BaseException as error:
             raise UnsupportedTokenizerError(_message(_library_error(error))) from error
         return cls(raw, vocab_size)
@@ -73,6 +79,24 @@ class GrammarTokens:
     def spell(self, text: bytes) -> list[int]:
         """Tokens that add up to `text`, none of them special."""
         return self.raw.tokenize_bytes(text)
+
+
+class _Spelt:
+    """A tokenizer spelt out for the library, where tokens that end an output are none of the tokenizer's own."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self.eos_token_id = min(eos_ids)
+        self.bos_token_id = None
+        known = tokenizer.vocab_size
+        self.tokens = [tokenizer.token_bytes(token) for token in range(known)] + [b""] * (vocab_size - known)
+        for token in eos_ids:
+            self.tokens[token] = self.tokens[token] or f"<[{token}]>".encode()
+        self.special_token_ids = sorted(tokenizer.special_ids.union(eos_ids))
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        text = text.decode() if isinstance(text, bytes) else text
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 class Matcher:

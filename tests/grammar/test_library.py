@@ -103,7 +103,7 @@ def test_a_schema_that_only_refers_to_itself_is_refused_although_it_compiles():
     [
         (word_piece(), (1,), VOCAB, "not pieces of its text"),
         (byte_level(), (), 400, "no token that ends"),
-        (byte_level(), (500,), 400, "out of range"),
+        (byte_level(), (500,), 400, "outside the vocabulary"),
         (byte_level(), (1,), 20, "vocab size too small"),
     ],
 )
@@ -122,6 +122,18 @@ def test_tokens_have_the_bytes_that_the_tokenizer_says(make):
         assert own == b"\xff" or tokens.raw.decode_bytes([token]) == own, "no text holds the byte 255"
     spelt = tokens.spell("héllo 日本".encode())
     assert b"".join(map(tokenizer.token_bytes, spelt)).strip() == "héllo 日本".encode()
+
+
+def test_a_model_may_end_with_a_token_that_its_tokenizer_does_not_have():
+    tokens = tokens_of(byte_tokenizer(), 400, (EOS_ID, 390))
+    matcher = compile_grammar('start: "é" "a"?', tokens).matcher()
+    assert tokens.spell("é".encode()) == [*"é".encode()]
+    matcher.consume("é".encode())
+    words = line(400)
+    matcher.fill(words)
+    assert allowed(words) == {ord("a"), EOS_ID, 390}
+    matcher.consume([390])
+    assert matcher.complete
 
 
 def test_every_token_that_ends_an_output_ends_a_grammar():

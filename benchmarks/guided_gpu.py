@@ -1,0 +1,215 @@
+"""What constraints cost: the same streams free, some of them and all of them under JSON schemas, in turn.
+
+python -m benchmarks.guided_gpu Qwen/Qwen3-8B Qwen/Qwen3-0.6B [--streams 64] [--share 0 --share .5 --share 1]
+
+Weights are dummies, so outputs are noise, and no schema can be complete before an output has its tokens: the numbers
+of tokens are equal, and printed. A vocabulary as large as the model's is made from the embedded model's tokens, because
+its size decides what a mask takes. The engine runs in a process of its own, without HTTP. TPOT is of the requests that
+have no schema, beside those that have one.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from roseinfer.bench.load import make_prompts
+from roseinfer.bench.report import header, percentile, table, write_json
+from roseinfer.bench.schemas import constrained, endless_schema
+from roseinfer.core.config import ModelConfig
+from roseinfer.core.guide import GuideSpec
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import Engine, GenerateRequest
+from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.grammar.constraint import JsonOptions
+from roseinfer.grammar.json_schema import schema_text
+from roseinfer.grammar.lark import serialised
+from roseinfer.hub import tokenizer_folder
+
+SPARE_IDS = 293  # of 151,936 ids Qwen3's tokenizer leaves so many without a token
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One closed batch. `tpot_s`: of each request without a schema. `mask_s`: of each step that had masks."""
+
+    share: float
+    output_tokens: int
+    wall_s: float
+    tpot_s: list[float]
+    mask_s: list[float]
+
+    @property
+    def rate(self) -> float:
+        return self.output_tokens / self.wall_s
+
+
+def make_tokenizer(source: Path, target: Path, vocab_size: int, seed: int) -> None:
+    """Write a tokenizer of `vocab_size` tokens: those of `source`, and pairs of them joined at random."""
+    whole = json.loads((source / "tokenizer.json").read_text())
+    vocab, merges, rng = whole["model"]["vocab"], whole["model"]["merges"], random.Random(seed)
+    parts = [token for token in vocab if len(token) < 8 and not token.startswith("<|")]
+    added = {token["id"] for token in whole["added_tokens"]}
+    number = max(max(vocab.values()), *added) + 1
+    while number < vocab_size:
+        left, right = rng.choices(parts, k=2)
+        if left + right not in vocab:
+            vocab[left + right] = number
+            merges.append([left, right])
+            number += 1
+    (target / "tokenizer.json").write_text(json.dumps(whole))
+    for name in ("tokenizer_config.json", "config.json"):
+        (target / name).write_text((source / name).read_text())
+
+
+def guide(number: int, tokens: int) -> GuideSpec:
+    schema = schema_text(endless_schema(number, tokens), strict=True, options=JsonOptions())
+    return GuideSpec(grammar=serialised([{"json_schema": json.loads(schema.text)}]))
+
+
+class Measurement:
+    """Batches on one engine."""
+
+    def __init__(self, engine: Engine, args: argparse.Namespace) -> None:
+        self._engine = engine
+        self._args = args
+        self._mask_s: list[float] = []
+        self._batches = 0
+        engine.on_step(lambda step: self._mask_s.append(step.mask_s) if step.mask_s else None)
+
+    async def run(self, share: float, output_len: int) -> Run:
+        """All streams at once, read to their end. Prompts are new each time, and the same for every share."""
+        args = self._args
+        await asyncio.sleep(1.0)  # the engine says within half a second what its last steps were
+        self._mask_s.clear()
+        self._batches += 1
+        prompts = make_prompts(args.streams, args.input_len, args.vocab, args.seed + self._batches)
+        began_s = time.perf_counter()
+        streams = await asyncio.gather(
+            *(self._read(f"{self._batches}/{i}", i, ids, share, output_len) for i, ids in enumerate(prompts))
+        )
+        wall_s = time.perf_counter() - began_s
+        free = [stream for i, stream in enumerate(streams) if not constrained(i, share)]
+        tpot_s = [(chunks[-1][0] - chunks[0][0]) / (output_len - 1) for chunks in free if output_len > 1]
+        tokens = sum(count for chunks in streams for _, count in chunks)
+        await asyncio.sleep(1.0)
+        return Run(share, tokens, wall_s, tpot_s, list(self._mask_s))
+
+    async def _read(
+        self, name: str, number: int, prompt_ids: list[int], share: float, output_len: int
+    ) -> list[tuple[float, int]]:
+        params = SamplingParams(max_tokens=output_len, temperature=self._args.temperature, seed=number, ignore_eos=True)
+        spec = guide(number, output_len) if constrained(number, share) else None
+        request = GenerateRequest(request_id=name, prompt_ids=prompt_ids, params=params, guide=spec)
+        chunks = [(time.perf_counter(), len(chunk.token_ids)) async for chunk in self._engine.generate(request)]
+        assert sum(count for _, count in chunks) == output_len, "an output was complete too early"
+        return chunks
+
+
+async def measure(model: str, args: argparse.Namespace, tokenizer: Path | None) -> list[Run]:
+    """`args.rounds` runs of every share, in turn, each round in another order."""
+    options: dict[str, Any] = {"tokenizer": str(tokenizer)} if tokenizer else {}
+    if args.num_kv_blocks:
+        options["num_kv_blocks"] = args.num_kv_blocks
+    config = make_engine_config(
+        model=model,
+        load_format=args.load_format,
+        max_num_seqs=args.streams,
+        max_model_len=args.input_len + args.output_len,
+        seed=args.seed,
+        threads=args.threads,
+        overlap=args.overlap,
+        **options,
+    )
+    engine = await start_engine(config, load_tokenizer(config.model))
+    try:
+        measurement = Measurement(engine, args)
+        for share in args.share:
+            await measurement.run(share, min(64, args.output_len))
+        runs = []
+        for number in range(args.rounds):
+            turn = number % len(args.share)
+            for share in args.share[turn:] + args.share[:turn]:
+                runs.append(await measurement.run(share, args.output_len))
+    finally:
+        await engine.close()
+    return runs
+
+
+def summarise(model: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row for each share; rates are medians of the runs, and shares of the first one's."""
+    by_share: dict[float, list[Run]] = {}
+    for run in runs:
+        by_share.setdefault(run.share, []).append(run)
+    rows: list[dict[str, Any]] = []
+    for share, own in by_share.items():
+        rate = median(run.rate for run in own)
+        tpot_s = [one for run in own for one in run.tpot_s]
+        mask_s = [one for run in own for one in run.mask_s]
+        rows.append(
+            {
+                "model": model,
+                "constrained": share,
+                "output tokens": own[0].output_tokens,
+                "tok/s": rate,
+                "lowest": min(run.rate for run in own),
+                "highest": max(run.rate for run in own),
+                "of free": rate / rows[0]["tok/s"] if rows else 1.0,
+                "free TPOT ms p50": 1e3 * percentile(tpot_s, 50) if tpot_s else None,
+                "free TPOT ms p99": 1e3 * percentile(tpot_s, 99) if tpot_s else None,
+                "masks ms p50": 1e3 * percentile(mask_s, 50) if mask_s else None,
+                "masks ms p99": 1e3 * percentile(mask_s, 99) if mask_s else None,
+            }
+        )
+    return rows
+
+
+def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", help="packaged shapes, or models")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=512)
+    parser.add_argument("--share", type=float, action="append", help="of the streams that have a schema, the first 0")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
+    parser.add_argument("--made-tokenizer", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--vocab", type=int, default=151_936, help="of the models")
+    parser.add_argument("--num-kv-blocks", type=int)
+    parser.add_argument("--threads", type=int, help="of torch, on a CPU")
+    parser.add_argument("--overlap", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+    args.share = args.share or [0.0, 0.5, 1.0]
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = read_arguments(argv)
+    print(header("constrained streams", vars(args)), flush=True)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model in args.models:
+            tokenizer = None
+            if args.made_tokenizer:
+                tokenizer = Path(folder)
+                source = tokenizer_folder(ModelConfig(model="tiny"))
+                make_tokenizer(source, tokenizer, args.vocab - SPARE_IDS, args.seed)
+            rows += summarise(model, asyncio.run(measure(model, args, tokenizer)))
+            print(table(rows), flush=True)
+    if args.json:
+        write_json(args.json, {"rows": rows}, vars(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""JSON schemas for loads that measure what constraints cost: no output can be complete before it has its tokens."""
+
+from typing import Any
+
+# Required names that no vocabulary has in one token with what stands around them, so that an item takes several.
+_PARTS: tuple[dict[str, Any], ...] = (
+    {
+        "description": {"type": "string", "maxLength": 40},
+        "quantity": {"type": "integer"},
+        "available": {"type": "boolean"},
+    },
+    {
+        "coordinates": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 4},
+        "classification": {"enum": ["animal", "vegetable", "mineral"]},
+    },
+    {
+        "identifier": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4,8}$"},
+        "recorded_at": {"type": "string", "format": "date"},
+        "annotations": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+    },
+    {
+        "customer": {
+            "type": "object",
+            "properties": {"surname": {"type": "string", "maxLength": 20}, "reference": {"type": "integer"}},
+            "required": ["surname", "reference"],
+            "additionalProperties": False,
+        },
+        "comment": {"anyOf": [{"type": "string", "maxLength": 60}, {"type": "null"}]},
+    },
+)
+
+
+def endless_schema(number: int, tokens: int) -> dict[str, Any]:
+    """A schema, one of several kinds in turn by `number`, of which every document has more than so many tokens."""
+    properties = _PARTS[number % len(_PARTS)]
+    item = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": item, "minItems": tokens}
+
+
+def constrained(number: int, share: float) -> bool:
+    """Whether request `number` is one of the share that has a schema: evenly among the others, from the first on."""
+    return int((number + 1) * share) > int(number * share)
