@@ -159,6 +159,10 @@ class ServerConfig:
     api_key_file: str | None = option(None, "a file with such keys, one in a line", metavar="FILE")
     served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
+    tool_call_parser: str | None = option(
+        None, "how the model writes tool calls, 'none' = not at all; default: as its chat template says", metavar="NAME"
+    )
+    reasoning: bool = option(True, "tell what the model thinks apart from its answer, if its chat template has marks")
     slo_classes: str | None = option(
         None, "named classes of latency objectives, and who gets which by default", metavar="FILE"
     )

@@ -4,15 +4,16 @@ A step of a script that can be called is called.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
-from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk, Sink, StepRecord
+from roseinfer.engine.parsed import ParsedText
 from roseinfer.text.tokenizer import Tokenizer
 
 INFO = EngineInfo(
@@ -102,6 +103,8 @@ class FakeEngine:
         return [sample[i] for i in range(longest) for sample in samples if i < len(sample)]
 
     def sample(self, request: GenerateRequest, index: int, reply: str | None = None) -> list[Step]:
+        if request.parser is not None:
+            return list(self.parsed(request, index, self.reply if reply is None else reply))
         ids = self.tokenizer.encode(self.reply if reply is None else reply, add_special_tokens=False)
         ids, complete = ids[: request.params.max_tokens], len(ids) <= request.params.max_tokens
         chunks: list[SequenceChunk] = []
@@ -117,6 +120,26 @@ class FakeEngine:
         reason = FinishReason.STOP if complete and ids else FinishReason.LENGTH
         chunks[-1] = replace(chunks[-1], finish_reason=reason, times=TIMES, preemptions=1)
         return list(chunks)
+
+    def parsed(self, request: GenerateRequest, index: int, reply: str) -> Iterator[SequenceChunk]:
+        """As the engine's own client has it, for a request that brings a parser."""
+        assert request.parser is not None
+        ids = self.tokenizer.encode(reply, add_special_tokens=False)
+        reason = FinishReason.STOP if len(ids) <= request.params.max_tokens else FinishReason.LENGTH
+        ids = ids[: request.params.max_tokens]
+        text = ParsedText(index, request.params, self.tokenizer, request.parser())
+        started = Started(0, *TIMES[:3])
+        for i, token in enumerate(ids):
+            end = End(reason, TIMES, preemptions=1) if i == len(ids) - 1 else None
+            scores = None
+            if request.params.logprobs is not None:
+                scores = (fake_logprobs(token, i, request.params.logprobs),)
+            output = RequestOutput("", (token,), scores, None, started if i == 0 else None, end)
+            chunk = text.take(output, TIMES.finished_s)
+            assert chunk is not None
+            yield chunk
+            if text.ended:
+                return
 
 
 class FakeSubmission:

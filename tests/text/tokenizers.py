@@ -33,7 +33,7 @@ TOOL_TEMPLATE = """{{- bos_token }}
         {{- '<|user|><tool_response>' + message.content + '</tool_response><|end|>' }}
     {%- else %}
         {{- '<|' + message.role + '|>' }}
-        {%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{%- endif %}
+        {%- if message.reasoning_content %}{{- '(' + message.reasoning_content + ')' }}{%- endif %}
         {{- message.content }}
         {%- for call in message.tool_calls or [] %}
             {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
@@ -74,7 +74,9 @@ def tool_caller(thinks: bool = False) -> Tokenizer:
     tokenizer = byte_level()
     marks = ["<tool_call>", "</tool_call>", *(["<think>", "</think>"] if thinks else [])]
     tokenizer.backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
-    template = TOOL_TEMPLATE + (THINKING if thinks else "")
+    template = TOOL_TEMPLATE
+    if thinks:
+        template = template.replace("'('", "'<think>'").replace("')'", "'</think>'") + THINKING
     return Tokenizer(tokenizer.backend, tokenizer.config, template)
 
 

@@ -50,6 +50,7 @@ def _bounds(limits: Limits) -> dict[str, Bound]:
     stop = {"minLength": 1, "maxLength": limits.max_stop_chars}
     low, high = RANGES["logit_bias"].low, RANGES["logit_bias"].high
     ids = {"minItems": 1, "items": {"minimum": 0}}
+    budget: Bound = {"integer": {"minimum": -1}}
     prompts = {"minItems": 1, "maxItems": limits.max_prompts}
     return {
         **{name: {"number": _range(name)} for name in _FLOATS},
@@ -88,6 +89,8 @@ def _bounds(limits: Limits) -> dict[str, Bound]:
         "priority": {"integer": _INT64},
         **dict.fromkeys(("choice", "guided_choice"), _CHOICE),
         **dict.fromkeys(("regex", "guided_regex"), _REGEX),
+        "thinking_token_budget": budget,
+        "thinking_budget": budget,
         "pred_output_len": {"integer": {"minimum": 1, "maximum": MAX_PREDICTED_LEN}},
         **dict.fromkeys(("ttft", "tpot", "ttft_ms", "tpot_ms", "e2e_ms", "timeout_s", "deadline_ms"), _POSITIVE),
     }

@@ -18,13 +18,15 @@ from roseinfer.server.formats.answers import (
     finite,
     first,
 )
+from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
 from roseinfer.server.formats.planning import Draft, given
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, chat_max_tokens, parse
 from roseinfer.server.formats.schemas import chat_logprobs as asked_logprobs
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.prompts import Encoded, PromptEncoder
+from roseinfer.server.request.prompts import Encoded
+from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
 
 # Message fields that mean something and that the server cannot honour.
@@ -55,24 +57,38 @@ async def chat_job(call: Call, request: ChatRequest) -> Job:
     """
     call.offer_request_id(request.request_id)
     draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
-    ids, ignored = await chat_ids(call.backend.prompts, request, draft.keep_last)
+    output = output_of(call.backend, request)
+    ids, ignored = await chat_ids(call.backend, request, draft.keep_last, output)
     draft.warnings += ignored
+    if output is not None:
+        draft.guide, draft.parser = await output.guide(ids), output.parser(ids)
+        draft.warnings += output.warnings
     await draft.spell_out()
-    await draft.constrain()
     return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
 
 
+def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
+    """None: text is all that is asked of the output, and all that the model writes. Raises `ApiError` 400."""
+    if backend.speech.reasoner is None and request.model_fields_set.isdisjoint(OUTPUT_FIELDS):
+        return None
+    return ChatOutput(backend, request)
+
+
 async def chat_ids(
-    prompts: PromptEncoder, request: ChatRequest, keep_last: int | None = None
+    backend: Backend, request: ChatRequest, keep_last: int | None = None, output: ChatOutput | None = None
 ) -> tuple[list[int], list[str]]:
-    """(the prompt, names of fields that are ignored). Raises `ApiError` 400, `InvalidRequestError`."""
+    """(the prompt, names of fields that are ignored). `output`: `output_of` the request.
+
+    Raises `ApiError` 400, `InvalidRequestError`.
+    """
     messages, ignored = plain_messages(request.messages)
-    ids = await prompts.chat(
+    ids = await backend.prompts.chat(
         messages,
         add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
         kwargs=request.chat_template_kwargs or {},
+        output={} if output is None else output.template,
         keep_last=keep_last,
     )
     return ids, ignored

@@ -22,6 +22,7 @@ from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Prompt, StreamChoices
 from roseinfer.server.request.objectives import Objectives, objectives
 from roseinfer.server.request.prompts import Encoded
+from roseinfer.text.output import OutputParser
 
 MAX_SALT_CHARS = 128
 _NOT_IN_SALTS = frozenset("@/\\\0")
@@ -58,6 +59,7 @@ class Draft:
         self.salt = _checked_salt(request.cache_salt)
         self.params = sampling_params(request, max_tokens, asked, call.backend.info, call.limits)
         self.guide: GuideSpec | None = None
+        self.parser: Callable[[], OutputParser] | None = None
         self.keep_last = self._kept_of_prompts(max_tokens)
 
     async def spell_out(self) -> None:
@@ -97,6 +99,7 @@ class Draft:
                 meta=meta,
                 text=entry.text if echo else "",
                 guide=self.guide,
+                parser=self.parser,
             )
             for entry in encoded
         )
@@ -228,6 +231,7 @@ REFUSALS: dict[str, Refusal] = {
     "return_prompt_text": Refusal("the rendered prompt is not returned", _unless(False)),
     "reasoning_effort": Refusal("templates are not told how much to reason", _always),
     "thinking_token_budget": Refusal(_REASONING, _unless(-1)),
+    "thinking_budget": Refusal(_REASONING, _unless(-1)),
     "include_reasoning": Refusal(_REASONING, _unless(True)),
     "verbosity": Refusal("models are not told how much to write", _unless("medium")),
     "repetition_detection": Refusal("repetitions do not end the output", _if_set),

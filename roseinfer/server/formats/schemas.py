@@ -164,6 +164,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = Field(None, description="put the prompt before the text; default false")
 
 
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
 
 
@@ -194,6 +195,14 @@ class ChatRequest(MessagesFields, GenerationRequest):
     max_completion_tokens: int | None = Field(None, description="wins over max_tokens")
     logprobs: bool | None = Field(None, description="return log probabilities; default false")
     top_logprobs: int | None = Field(None, description="alternatives per token; needs logprobs")
+    tools: Tools | None = Field(None, description="{type: function, function: {name, parameters, strict}}")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none, auto (default), required, one function, or allowed_tools"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most; default true")
+    reasoning_effort: str | None = Field(None, description="'none': do not think, where the template knows how")
+    thinking_token_budget: int | None = Field(None, description="tokens to think with; -1 (default) = any number")
+    thinking_budget: int | None = Field(None, description="like thinking_token_budget")
 
 
 class TokenizeRequest(ModelField):

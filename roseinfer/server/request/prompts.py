@@ -15,7 +15,7 @@ from roseinfer.text.tokenizer import Tokenizer
 
 # Text with fewer characters per token of context than this is not looked at before it is tokenised.
 PLAUSIBLE_CHARS_PER_TOKEN = 16
-# Tool calling is not available; the other one is a field of its own.
+# They are fields of their own.
 _NO_TEMPLATE_KWARGS = frozenset({"tools", "add_special_tokens", "keep_last"})
 # Arguments of `ChatTemplate.encode` that `render` does not have.
 _OF_ENCODING = ("add_special_tokens", "keep_last")
@@ -56,10 +56,15 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, offload: Offload, max_model_len: int, vocab_size: int) -> None:
         self.tokenizer = tokenizer
         self._template = ChatTemplate.from_tokenizer(tokenizer)
-        self._offload = offload
+        self.offload = offload
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._max_token_bytes: int | None = None
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What a request may set of the model's chat template."""
+        return frozenset() if self._template is None else self._template.kwargs
 
     async def completion(
         self,
@@ -77,10 +82,10 @@ class PromptEncoder:
                 self.check_ids(entry, "prompt")
         if not with_text and not isinstance(prompts[0], str):
             return [Encoded(_end(entry, keep_last)) for entry in prompts if not isinstance(entry, str)]
-        return await self._offload.run(self._encode_all, prompts, add_special_tokens, keep_last)
+        return await self.offload.run(self._encode_all, prompts, add_special_tokens, keep_last)
 
     async def text(self, text: str, add_special_tokens: bool) -> list[int]:
-        return await self._offload.run(self.tokenizer.encode, text, add_special_tokens)
+        return await self.offload.run(self.tokenizer.encode, text, add_special_tokens)
 
     async def chat(
         self,
@@ -90,8 +95,10 @@ class PromptEncoder:
         continue_final_message: bool,
         add_special_tokens: bool,
         kwargs: dict[str, Any],
+        output: dict[str, Any] | None = None,
         keep_last: int | None = None,
     ) -> list[int]:
+        """`kwargs`: variables of the template that the client names itself; `output`: others, which those go before."""
         if self._template is None:
             raise bad_request("The model has no chat template; use /v1/completions", "messages", "no_chat_template")
         known = self._template.kwargs - _NO_TEMPLATE_KWARGS
@@ -99,13 +106,17 @@ class PromptEncoder:
         if unknown:
             message = f"chat_template_kwargs: {unknown[0][:100]!r} cannot be set for this model's template"
             raise bad_request(message, "chat_template_kwargs")
-        options = kwargs | {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "add_special_tokens": add_special_tokens,
-            "keep_last": keep_last,
-        }
-        return await self._offload.run(self._encode_chat, self._template, messages, options)
+        options = (
+            (output or {})
+            | kwargs
+            | {
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                "add_special_tokens": add_special_tokens,
+                "keep_last": keep_last,
+            }
+        )
+        return await self.offload.run(self._encode_chat, self._template, messages, options)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         if not ids:

@@ -22,6 +22,7 @@ from roseinfer.server.request.length_prediction import LengthObserver, LengthPre
 from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy
 from roseinfer.server.request.prompts import Offload, PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
+from roseinfer.server.request.speech import Speech
 from roseinfer.text.tokenizer import Tokenizer
 
 STALLED_RETRY_S = 10.0
@@ -46,6 +47,7 @@ class Backend:
     prompts: PromptEncoder
     observer: Observer
     grammars: Grammars
+    speech: Speech
     lengths: LengthPrediction | None = None
     engine_ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -86,8 +88,8 @@ class Service:
         self._backend: Backend | None = None
 
     def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        """From now on requests are taken. Raises `ConfigError` if the chat template does not compile, or if the length
-        predictor is none for the model.
+        """From now on requests are taken. Raises `ConfigError` if the chat template does not compile, if the length
+        predictor is none for the model, or if there is no such parser of tool calls.
         """
         info = engine.info
         prompts = PromptEncoder(tokenizer, self.offload, info.max_model_len, info.vocab_size)
@@ -95,7 +97,8 @@ class Service:
         path = self.config.length_predictor
         lengths = length_prediction(path, tokenizer, self.offload, self._observing.lengths)
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids, self._observing.grammars())
-        self._backend = Backend(engine, info, prompts, observer, grammars, lengths)
+        speech = Speech.of(tokenizer, self.config)
+        self._backend = Backend(engine, info, prompts, observer, grammars, speech, lengths)
         self.lifecycle.ready()
 
     @property

@@ -176,9 +176,9 @@ def _only(word: str, client: openai.OpenAI) -> list[int]:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"documents": [{"title": "a", "text": "b"}]}, {"reasoning_effort": "high"}, {"echo": True},
+        {"documents": [{"title": "a", "text": "b"}]}, {"functions": []}, {"echo": True},
         {"truncation_side": "right"}, {"repetition_detection": {"max_pattern_size": 8, "min_count": 3}},
-        {"return_prompt_text": True}, {"include_reasoning": False}, {"tools": []}, {"ebnf": "x"},
+        {"return_prompt_text": True}, {"include_reasoning": False}, {"ebnf": "x"},
         {"verbosity": "low"}, {"use_beam_search": True}, {"chat_template": "{{ messages }}"},
     ],
 )  # fmt: skip

@@ -28,13 +28,12 @@ def error(server: LiveServer, path: str = "/v1/completions", **fields: Any) -> d
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [TOOL]), ("tools", []), ("tool_choice", "auto"),
-        ("tool_choice", {"type": "function"}), ("functions", []), ("function_call", "auto"),
+        ("tools", [TOOL]), ("functions", []), ("function_call", "auto"),
         ("best_of", 2), ("best_of", "1"), ("use_beam_search", True),
         ("use_beam_search", 1), ("length_penalty", 0.5), ("early_stopping", True), ("suffix", "x"),
         ("prompt_embeds", "AAAA"), ("truncation_side", "right"), ("repetition_detection", {"max_pattern_size": 4}),
-        ("return_prompt_text", True), ("reasoning_effort", "low"), ("reasoning_effort", "none"),
-        ("thinking_token_budget", 100), ("include_reasoning", False), ("documents", [{"text": "x"}]),
+        ("return_prompt_text", True), ("thinking_token_budget", 100), ("include_reasoning", False),
+        ("documents", [{"text": "x"}]),
         ("logprob_token_ids", [1]), ("watermarking", True), ("kv_transfer_params", {"do_remote_prefill": True}),
         ("ec_transfer_params", {"a": 1}), ("vllm_xargs", {"a": 1}), ("logits_processors", ["x"]),
         ("return_routed_experts", True), ("verbosity", "low"), ("moderation", {"model": "x"}),
@@ -50,6 +49,18 @@ def test_refused(server: LiveServer, path: str, name: str, value: Any) -> None:
     found = error(server, path, **{name: value})
     assert found["param"] == name and name in found["message"]
     assert found["code"] == "unsupported_field"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", []), ("tool_choice", "auto"), ("tool_choice", {"type": "function"}), ("reasoning_effort", "low"),
+        ("reasoning_effort", "none"), ("thinking_budget", 100),
+    ],
+)  # fmt: skip
+def test_only_chats_have_tools_and_think(server: LiveServer, name: str, value: Any) -> None:
+    found = error(server, **{name: value})
+    assert found["param"] == name and found["code"] == "unsupported_field"
 
 
 def test_guided_fields_name_their_successor(server: LiveServer) -> None:

@@ -88,10 +88,8 @@ def test_a_template_that_takes_objects_only_gets_an_empty_one() -> None:
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_reasoning_goes_to_the_template(server: LiveServer, name: str) -> None:
     said = prompt(server, {"role": "assistant", "content": "42", name: "6 x 7"}, HI)
-    assert said.startswith("<|assistant|><think>6 x 7</think>42<|end|>")
-    assert prompt(server, {"role": "assistant", "content": None, name: "cut"}, HI).startswith(
-        "<|assistant|><think>cut<"
-    )
+    assert said.startswith("<|assistant|>(6 x 7)42<|end|>")
+    assert prompt(server, {"role": "assistant", "content": None, name: "cut"}, HI).startswith("<|assistant|>(cut)<")
 
 
 def test_special_tokens_in_calls_and_results_stay_text(server: LiveServer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from roseinfer.server.formats.as_chat import in_own_words
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
-from roseinfer.server.formats.chat import chat_ids, chat_job
+from roseinfer.server.formats.chat import chat_ids, chat_job, output_of
 from roseinfer.server.formats.messages.answer import MessageWriter
 from roseinfer.server.formats.messages.dialect import ANTHROPIC
 from roseinfer.server.formats.messages.request import (
@@ -49,5 +49,5 @@ async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
     """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
     chat = as_chat(request)
     with in_own_words(NAMES):
-        ids, _ = await chat_ids(backend.prompts, chat)
+        ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

@@ -1,0 +1,145 @@
+"""What a chat asks of its output beyond text: tool calls, a format, thinking. Checked, told to the template, and turned
+into what constrains the output and what reads it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from roseinfer.core.guide import GuideSpec, Thinking
+from roseinfer.grammar.constraint import Constraint, JsonSchema
+from roseinfer.server.formats.constraints import Asked
+from roseinfer.server.formats.planning import CONSTRAINTS
+from roseinfer.server.formats.schemas import ChatRequest
+from roseinfer.server.formats.tool_fields import Calls, ToolUse
+from roseinfer.server.formats.tool_grammar import tool_constraint
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.service import Backend
+from roseinfer.text.output import OutputParser
+
+# A request with none of these asks for text alone.
+OUTPUT_FIELDS = frozenset(
+    {"tools", "tool_choice", "reasoning_effort", "thinking_token_budget", "thinking_budget", *CONSTRAINTS}
+)
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# What templates call the variable that says whether to think.
+SWITCHES = ("enable_thinking", "thinking")
+# What a model is made to say when its budget is spent, before the mark that ends its thinking.
+LAST_WORDS = "\n\nNo more time to think: what is above must do for the answer.\n"
+
+
+class ChatOutput:
+    """Raises `ApiError` 400 when made.
+
+    `template`: variables that the request sets beside `chat_template_kwargs`. `warnings`: what is ignored.
+    """
+
+    def __init__(self, backend: Backend, request: ChatRequest) -> None:
+        self.warnings: list[str] = []
+        self._backend = backend
+        self._calls, self._reasoner = backend.speech.calls, backend.speech.reasoner
+        self._use = ToolUse.of(request)
+        self._asked = Asked(request)
+        self.warnings += self._asked.warnings
+        self._budget = self._checked_budget(request)
+        self._check_tools(backend.prompts.template_variables)
+        self.template = self._variables(request, backend.prompts.template_variables)
+
+    # --- for the prompt -------------------------------------------------------------------------------------------
+    def _variables(self, request: ChatRequest, known: frozenset[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {} if self._use is None else {"tools": self._use.described}
+        effort = request.reasoning_effort
+        if effort is None:
+            return found
+        if effort not in EFFORTS:
+            raise bad_request(f"reasoning_effort must be one of {', '.join(EFFORTS)}", "reasoning_effort")
+        switch = next((name for name in SWITCHES if name in known), None)
+        if "reasoning_effort" in known:
+            found["reasoning_effort"] = effort
+        elif effort == "none" and switch is not None:
+            found[switch] = False
+        else:
+            self.warnings.append("reasoning_effort")
+        return found
+
+    def _check_tools(self, variables: frozenset[str]) -> None:
+        use = self._use
+        if use is None:
+            return
+        if "tools" not in variables:
+            raise bad_request("The model's chat template does not take tools", "tools", "unsupported_field")
+        if self._calls is None and use.calls is not Calls.NEVER:
+            message = "It is not known how the model writes tool calls: see the server's option tool_call_parser"
+            raise bad_request(message, "tools", "unsupported_field")
+        if self._asked.constraint is None or use.calls is Calls.NEVER:
+            return
+        param = self._asked.param
+        if use.calls is Calls.ALWAYS:
+            raise bad_request(f"tool_choice wants a tool call, {param} another answer", param)
+        if not isinstance(self._asked.constraint, JsonSchema):
+            raise bad_request(f"{param}: beside tools an answer can have a JSON format, and no other", param)
+
+    def _checked_budget(self, request: ChatRequest) -> int | None:
+        for name in ("thinking_token_budget", "thinking_budget"):
+            budget = getattr(request, name)
+            if budget is None or budget == -1:
+                continue
+            if budget < 0:
+                raise bad_request(f"{name} must not be negative, or be -1 for none", name)
+            if self._reasoner is None:
+                raise bad_request(f"{name}: the model does not think", name, "unsupported_field")
+            return int(budget)
+        return None
+
+    # --- for the output -------------------------------------------------------------------------------------------
+    async def guide(self, prompt_ids: list[int]) -> GuideSpec | None:
+        """What constrains the output. Raises `ApiError` 400 and `InvalidRequestError` for what cannot be enforced."""
+        thinking = self._thinking(prompt_ids)
+        found = await self._constraint(thinking is not None)
+        if found is not None:
+            spec, ignored = await self._backend.grammars.guide(*found, thinking)
+            self.warnings += [warning for warning in ignored if warning not in self.warnings]
+        else:
+            spec = GuideSpec(thinking=thinking)
+        spec = replace(spec, banned=self._banned())
+        return spec if spec.constrains else None
+
+    async def _constraint(self, thinks: bool) -> tuple[Constraint, str] | None:
+        """And the field that it comes from."""
+        asked, calls, use = self._asked, self._calls, self._use
+        if calls is None or use is None or use.calls is Calls.NEVER:
+            return None if asked.constraint is None else (asked.constraint, asked.param)
+        document = asked.constraint
+        if document is not None:
+            await self._backend.grammars.prove(document, asked.param)  # so that what is wrong with it bears its name
+        assert document is None or isinstance(document, JsonSchema)
+        made, ignored = await self._backend.prompts.offload.run(tool_constraint, calls, use, document, thinks)
+        self.warnings += ignored
+        return made, "tools"
+
+    def parser(self, prompt_ids: list[int]) -> Callable[[], OutputParser] | None:
+        """Makes what reads one output; None if all of it is text."""
+        calls, use, reasoner = self._calls, self._use, self._reasoner
+        reads = None
+        if calls is not None and use is not None and use.calls is not Calls.NEVER:
+            reads = partial(calls.parser, use.tools)
+        if reasoner is None:
+            return reads
+        inside = reasoner.inside(prompt_ids)
+        return lambda: reasoner.parser(inside, None if reads is None else reads())
+
+    def _thinking(self, prompt_ids: list[int]) -> Thinking | None:
+        reasoner = self._reasoner
+        if reasoner is None:
+            return None
+        words: list[int] = []
+        if self._budget is not None:
+            words = self._backend.tokenizer.encode(LAST_WORDS + reasoner.end.text, add_special_tokens=False)
+        return reasoner.thinking(reasoner.inside(prompt_ids), self._budget, words)
+
+    def _banned(self) -> tuple[int, ...]:
+        """Tools that are shown and must not be called: what opens a call is never said."""
+        if self._calls is None or self._use is None or self._use.calls is not Calls.NEVER:
+            return ()
+        return tuple(mark.id for mark in self._calls.marks if mark.id is not None)

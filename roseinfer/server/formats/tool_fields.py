@@ -1,0 +1,145 @@
+"""The fields of a request that are about tools, checked: which there are, which may be called, and how often."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from orjson import dumps
+
+from roseinfer.grammar.library import GrammarError
+from roseinfer.grammar.limits import MAX_BYTES, check_depth
+from roseinfer.server.formats.schemas import ChatRequest
+from roseinfer.server.http.errors import ApiError, bad_request
+from roseinfer.text.tools.base import MOST_CALLS, Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Calls(StrEnum):
+    """Whether an answer calls tools."""
+
+    NEVER = "none"
+    PERHAPS = "auto"
+    ALWAYS = "required"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """`described`: all tools as the request wrote them, for the template. `callable`: those of `tools` that may be
+    called. `most`: calls of one answer, None = any number.
+    """
+
+    described: list[dict[str, Any]]
+    tools: tuple[Tool, ...]
+    callable: tuple[Tool, ...]
+    calls: Calls
+    most: int | None = None
+
+    @classmethod
+    def of(cls, request: ChatRequest) -> "ToolUse | None":
+        """None: the request has no tools. Raises `ApiError` 400 naming the field."""
+        if request.tools is None:
+            if request.tool_choice not in (None, Calls.NEVER, Calls.PERHAPS):
+                raise bad_request("tool_choice asks for a tool, and there are no tools", "tool_choice")
+            return None
+        tools = _tools(request.tools)
+        calls, names = _choice(request.tool_choice)
+        unknown = next((name for name in names or () if name not in tools), None)
+        if unknown is not None:
+            raise bad_request(f"tool_choice names {unknown[:64]!r}, which is not among the tools", "tool_choice")
+        single = request.parallel_tool_calls is False or _names_one(request.tool_choice)
+        return cls(
+            described=request.tools,
+            tools=tuple(tools.values()),
+            callable=tuple(tool for tool in tools.values() if names is None or tool.name in names),
+            calls=calls,
+            most=1 if single else MOST_CALLS if calls is Calls.ALWAYS else None,
+        )
+
+
+# --- tools --------------------------------------------------------------------------------------------------------
+def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
+    if not given:
+        raise bad_request("tools must not be empty", "tools")
+    try:
+        check_depth(given)
+    except GrammarError as error:
+        raise bad_request(f"tools: {error.message}", "tools", error.code) from error
+    if len(dumps(given)) > MAX_BYTES:
+        raise bad_request(f"tools may have {MAX_BYTES} bytes together", "tools", "grammar_too_complex")
+    tools: dict[str, Tool] = {}
+    for position, entry in enumerate(given):
+        tool = _tool(entry, f"tools.{position}")
+        if tool.name in tools:
+            raise bad_request(f"tools.{position}.function.name: {tool.name!r} is there twice", "tools")
+        tools[tool.name] = tool
+    return tools
+
+
+def _tool(entry: dict[str, Any], place: str) -> Tool:
+    kind, function = entry.get("type"), entry.get("function")
+    if kind != "function":
+        message = f"{place}: tools of type {str(kind)[:40]!r} are not supported, only 'function'"
+        raise bad_request(message, "tools", "unsupported_field")
+    if not isinstance(function, dict):
+        raise bad_request(f"{place}.function must be an object", "tools")
+    name, parameters, strict = function.get("name"), function.get("parameters"), function.get("strict")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        why = "must be 1 to 64 letters, digits, '_', '-' and '.'"
+        raise bad_request(f"{place}.function.name {why}", "tools")
+    if not isinstance(function.get("description"), str | None):
+        raise bad_request(f"{place}.function.description must be text", "tools")
+    if not isinstance(parameters, dict | None):
+        raise bad_request(f"{place}.function.parameters must be a JSON schema, an object", "tools")
+    if not isinstance(strict, bool | None):
+        raise bad_request(f"{place}.function.strict must be true or false", "tools")
+    return Tool(name, parameters, bool(strict))
+
+
+# --- tool_choice --------------------------------------------------------------------------------------------------
+def _choice(choice: str | dict[str, Any] | None) -> tuple[Calls, list[str] | None]:
+    """Whether to call, and the names that may be called (None: all)."""
+    if choice is None:
+        return Calls.PERHAPS, None
+    if isinstance(choice, str):
+        if choice not in list(Calls):
+            raise _wrong_choice()
+        return Calls(choice), None
+    kind = choice.get("type")
+    if kind == "function":
+        return Calls.ALWAYS, [_name(choice)]
+    if kind != "allowed_tools":
+        raise _wrong_choice()
+    allowed = choice.get("allowed_tools")
+    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    entries = allowed.get("tools") if isinstance(allowed, dict) else None
+    if mode not in (Calls.PERHAPS, Calls.ALWAYS) or not isinstance(entries, list) or not entries:
+        message = "tool_choice.allowed_tools needs a mode, 'auto' or 'required', and tools"
+        raise bad_request(message, "tool_choice")
+    return Calls(mode), list(_names(entries))
+
+
+def _names(entries: Iterable[Any]) -> Iterable[str]:
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("type") != "function":
+            raise bad_request("tool_choice.allowed_tools.tools: only tools of type 'function'", "tool_choice")
+        yield _name(entry)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    function = entry.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise bad_request("tool_choice: a function needs its name, {'function': {'name': ...}}", "tool_choice")
+    return name
+
+
+def _names_one(choice: str | dict[str, Any] | None) -> bool:
+    return isinstance(choice, dict) and choice.get("type") == "function"
+
+
+def _wrong_choice() -> ApiError:
+    known = "'none', 'auto', 'required', {'type': 'function', ...} or {'type': 'allowed_tools', ...}"
+    return bad_request(f"tool_choice must be {known}", "tool_choice")
