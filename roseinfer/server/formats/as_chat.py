@@ -1,34 +1,82 @@
 """Other APIs' requests as chats: what the translations of Responses and Messages have in common."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.server.formats.chat import chat_job
 from roseinfer.server.formats.planning import Refusal
 from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest, parse, unknown_fields
 from roseinfer.server.http.errors import ApiError, as_api_error, bad_request
+from roseinfer.server.request.inference import Call
+from roseinfer.server.request.job import Job
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-def chat_request(
-    request: OneAnswerRequest, translated: dict[str, Any], refusals: Mapping[str, Refusal], inert: frozenset[str]
-) -> ChatRequest:
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How an API's fields differ from a chat's. `names`: a chat's field -> where a client of the API wrote what is in
+    it; `refusals`: fields that cannot be honoured; `inert`: fields that ask for nothing here.
+    """
+
+    names: Mapping[str, str]
+    refusals: Mapping[str, Refusal]
+    inert: frozenset[str]
+
+    def in_own_words(self, text: str, field: str = "") -> str:
+        """`text` with the API's names of a chat's `field` and those below it; "": of all fields."""
+        for name in sorted(self.names, key=len, reverse=True):
+            if f"{name}.".startswith(f"{field}." if field else ""):
+                text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", self.names[name], text)
+        return text
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Those of a chat that are raised here name the fields that the client wrote."""
+        try:
+            yield
+        except (ApiError, InvalidRequestError) as raised:
+            error = as_api_error(raised)
+            if error.param is not None:
+                error.message = self.in_own_words(error.message, error.param)
+                error.param = self.in_own_words(error.param)
+            raise error from raised
+
+
+def chat_request(request: OneAnswerRequest, translated: dict[str, Any], words: Vocabulary) -> ChatRequest:
     """A chat with the common fields of `request`, the `translated` ones, and what no schema names.
 
-    `refusals`: fields of the API that cannot be honoured; `inert`: those that ask for nothing here. Raises `ApiError`
-    400 for the former, and for those of a chat that the API does not have: what they mean there, they do not mean here.
+    Raises `ApiError` 400 for what cannot be honoured, and for fields of a chat that the API does not have: what they
+    mean there, they do not mean here.
     """
     common = {name: getattr(request, name) for name in OneAnswerRequest.model_fields}
     extras = unknown_fields(request)
     for name, value in extras.items():
-        refuse(name, value, refusals)
-    extras = {name: value for name, value in extras.items() if name not in inert and name not in refusals}
+        refuse(name, value, words.refusals)
+    done = words.inert | words.refusals.keys()
+    extras = {name: value for name, value in extras.items() if name not in done}
     for name in extras.keys() & ChatRequest.model_fields.keys():
         raise unsupported(name, "it is a field of /v1/chat/completions")
     given = {name: value for name, value in (common | translated).items() if value is not None}
-    return parse(ChatRequest, extras | given)
+    with words.errors():
+        return parse(ChatRequest, extras | given)
+
+
+async def translated_job(
+    call: Call, chat: ChatRequest, words: Vocabulary, api: str, id_prefix: str, ignored: list[str]
+) -> Job:
+    """The job of a chat that is a translation. `api`: what logs call it; `ignored`: fields to be named beside those
+    that the chat ignores. Raises `ApiError` 400 or 404.
+    """
+    with words.errors():
+        job = await chat_job(call, chat)
+    warnings = [words.in_own_words(name) for name in job.warnings] + ignored
+    kept = tuple(warnings[: call.limits.max_warnings])
+    return replace(job, api=api, id=f"{id_prefix}_{job.request_id}", warnings=kept)
 
 
 def refuse(name: str, value: Any, refusals: Mapping[str, Refusal]) -> None:
@@ -40,20 +88,6 @@ def refuse(name: str, value: Any, refusals: Mapping[str, Refusal]) -> None:
 
 def unsupported(name: str, why: str) -> ApiError:
     return bad_request(f"{name[:100]} is not supported: {why}", name[:100], "unsupported_field")
-
-
-@contextmanager
-def in_own_words(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of a chat name the fields that the client wrote. `names`: a chat's field -> the API's."""
-    try:
-        yield
-    except (ApiError, InvalidRequestError) as raised:
-        error = as_api_error(raised)
-        own = names.get(error.param or "")
-        if own is not None:
-            error.message = error.message.replace(error.param or "", own)
-            error.param = own
-        raise error from raised
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

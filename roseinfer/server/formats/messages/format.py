@@ -1,16 +1,15 @@
 """POST /v1/messages: Anthropic's API as a translation to a chat."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from roseinfer.server.formats.as_chat import in_own_words
+from roseinfer.server.formats.as_chat import translated_job
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
-from roseinfer.server.formats.chat import chat_ids, chat_job, output_of
+from roseinfer.server.formats.chat import chat_ids, output_of
 from roseinfer.server.formats.messages.answer import MessageWriter
 from roseinfer.server.formats.messages.dialect import ANTHROPIC
 from roseinfer.server.formats.messages.request import (
-    NAMES,
+    WORDS,
     CountTokensRequest,
     MessagesRequest,
     as_chat,
@@ -32,11 +31,7 @@ class MessagesFormat:
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404."""
         request = parse(MessagesRequest, body)
-        chat = as_chat(request)
-        with in_own_words(NAMES):
-            job = await chat_job(call, chat)
-        warnings = (*job.warnings, *ignored_parts(request))[: call.limits.max_warnings]
-        return replace(job, api="message", id=f"msg_{job.request_id}", warnings=warnings)
+        return await translated_job(call, as_chat(request), WORDS, "message", "msg", ignored_parts(request))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
         return BlockEncoder(job, MessageWriter(job), usage)
@@ -48,6 +43,6 @@ class MessagesFormat:
 async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
     """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
     chat = as_chat(request)
-    with in_own_words(NAMES):
+    with WORDS.errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

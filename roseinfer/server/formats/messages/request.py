@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from roseinfer.server.formats.as_chat import Turns, chat_request, refuse, text_field, texts_of, unsupported
+from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, refuse, text_field, texts_of, unsupported
 from roseinfer.server.formats.planning import Refusal, _always, _if_set, _unless
 from roseinfer.server.formats.schemas import (
     MAX_ITEMS,
@@ -56,17 +56,17 @@ class MessagesRequest(CountTokensRequest):
     metadata: dict[str, Any] | None = Field(None, description="accepted, not used")
 
 
-# A chat's fields -> where a client of this API wrote what is in them.
-NAMES = {
+_NAMES = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 _NO_MEMORY = "nothing is kept between requests"
-REFUSALS = {
+_REFUSALS = {
     "container": Refusal(_NO_MEMORY, _always),
     "mcp_servers": Refusal("only the client calls tools", _if_set),
     "context_management": Refusal("messages are not edited", _if_set),
@@ -74,7 +74,8 @@ REFUSALS = {
     "stop": Refusal("strings that end the text are stop_sequences", _if_set),
 }
 # What the answer does not depend on.
-INERT = frozenset({"cache_control", "inference_geo"})
+_INERT = frozenset({"cache_control", "inference_geo"})
+WORDS = Vocabulary(_NAMES, _REFUSALS, _INERT)
 _TEXT = {"text": "text"}
 _ONLY_OURS = Refusal("only the model itself calls tools", _unless(["direct"]))
 _IN_TOOLS = {
@@ -107,7 +108,7 @@ def as_chat(request: CountTokensRequest) -> ChatRequest:
             raise bad_request("max_tokens must be at least 1", "max_tokens")
         translated["max_completion_tokens"] = request.max_tokens
         translated["stop"] = request.stop_sequences
-    return chat_request(request, translated, REFUSALS, INERT)
+    return chat_request(request, translated, WORDS)
 
 
 def ignored_parts(request: CountTokensRequest) -> list[str]:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from roseinfer.server.formats.as_chat import in_own_words
+from roseinfer.server.formats.as_chat import translated_job
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
-from roseinfer.server.formats.chat import chat_job
 from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.responses.answer import ResponseWriter
-from roseinfer.server.formats.responses.request import NAMES, ResponsesRequest, as_chat, ignored_parts
+from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, as_chat, ignored_parts
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import Call
@@ -28,12 +27,8 @@ class ResponsesFormat:
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404."""
         request = parse(ResponsesRequest, body)
-        chat = as_chat(request)
-        with in_own_words(NAMES):
-            job = await chat_job(call, chat)
-        warnings = (*job.warnings, *ignored_parts(request))[: call.limits.max_warnings]
-        about = _about(request, job)
-        return replace(job, api="response", id=f"resp_{job.request_id}", warnings=warnings, about=about)
+        job = await translated_job(call, as_chat(request), WORDS, "response", "resp", ignored_parts(request))
+        return replace(job, about=_about(request, job))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
         return BlockEncoder(job, ResponseWriter(job), usage)

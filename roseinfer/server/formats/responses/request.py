@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from roseinfer.server.formats.as_chat import Turns, chat_request, refuse, text_field, texts_of, unsupported
+from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, refuse, text_field, texts_of, unsupported
 from roseinfer.server.formats.planning import Refusal, _always, _if_set, _unless
 from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest, Parts, RequestModel, Strings, unknown_fields
 from roseinfer.server.http.errors import bad_request
@@ -34,16 +34,16 @@ class ResponsesRequest(OneAnswerRequest):
     user: str | None = Field(None, description="accepted, not used")
 
 
-# A chat's fields -> where a client of this API wrote what is in them.
-NAMES = {
+_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
 _STATELESS = "responses are not kept"
-REFUSALS = {
+_REFUSALS = {
     "previous_response_id": Refusal(f"{_STATELESS}, send the items of earlier turns as input", _always),
     "conversation": Refusal(f"{_STATELESS}, send the items of earlier turns as input", _always),
     "background": Refusal(f"{_STATELESS}, so nobody could ask for this one later", _unless(False)),
@@ -53,7 +53,8 @@ REFUSALS = {
     "top_logprobs": Refusal("log probabilities are those of /v1/chat/completions", _unless(0)),
 }
 # They ask for what is not here to be done (there are no built-in tools), or say what is true anyway.
-INERT = frozenset({"store", "max_tool_calls", "prompt_cache_key", "safety_identifier", "include"})
+_INERT = frozenset({"store", "max_tool_calls", "prompt_cache_key", "safety_identifier", "include"})
+WORDS = Vocabulary(_NAMES, _REFUSALS, _INERT)
 _LOGPROBS = "message.output_text.logprobs"
 _USER_PARTS = {"input_text": "text"}
 _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal", "input_text": "text"}
@@ -82,7 +83,7 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         translated["verbosity"] = request.text.verbosity
     if request.reasoning is not None:
         translated["reasoning_effort"] = request.reasoning.effort
-    return chat_request(request, translated, REFUSALS, INERT)
+    return chat_request(request, translated, WORDS)
 
 
 def ignored_parts(request: ResponsesRequest) -> list[str]:

@@ -1,0 +1,33 @@
+"""What translations to chats share: how they speak of fields."""
+
+import pytest
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.server.formats.as_chat import Vocabulary
+from roseinfer.server.http.errors import ApiError
+
+WORDS = Vocabulary({"messages": "input", "format": "text.format", "format.schema": "text.format"}, {}, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "own"),
+    [
+        ("messages must not be empty", "messages", "input must not be empty"),
+        ("format.schema.type, not format", "format", "text.format.type, not text.format"),
+        ("messages_of.format", "", "messages_of.format"),
+        ("format: messages", "format", "text.format: messages"),
+        ("format: messages", "", "text.format: input"),
+        ("temperature", "temperature", "temperature"),
+    ],
+)  # fmt: skip
+def test_fields_in_own_words(text: str, field: str, own: str) -> None:
+    assert WORDS.in_own_words(text, field) == own
+
+
+def test_errors_name_the_fields_that_were_written() -> None:
+    with pytest.raises(ApiError) as raised, WORDS.errors():
+        raise InvalidRequestError("format.schema.x is wrong", "format", "invalid_grammar")
+    error = raised.value
+    assert (error.status, error.message, error.param, error.code) == (
+        400, "text.format.x is wrong", "text.format", "invalid_grammar",
+    )  # fmt: skip
