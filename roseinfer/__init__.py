@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roseinfer.core.guide import GuideSpec
     from roseinfer.core.outputs import FinishReason
     from roseinfer.core.sampling import SamplingParams
     from roseinfer.core.slo import Slo
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Completion",
     "FinishReason",
+    "GuideSpec",
     "LLM",
     "Sample",
     "SamplingParams",
@@ -30,6 +32,7 @@ __all__ = [
 _HOMES = {
     "Completion": "roseinfer.engine.llm",
     "FinishReason": "roseinfer.core.outputs",
+    "GuideSpec": "roseinfer.core.guide",
     "LLM": "roseinfer.engine.llm",
     "Sample": "roseinfer.engine.llm",
     "SamplingParams": "roseinfer.core.sampling",

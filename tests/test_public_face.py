@@ -12,7 +12,7 @@ import pytest
 import roseinfer
 from tests.test_imports import PACKAGE
 
-PUBLIC = ["Completion", "FinishReason", "LLM", "Sample", "SamplingParams", "SequenceChunk", "Slo"]
+PUBLIC = ["Completion", "FinishReason", "GuideSpec", "LLM", "Sample", "SamplingParams", "SequenceChunk", "Slo"]
 
 
 def run_python(code: str, *flags: str) -> str:

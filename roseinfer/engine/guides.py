@@ -188,6 +188,7 @@ class GuidedSequences:
             guide = self.live.get(name)
             if guide is None:
                 continue  # ended while the step was launched: its token will be dropped
+            self._rows += 1
             try:
                 mask = guide.mask()
             except Exception as error:
@@ -199,7 +200,6 @@ class GuidedSequences:
                 fixed[row] = mask
             else:
                 asking[row] = _Asking(name, guide, mask)
-        self._rows += len(plan.guided)
         words = space(len(asking) + len(fixed)) if asking or fixed else memoryview(b"")
         ends += self._fill(list(asking.values()), words[: len(asking) * self._words]) if asking else []
         for at, line in enumerate(fixed.values(), start=len(asking)):

@@ -19,6 +19,7 @@ from roseinfer.core.errors import (
     OutputTextError,
     TooManyInflightError,
 )
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
@@ -96,16 +97,20 @@ class LLM:
         *,
         n: int = 1,
         slo: Slo | None = None,
+        guide: GuideSpec | Sequence[GuideSpec | None] | None = None,
     ) -> list[Completion]:
         """Complete one prompt or many, batched; results in the order of the prompts.
 
         A prompt is text or token ids. `params` is one for all, or one for each. `slo`: what each is promised from now
-        on; the scheduling policy may turn away those for which it is out of reach. Raises `InvalidRequestError` if a
-        request is wrong, before any of them has run.
+        on; the scheduling policy may turn away those for which it is out of reach. `guide`: what constrains the
+        outputs, one for all or one for each prompt. Raises `InvalidRequestError` if a request is wrong: before any of
+        them has run, but for a grammar that does not compile.
         """
         batch = _as_batch(prompts)
         all_params = self._params_of_each(params, len(batch))
-        jobs = [self._job(prompt, sampling, n, slo) for prompt, sampling in zip(batch, all_params, strict=True)]
+        guides = _guide_of_each(guide, len(batch))
+        asked = zip(batch, all_params, guides, strict=True)
+        jobs = [self._job(prompt, sampling, n, slo, spec) for prompt, sampling, spec in asked]
         texts = self._add(jobs)
         try:
             for job, chunk in self._run(texts):
@@ -166,14 +171,21 @@ class LLM:
         self.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _job(self, prompt: Prompt, params: SamplingParams, n: int = 1, slo: Slo | None = None) -> "_Job":
+    def _job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        n: int = 1,
+        slo: Slo | None = None,
+        guide: GuideSpec | None = None,
+    ) -> "_Job":
         """Raises `InvalidRequestError` for what is wrong with the prompt or with what needs the tokenizer."""
         if isinstance(prompt, str):
             prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params))
         else:
             prompt_ids = _as_ids(prompt)
         ready = prepare(prompt_ids, params, self.tokenizer, self.info.max_model_len)
-        return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, RequestMeta(slo=slo))
+        return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, RequestMeta(slo=slo), guide)
 
     def _kept(self, params: SamplingParams) -> int | None:
         return kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, self.info.max_model_len)
@@ -203,7 +215,7 @@ class LLM:
         try:
             for job in jobs:
                 request_id = f"llm-{next(self._numbers)}"
-                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n, job.meta))
+                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n, job.meta, job.guide))
                 for text in job.texts:
                     texts[sequence_id(request_id, text.index)] = (job, text)
         except BaseException:  # also what interrupts us: requests that nobody waits for would shut out every later call
@@ -271,9 +283,16 @@ class _Job:
     """One prompt of a call and what has come of it."""
 
     def __init__(
-        self, prompt_ids: list[int], params: SamplingParams, n: int, tokenizer: Tokenizer, meta: RequestMeta = NO_META
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        n: int,
+        tokenizer: Tokenizer,
+        meta: RequestMeta = NO_META,
+        guide: GuideSpec | None = None,
     ) -> None:
         self.meta = meta
+        self.guide = guide
         self.prompt_ids = prompt_ids
         self.params = params
         self.n = n
@@ -317,6 +336,14 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if batch and all(isinstance(item, int) for item in batch):
         return [batch]  # type: ignore[list-item]  # one prompt of token ids
     return batch  # type: ignore[return-value]
+
+
+def _guide_of_each(guide: GuideSpec | Sequence[GuideSpec | None] | None, count: int) -> list[GuideSpec | None]:
+    if guide is None or isinstance(guide, GuideSpec):
+        return [guide] * count
+    if len(guide) != count:
+        raise InvalidRequestError(f"{len(guide)} guides for {count} prompts", "guide")
+    return list(guide)
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:

@@ -2,12 +2,19 @@
 
 import pytest
 
+from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.runner import Capabilities
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine import guides as guides_module
+from roseinfer.engine.messages import Add
+from roseinfer.engine.shelf import GrammarGuides
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 from tests.helpers.guides import ArithmeticGuides, obeys
+from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
 from tests.sched.test_drafts import Script
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]
@@ -179,3 +186,88 @@ def test_guides_need_a_runner_that_samples_under_masks() -> None:
     with pytest.raises(ValueError, match="samples under no masks"):
         guided_core(runner=Plain(64, 4))
     assert make_core(runner=Plain(64, 4), drafter=Script())
+
+
+# --- under grammars ---------------------------------------------------------------------------------------------
+LETTERS = "start: /[a-z]{6}/"
+
+
+def lettered(runner: FakeRunner, guides: GrammarGuides, depth: int = 1) -> dict[str, Collected]:
+    """Three outputs under the same grammar, and a free one."""
+    core = make_core(runner=runner, guides=guides, depth=depth, vocab_size=VOCAB)
+    for name in "abc":
+        add(core, name, PROMPT, guide=LETTERS, seed=ord(name), max_tokens=20)
+    add(core, "free", PROMPT, max_tokens=12, ignore_eos=True)
+    done = run_dry(core)
+    assert done["free:0"].reason is FinishReason.LENGTH
+    return done
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_token_that_a_grammar_forbids_ends_its_output_alone(depth: int) -> None:
+    class Disobedient(FakeRunner):
+        def _sample_row(self, row, prints, allowed):
+            said = len(self.seats[row.seat].tokens) - len(PROMPT)
+            return super()._sample_row(row, prints, [ord("7")] if (row.request_id, said) == ("b:0", 3) else allowed)
+
+    done = lettered(Disobedient(64, 4, VOCAB), grammar_guides(), depth)
+    assert done["b:0"].reason is FinishReason.ERROR and len(done["b:0"].tokens) == 4
+    assert "constraint failed" in done["b:0"].end.error and "doesn't satisfy the grammar" in done["b:0"].end.error
+    assert [done[name].reason for name in ("a:0", "c:0")] == [FinishReason.STOP] * 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_grammar_whose_masks_hold_up_everybody_ends_its_own_output(monkeypatch, depth: int) -> None:
+    """The clocks are the test's: each mask of `b` costs 0.1 s. Masks are timed one by one once that has been felt."""
+    clock = ManualClock()
+    monkeypatch.setattr(guides_module, "perf_counter", clock.now)
+    monkeypatch.setattr(guides_module, "thread_time", clock.now)
+
+    class Slow(GrammarGuides):
+        def fill(self, sources, words) -> None:
+            super().fill(sources, words)
+            clock.advance(sum(0.1 for source in sources if source is slow[0]))
+
+    guides, slow = Slow(lambda: TOKENS, VOCAB), [None]
+
+    class Noting(FakeRunner):
+        def submit(self, plan):
+            slow[0] = getattr(core._guided.live.get("b:0"), "_matcher", None)
+            return super().submit(plan)
+
+    core = make_core(runner=Noting(64, 4, VOCAB), guides=guides, depth=depth, vocab_size=VOCAB)
+    for name in "abc":
+        add(core, name, PROMPT, guide=LETTERS, seed=ord(name), max_tokens=20)
+    done = run_dry(core)
+    assert done["b:0"].reason is FinishReason.ERROR and "more than 50 ms a token" in done["b:0"].end.error
+    assert len(done["b:0"].tokens) < 4
+    assert [done[name].reason for name in ("a:0", "c:0")] == [FinishReason.STOP] * 2
+
+
+def test_a_guide_that_only_bans_tokens_lets_no_step_wait() -> None:
+    class Runner(DelayedRunner):
+        def sample(self, handle, masks=None):
+            self.log.append(f"sample {handle}")
+            super().sample(handle, masks)
+
+    runner = Runner(64, 4, VOCAB)
+    core = make_core(depth=2, runner=runner, guides=grammar_guides(), vocab_size=VOCAB)
+    banned = tuple(range(40))
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    core.add(Add("a", PROMPT, params, guide=GuideSpec(banned=banned)))
+    assert min(run_dry(core)["a:0"].tokens) >= 40
+    assert runner.log[:5] == ["plan 0", "sample 0", "plan 1", "sample 1", "result 0"]
+
+
+def test_what_is_counted() -> None:
+    trigger = Trigger(grammar='start: "ab"', text="x")
+    core = make_core(depth=2, runner=FakeRunner(64, 4, VOCAB), guides=grammar_guides(), vocab_size=VOCAB)
+    assert core.stats().guides is None, "nobody has asked"
+    add(core, "a", PROMPT, guide=LETTERS, max_tokens=20)
+    core.add(Add("b", PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), guide=GuideSpec(triggers=(trigger,))))
+    run_dry(core)
+    add(core, "c", PROMPT, guide=LETTERS, max_tokens=20)
+    run_dry(core)
+    counted = core.stats().guides
+    assert (counted.compiled, counted.cached, counted.refused, counted.grammars) == (2, 1, 0, 2)
+    assert (counted.rows, counted.dormant_rows) == (18, 6)

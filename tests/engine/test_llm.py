@@ -1,13 +1,16 @@
 """The embedded model in this process."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from roseinfer.core.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestTooLongError
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -197,6 +200,47 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     completion = llm.chat([{"role": "user", "content": "Write a Python function that adds two numbers."}], GREEDY)
     assert completion.prompt_ids[0] in llm.tokenizer.special_ids
     assert completion.samples[0].token_ids
+
+
+NAMES = GuideSpec(grammar='start: "def " /[a-z]{3,6}/ "(" /[a-z]/ ("," /[a-z]/){0,2} "):"')
+
+
+def test_an_output_follows_its_guide_and_others_do_not(llm: LLM) -> None:
+    prompts = ["# a function\n", "# another\n"]
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=5)
+    guided, free = llm.generate(prompts, params, n=2, guide=[NAMES, None])
+    for sample in guided.samples:
+        assert re.fullmatch(r"def [a-z]{3,6}\([a-z](,[a-z]){0,2}\):", sample.text)
+        assert sample.finish_reason is FinishReason.STOP
+    assert free.samples[0].token_ids == llm.generate(prompts[1], params)[0].samples[0].token_ids
+    again = llm.generate(prompts[0], params, n=2, guide=NAMES)[0]
+    assert [s.token_ids for s in again.samples] == [s.token_ids for s in guided.samples] and again.cached_tokens
+
+
+@pytest.mark.parametrize("more", [{}, {"ignore_eos": True}, {"min_tokens": 20}, {"logprobs": 2, "temperature": 0.0}])
+def test_a_finished_grammar_ends_an_output_whatever_else_is_asked_for(llm: LLM, more: dict[str, Any]) -> None:
+    guide = GuideSpec(grammar='start: "pass" "!"?')
+    (sample,) = llm.generate("def main():\n", SamplingParams(max_tokens=24, **more), guide=guide)[0].samples
+    assert sample.text in ("pass", "pass!") and sample.finish_reason is FinishReason.STOP
+    if more.get("logprobs"):
+        assert len(sample.logprobs) == len(sample.token_ids)
+
+
+def test_a_guide_and_allowed_tokens_that_leave_nothing_end_that_output_alone(llm: LLM) -> None:
+    (colon,) = llm.tokenizer.encode(":", add_special_tokens=False)
+    params = [SamplingParams(max_tokens=24, allowed_token_ids=(colon,)), SamplingParams(max_tokens=24)]
+    wrong, right = llm.generate(["x", "x"], params, guide=NAMES)
+    assert wrong.samples[0].finish_reason is FinishReason.ERROR
+    assert "the output's constraint forbids all" in wrong.samples[0].error
+    assert right.samples[0].finish_reason is FinishReason.STOP
+
+
+def test_a_grammar_that_does_not_compile_is_an_error_and_leaves_nothing(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="unknown name"):
+        llm.generate(["x", "y"], GREEDY, guide=[GuideSpec(grammar="start: nothing"), NAMES])
+    assert llm.core.scheduler.num_live == 0 and not llm.core.busy
+    with pytest.raises(InvalidRequestError, match="1 guides for 2 prompts"):
+        llm.generate(["x", "y"], GREEDY, guide=[NAMES])
 
 
 def test_wrong_requests_run_nothing(llm: LLM) -> None:
