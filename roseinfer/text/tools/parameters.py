@@ -26,8 +26,9 @@ class Parameter:
 
     @property
     def types(self) -> frozenset[str]:
-        """JSON types that its values may have, as far as the schema says so."""
-        return frozenset(_types(self.schema, self.schema, MOST_DEPTH))
+        """JSON types that its values may have, as far as the schema says so. Null may be what it defaults to."""
+        found = frozenset(_types(self.schema, self.schema, MOST_DEPTH))
+        return found | {"null"} if found and self.schema.get("default", "") is None else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Python literals, turned into JSON as they are read: a small reader of its own, nothing is evaluated."""
 
 import re
+from collections.abc import Callable
 from json.encoder import encode_basestring
 
 from roseinfer.text.tools.base import Cut, Malformed
@@ -13,6 +14,7 @@ IDENTIFIERS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 NUMBER_CHARS = re.compile(r"[\w.+-]+")
 NUMBER = re.compile(r"[+-]?(?:(?P<whole>0|[1-9][0-9]*)(?P<frac>\.[0-9]*)?|(?P<bare>\.[0-9]+))(?P<exp>[eE][+-]?[0-9]+)?")
 PLAIN = {"'": re.compile(r"[^'\\]+"), '"': re.compile(r'[^"\\]+')}
+NEUTRAL = re.compile(r"[^'\"()\[\]{}]+")
 SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
 SIMPLE |= {char: char for char in "\\'\"/"}  # JSON escapes slashes, Python does not
 CODES = {"x": 2, "u": 4, "U": 8}
@@ -22,7 +24,8 @@ HEX = re.compile(r"[0-9A-Fa-f]")
 class PythonValue:
     """Reads one literal; `json` is what came of it so far.
 
-    Digits stay as they are. Tuples and sets become lists. A bare name is taken for a string: models write variables.
+    Digits stay as they are, tuples become lists. A name, with an index or a call behind it, is taken for a string of
+    its source: models write variables.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -96,10 +99,38 @@ class PythonValue:
         word = yield from self._reader.run(WORD)
         if not IDENTIFIERS.fullmatch(word):
             raise Malformed
-        # A word that goes on as a call or an index is an expression.
-        if not (yield from self._reader.more()) or (yield from self._peek()) in "([":
-            raise Malformed
-        self._json.append(WORDS.get(word) or quoted(word))
+        if (yield from self._peek()) not in "([":
+            self._json.append(WORDS.get(word) or quoted(word))
+            return
+        source = [word]
+        while (yield from self._peek()) in "([":
+            yield from self._brackets(source.append)
+        self._json.append(quoted("".join(source)))
+
+    def _brackets(self, sink: Callable[[str], object]) -> Steps[None]:
+        """Text up to the bracket that closes the next one; what is within is not looked at."""
+        depth = 0
+        while True:
+            char = yield from self._peek()
+            if char in PLAIN:
+                yield from self._source_of_string(char, sink)
+                continue
+            depth += (char in "([{") - (char in ")]}")
+            sink(self._reader.take(1))
+            if depth == 0:
+                return
+            yield from self._reader.run(NEUTRAL, sink)
+
+    def _source_of_string(self, quote: str, sink: Callable[[str], object]) -> Steps[None]:
+        sink(self._reader.take(1))
+        while (char := (yield from self._peek())) != quote:
+            if char == "\\":
+                sink(self._reader.take(1))
+                yield from self._peek()
+                sink(self._reader.take(1))
+            else:
+                yield from self._reader.run(PLAIN[quote], sink)
+        sink(self._reader.take(1))
 
     # --- what has parts ----------------------------------------------------------------------------------------------
     def _list(self, bracket: str, depth: int) -> Steps[None]:

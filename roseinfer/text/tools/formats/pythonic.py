@@ -79,13 +79,22 @@ class PythonicParser(MarkedParser):
         return (yield from self._gap())
 
     def _call(self) -> Steps[None]:
+        """Lists one behind the other, as some models write calls that depend on each other."""
         reader = self.reader
-        yield from reader.space()
+        while True:
+            yield from self._list()
+            reader.keep("")
+            yield from reader.space()
+            if (yield from reader.peek()) != "[":
+                self._held = reader.kept()
+                return
+
+    def _list(self) -> Steps[None]:
         yield from self._expect("[")
         while True:
-            yield from reader.space()
+            yield from self.reader.space()
             yield from self._one()
-            reader.keep("")
+            self.reader.keep("")
             if (yield from self._expect(",]")) == "]":
                 return
 
@@ -103,35 +112,36 @@ class PythonicParser(MarkedParser):
 
     def _arguments(self, name: str) -> Steps[None]:
         """From the first argument on to the closing bracket."""
-        reader, before = self.reader, "{"
-        while True:
+        reader, before, more = self.reader, "{", True
+        while more:
             key = yield from self._name()
             yield from self._expect("=")
             if before == "{":
                 self.start(name)
                 reader.keep(f"{key}=")
             yield from reader.space()
-            yield from self._value(f"{before}{quoted(key)}: ")
-            # What is no argument any more can still be given back.
+            more = yield from self._value(f"{before}{quoted(key)}: ")
+            # Up to here it is said; what follows may have to be given back.
             reader.keep("")
             before = ", "
-            if (yield from self._expect(",)")) == ")":
-                break
             yield from reader.space()
-            if (yield from reader.peek()) == ")":
+            if more and (yield from reader.peek()) == ")":
                 reader.take(1)
-                break
+                more = False
         self.arguments("}")
 
-    def _value(self, before: str) -> Steps[None]:
+    def _value(self, before: str) -> Steps[bool]:
+        """Says a value once it is whole, and returns whether a comma is behind it, and no closing bracket."""
         value = PythonValue(self.reader)
         try:
             yield from value.read()
+            end = yield from self._expect(",)")
         except Cut:
             self.reader.forget()
             self.arguments(before + value.json)
             raise
         self.arguments(before + value.json)
+        return end == ","
 
     def _name(self) -> Steps[str]:
         name = yield from self.reader.run(NAME)
