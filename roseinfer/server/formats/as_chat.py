@@ -20,7 +20,7 @@ from roseinfer.server.request.job import Job
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """How an API's fields differ from a chat's. `names`: a chat's field -> where a client of the API wrote what is in
-    it; `refusals`: fields that cannot be honoured; `inert`: fields that ask for nothing here.
+    it, `*` standing for a position; `refusals`: fields that cannot be honoured; `inert`: those that ask for nothing.
     """
 
     names: Mapping[str, str]
@@ -31,7 +31,8 @@ class Vocabulary:
         """`text` with the API's names of a chat's `field` and those below it; "": of all fields."""
         for name in sorted(self.names, key=len, reverse=True):
             if f"{name}.".startswith(f"{field}." if field else ""):
-                text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", self.names[name], text)
+                pattern = re.escape(name).replace(r"\*", r"(\d+)")
+                text = re.sub(rf"(?<![\w.]){pattern}(?!\w)", self.names[name].replace("*", r"\1"), text)
         return text
 
     @contextmanager

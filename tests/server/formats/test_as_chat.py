@@ -6,7 +6,11 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.server.formats.as_chat import Vocabulary
 from roseinfer.server.http.errors import ApiError
 
-WORDS = Vocabulary({"messages": "input", "format": "text.format", "format.schema": "text.format"}, {}, frozenset())
+WORDS = Vocabulary(
+    {"messages": "input", "format": "text.format", "format.schema": "text.format", "tools.*.function": "tools.*"},
+    {},
+    frozenset(),
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,7 @@ WORDS = Vocabulary({"messages": "input", "format": "text.format", "format.schema
         ("messages_of.format", "", "messages_of.format"),
         ("format: messages", "format", "text.format: messages"),
         ("format: messages", "", "text.format: input"),
+        ("tools.12.function.name and tools.function", "tools", "tools.12.name and tools.function"),
         ("temperature", "temperature", "temperature"),
     ],
 )  # fmt: skip

@@ -9,11 +9,11 @@ from roseinfer.server.formats.chat import chat_ids, output_of
 from roseinfer.server.formats.messages.answer import MessageWriter
 from roseinfer.server.formats.messages.dialect import ANTHROPIC
 from roseinfer.server.formats.messages.request import (
-    WORDS,
     CountTokensRequest,
     MessagesRequest,
     as_chat,
     ignored_parts,
+    words_of,
 )
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.request.inference import Call
@@ -31,7 +31,7 @@ class MessagesFormat:
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404."""
         request = parse(MessagesRequest, body)
-        return await translated_job(call, as_chat(request), WORDS, "message", "msg", ignored_parts(request))
+        return await translated_job(call, as_chat(request), words_of(request), "message", "msg", ignored_parts(request))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
         return BlockEncoder(job, MessageWriter(job), usage)
@@ -43,6 +43,6 @@ class MessagesFormat:
 async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
     """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
     chat = as_chat(request)
-    with WORDS.errors():
+    with words_of(request).errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

@@ -1,5 +1,6 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens, and the chat that they ask for."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
@@ -62,6 +63,8 @@ _NAMES = {
     "response_format.json_schema": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
+    "tools.*.function": "tools.*",
+    "tools.*.function.parameters": "tools.*.input_schema",
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
@@ -83,6 +86,13 @@ _IN_TOOLS = {
     "allowed_callers": _ONLY_OURS,
 }
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def words_of(request: CountTokensRequest) -> Vocabulary:
+    """How much to think is said in two places, of which the chat has one."""
+    if request.output_config is not None and request.output_config.effort is not None:
+        return WORDS
+    return replace(WORDS, names=_NAMES | {"reasoning_effort": "thinking"})
 
 
 def as_chat(request: CountTokensRequest) -> ChatRequest:
@@ -187,6 +197,8 @@ def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type == "tool":
+        if choice.name is None:
+            raise bad_request("tool_choice.name must be a string", "tool_choice")
         return {"type": "function", "function": {"name": choice.name}}
     if choice.type not in _TOOL_CHOICES:
         raise bad_request("tool_choice.type must be auto, any, tool or none", "tool_choice")

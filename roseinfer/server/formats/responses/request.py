@@ -40,6 +40,7 @@ _NAMES = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tools.*.function": "tools.*",
     "verbosity": "text.verbosity",
 }
 _STATELESS = "responses are not kept"
@@ -195,7 +196,7 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
 
 
 def _named(choice: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": choice.get("name")}}
+    return {"type": "function", "function": {"name": text_field(choice, "name", "tool_choice", "tool_choice")}}
 
 
 def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -190,6 +190,7 @@ def test_refused(fields: dict[str, Any], param: str) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"tool_choice": {"type": "some"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),

@@ -203,6 +203,7 @@ def test_refused(fields: dict[str, Any], param: str) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"include": "all"}, "include"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"input": 5}, "input"),
         ({"text": "json"}, "text"),
     ],
