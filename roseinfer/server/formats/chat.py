@@ -62,6 +62,7 @@ async def chat_job(call: Call, request: ChatRequest) -> Job:
     draft.warnings += ignored
     if output is not None:
         draft.guide, draft.parser = await output.guide(ids), output.parser(ids)
+        draft.tool_parser = output.tool_parser
         draft.warnings += output.warnings
     await draft.spell_out()
     return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")

@@ -17,6 +17,7 @@ from roseinfer.server.formats.tool_grammar import tool_constraint
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.service import Backend
 from roseinfer.text.output import OutputParser
+from roseinfer.text.tools.base import ToolFormat
 
 # A request with none of these asks for text alone.
 OUTPUT_FIELDS = frozenset(
@@ -107,8 +108,8 @@ class ChatOutput:
 
     async def _constraint(self, thinks: bool) -> tuple[Constraint, str] | None:
         """And the field that it comes from."""
-        asked, calls, use = self._asked, self._calls, self._use
-        if calls is None or use is None or use.calls is Calls.NEVER:
+        asked, calls, use = self._asked, self._calling(), self._use
+        if calls is None or use is None:
             return None if asked.constraint is None else (asked.constraint, asked.param)
         document = asked.constraint
         if document is not None:
@@ -118,12 +119,23 @@ class ChatOutput:
         self.warnings += ignored
         return made, "tools"
 
+    @property
+    def tool_parser(self) -> str:
+        """The name of the format in which tool calls are read."""
+        calls = self._calling()
+        return "none" if calls is None else calls.name
+
+    def _calling(self) -> ToolFormat | None:
+        """None: the answer calls no tools, as far as anybody looks."""
+        wanted = self._use is not None and self._use.calls is not Calls.NEVER
+        return self._calls if wanted else None
+
     def parser(self, prompt_ids: list[int]) -> Callable[[], OutputParser] | None:
         """Makes what reads one output; None if all of it is text."""
-        calls, use, reasoner = self._calls, self._use, self._reasoner
+        calls, reasoner = self._calling(), self._reasoner
         reads = None
-        if calls is not None and use is not None and use.calls is not Calls.NEVER:
-            reads = partial(calls.parser, use.tools)
+        if calls is not None and self._use is not None:
+            reads = partial(calls.parser, self._use.tools)
         if reasoner is None:
             return reads
         inside = reasoner.inside(prompt_ids)
@@ -140,6 +152,6 @@ class ChatOutput:
 
     def _banned(self) -> tuple[int, ...]:
         """Tools that are shown and must not be called: what opens a call is never said."""
-        if self._calls is None or self._use is None or self._use.calls is not Calls.NEVER:
+        if self._calls is None or self._use is None or self._calling() is not None:
             return ()
         return tuple(mark.id for mark in self._calls.marks if mark.id is not None)

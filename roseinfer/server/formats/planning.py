@@ -60,6 +60,7 @@ class Draft:
         self.params = sampling_params(request, max_tokens, asked, call.backend.info, call.limits)
         self.guide: GuideSpec | None = None
         self.parser: Callable[[], OutputParser] | None = None
+        self.tool_parser = "none"
         self.keep_last = self._kept_of_prompts(max_tokens)
 
     async def spell_out(self) -> None:
@@ -123,6 +124,7 @@ class Draft:
             warnings=tuple(self.warnings[: call.limits.max_warnings]),
             first_token_by_s=None if promised.ttl_s is None else call.arrival_s + promised.ttl_s,
             report_slo=promised.report,
+            tool_parser=self.tool_parser,
         )
 
     def _checked_objectives(self) -> Objectives:

@@ -164,6 +164,13 @@ class EngineMetrics:
             if finish in COMPLETE:
                 self._phases(sample)
 
+    def parsed(self, parser: str, runs: Sequence[PromptRun]) -> None:
+        """Of a request whose outputs were read by a parser; `parser` names that of tool calls, "none" without one."""
+        samples = [sample for run in runs for sample in run.samples]
+        self._reasoning.inc(sum(sample.reasoning_tokens for sample in samples))
+        self._calls.labels(*self._values, parser).inc(sum(sample.calls for sample in samples))
+        self._failures.labels(*self._values, parser).inc(sum(sample.parse_failures for sample in samples))
+
     def _phases(self, sample: SampleRecord) -> None:
         """Times on the engine's clock; those of a phase that was never reached are left out."""
         times = sample.times
@@ -207,6 +214,12 @@ class EngineMetrics:
         turned_away = ("model_name", "reason")
         self._rejections = self._tallies.counters("vllm:admission_rejections", "Requests turned away", turned_away)
         self._aborted = self._tallies.counters("roseinfer:requests_aborted", "Requests cut short", (*LABELS, "reason"))
+
+        self._reasoning = self._counter("roseinfer:reasoning_tokens", "Tokens that models thought with")
+        by_parser = (*LABELS, "parser")
+        self._calls = self._tallies.counters("roseinfer:tool_calls", "Complete tool calls", by_parser)
+        help = "Outputs, or parts of them, that began as a tool call and were none"
+        self._failures = self._tallies.counters("roseinfer:tool_call_parse_failures", help, by_parser)
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
         return self._tallies.histograms(name, help, buckets, LABELS).labels(*self._values)

@@ -113,6 +113,8 @@ class RequestReports:
         reason, why = _classify(cause)
         for run in account.runs:
             self._metrics.prompt_ended(run, reason, now_s)
+        if account.parsed:
+            self._metrics.parsed(job.tool_parser, account.runs)
         if reason == FinishReason.ABORT:
             self._metrics.aborted(why)
         if isinstance(cause, SloUnattainable):

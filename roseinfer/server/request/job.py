@@ -57,6 +57,7 @@ class Job:
     `meta`: what it brings for the engine. `first_token_by_s`: on the same clock, when it ends unless it has a token.
     `report_slo`: whether the usage says how its objectives were kept. `lengths_predicted`: whether the lengths of its
     prompts are our own predictor's. `about`: what its format repeats of the request in the answer.
+    `tool_parser`: the name of what reads tool calls in it.
     """
 
     api: str
@@ -77,6 +78,7 @@ class Job:
     warnings: tuple[str, ...] = ()
     first_token_by_s: float | None = None
     report_slo: bool = False
+    tool_parser: str = "none"
     lengths_predicted: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
