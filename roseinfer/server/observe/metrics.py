@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from roseinfer.core.outputs import COMPLETE, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import COMPLETE, GuideStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
 from roseinfer.server.observe.tallies import Counter, Histogram, Numbers, Tallies, total
 from roseinfer.server.request.job import PromptRun, SampleRecord
@@ -33,6 +33,7 @@ HTTP_S = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LENGTH_RATIO = (.1, .2, .33, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
 PREDICTION_S = (.0001, .0002, .0003, .0005, .00075, .001, .002, .005, .01, .025, .1)
+MASK_S = (.00005, .0001, .0002, .0003, .0005, .00075, .001, .0015, .002, .003, .005, .01, .02, .05, .1)
 GRAMMAR_S = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .25, .5, 1, 2, 5)
 CHOICES = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
@@ -87,13 +88,18 @@ class StepMetrics:
         times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
         said = "Duration of an engine step over what the scheduling policy's cost model predicted"
         ratios = tallies.histograms("roseinfer:step_time_ratio", said, STEP_RATIO, LABELS)
+        help = "Time that the masks of constrained outputs took the host in a step that had some"
+        masks = tallies.histograms("roseinfer:mask_time_seconds", help, MASK_S, LABELS)
         self._tokens, self._time, self._ratio = (family.labels(*values) for family in (steps, times, ratios))
+        self._masks = masks.labels(*values)
 
     def step(self, record: StepRecord) -> None:
         self._tokens.observe(record.tokens)
         self._time.observe(record.duration_s)
         if record.predicted_s > 0:
             self._ratio.observe(record.duration_s / record.predicted_s)
+        if record.mask_s > 0:
+            self._masks.observe(record.mask_s)
 
 
 class LengthMetrics:
@@ -283,6 +289,8 @@ class Exposition:
             yield from self._engine(shown.stats if shown.alive else _dead(shown.stats), shown.heartbeat_age_s)
             if shown.alive:
                 yield from self._objectives(shown.stats.policy or PolicyStats())
+            guides = shown.stats.guides or GuideStats()
+            yield from self._constraints(guides if shown.alive else guides._replace(grammars=0, waiting=0))
             yield from self._fixed(info)
 
     def _engine(self, stats: SchedulerStats, heartbeat_age_s: float) -> Iterator[Metric]:
@@ -303,6 +311,18 @@ class Exposition:
         yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
         help = "Since the engine's last turn"
         yield self._gauge("roseinfer:engine_heartbeat_age_seconds", help, heartbeat_age_s)
+
+    def _constraints(self, guides: GuideStats) -> Iterator[Metric]:
+        """What the engine does for constrained outputs."""
+        yield self._gauge("roseinfer:engine_grammars", "Compiled grammars that the engine keeps", guides.grammars)
+        help = "Requests that wait in the engine until their grammar is compiled"
+        yield self._gauge("roseinfer:num_requests_compiling", help, guides.waiting)
+        help = "Rows sampled for requests with a constraint"
+        yield self._counter("roseinfer:constrained_rows", help, guides.rows)
+        help = "Rows of such requests that nothing constrained: their grammar waits for what wakes it"
+        yield self._counter("roseinfer:dormant_rows", help, guides.dormant_rows)
+        yield self._counter("roseinfer:engine_grammars_compiled", "Grammars that the engine compiled", guides.compiled)
+        yield self._counter("roseinfer:engine_grammars_cached", "Grammars that it had compiled already", guides.cached)
 
     def _objectives(self, policy: PolicyStats) -> Iterator[Metric]:
         """What the scheduling policy goes by, as far as it has these figures."""

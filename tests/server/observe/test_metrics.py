@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, Snapshot, combined, length_buckets
 from tests.server.fake_engine import Wait
@@ -56,13 +56,17 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
     server.engine.snapshot = SchedulerStats(
         running=3, waiting=4, blocks_used=25, blocks_total=100, prefix_queries=50, prefix_hits=20, preemptions=2,
         prompt_tokens=70, generation_tokens=90, policy_stalls=5, policy_faults=6, integrity_errors=7,
+        guides=GuideStats(compiled=8, cached=9, rows=11, dormant_rows=10, grammars=12, waiting=13),
     )  # fmt: skip
     for name, value in {
         "vllm:num_requests_running": 3, "vllm:num_requests_waiting": 4, "vllm:kv_cache_usage_perc": 0.25,
         "vllm:prefix_cache_queries_total": 50, "vllm:prefix_cache_hits_total": 20, "vllm:num_preemptions_total": 2,
         "roseinfer:prefill_tokens_total": 70, "vllm:generation_tokens_total": 90,
         "roseinfer:policy_stalls_total": 5, "roseinfer:policy_faults_total": 6,
-        "roseinfer:integrity_errors_total": 7,
+        "roseinfer:integrity_errors_total": 7, "roseinfer:engine_grammars_compiled_total": 8,
+        "roseinfer:engine_grammars_cached_total": 9, "roseinfer:dormant_rows_total": 10,
+        "roseinfer:constrained_rows_total": 11, "roseinfer:engine_grammars": 12,
+        "roseinfer:num_requests_compiling": 13,
     }.items():  # fmt: skip
         assert server.metric(name, **LABELS) == value, name
     assert server.metric("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
@@ -89,6 +93,13 @@ def test_predicted_against_measured_step_times(server: LiveServer) -> None:
     for measured, predicted in ((0.9, 1.0), (0.012, 0.010), (5.0, 0.0)):
         server.call(lambda: server.engine.step(StepRecord(1, measured, predicted)))  # noqa: B023
     assert [now - was for now, was in zip(numbers(), before, strict=True)] == [1, 1, 2, 2, pytest.approx(2.1)]
+
+
+def test_masks_are_counted_in_the_steps_that_had_some(server: LiveServer) -> None:
+    before = server.metric("roseinfer:mask_time_seconds_count")
+    for mask_s in (0.0002, 0.0):
+        server.call(lambda: server.engine.step(StepRecord(1, 0.01, 0.0, mask_s)))  # noqa: B023
+    assert server.metric("roseinfer:mask_time_seconds_count") == before + 1
 
 
 SLO_GAUGES = ("utilisation", "speed_ratio", "margin", "step_budget_seconds", "virtual_batch_size", "demoted_requests")
