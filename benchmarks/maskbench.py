@@ -38,7 +38,7 @@ from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import built
 from roseinfer.grammar.constraint import JsonSchema
 from roseinfer.grammar.json_schema import explained
-from roseinfer.grammar.library import Grammar, GrammarError, GrammarTokens, compile_grammar
+from roseinfer.grammar.library import Grammar, GrammarError, GrammarTokens, MatcherError, compile_grammar
 from roseinfer.text.tokenizer import Tokenizer
 
 
@@ -46,10 +46,16 @@ class Refused(Exception):
     """A backend does not take a schema."""
 
 
+class GivenUp(Exception):
+    """A mask would cost more than the backend allows: such a request ends with an error."""
+
+
 class Following(Protocol):
     """A document on its way through a grammar."""
 
-    def mask(self) -> None: ...
+    def mask(self) -> None:
+        """Raises `GivenUp`."""
+        ...
 
     def allows(self, token: int) -> bool:
         """Whether the mask that was made last has it."""
@@ -94,7 +100,10 @@ class OursFollowing:
         self._words = memoryview(array("I", bytes(4 * ((vocab_size + 31) // 32))))
 
     def mask(self) -> None:
-        self._matcher.fill(self._words)
+        try:
+            self._matcher.fill(self._words)
+        except MatcherError as error:
+            raise GivenUp from error
 
     def allows(self, token: int) -> bool:
         return bool(self._words[token // 32] >> token % 32 & 1)
@@ -154,13 +163,14 @@ def backend_of(kind: str, tokenizer: Tokenizer) -> Backend:
 # --- one schema -------------------------------------------------------------------------------------------------
 @dataclass
 class Outcome:
-    """What became of one schema. `refused`: why, None if it compiled. Times in seconds."""
+    """What became of one schema. `refused`: why, None if it compiled. Times in seconds, counts of documents."""
 
     refused: str | None = None
     compile_s: float = 0.0
     masks_s: list[float] = field(default_factory=list)
     wrongly_accepted: int = 0
     wrongly_rejected: int = 0
+    given_up: int = 0
 
 
 def outcome(backend: Backend, tokenizer: Tokenizer, case: dict[str, Any]) -> Outcome:
@@ -176,7 +186,11 @@ def outcome(backend: Backend, tokenizer: Tokenizer, case: dict[str, Any]) -> Out
     for test in case["tests"]:
         text = json.dumps(test["data"], ensure_ascii=False)
         ids = [*tokenizer.encode(text, add_special_tokens=False), end_of(tokenizer)]
-        accepted = follows(backend.start(grammar), ids, found.masks_s)
+        try:
+            accepted = follows(backend.start(grammar), ids, found.masks_s)
+        except GivenUp:
+            found.given_up += 1
+            continue
         found.wrongly_accepted += accepted and not test["valid"]
         found.wrongly_rejected += test["valid"] and not accepted
     return found
@@ -250,6 +264,7 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
     yield "schemas taken", f"{len(taken)} of {len(outcomes)}"
     yield "invalid documents accepted", str(sum(found.wrongly_accepted for found in taken))
     yield "valid documents rejected", str(sum(found.wrongly_rejected for found in taken))
+    yield "documents given up", str(sum(found.given_up for found in taken))
     if not taken:
         return
     compile_ms = [1000 * found.compile_s for found in taken]

@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import jsonschema
@@ -12,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from tests.server.real_server import RealServer
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "structured_outputs.py"
 MESSAGES: list[Any] = [{"role": "user", "content": "A person, as JSON."}]
 
 
@@ -216,6 +220,24 @@ def test_clients_that_leave(client: openai.OpenAI, real: RealServer) -> None:
         )
         next(iter(stream))
         stream.close()
+
+
+def test_the_example(real: RealServer) -> None:
+    command = [sys.executable, str(EXAMPLE), "--base-url", f"{real.url}/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    expected = [
+        r"parsed: Review\(title='.*', stars=[1-5], genre='(comedy|drama|other)'\)",
+        r"streamed in \d+ pieces: \{'title': .*\}",
+        r"choice: (positive|negative|neutral)",
+        r"regex: [A-Z][a-z]{2,8}, \d{4}",
+        r"Lark: SELECT (title|stars|genre)(,(title|stars|genre)){0,2} FROM films",
+        r"GBNF: (yes|no) \(\d\d?%\)",
+    ]
+    assert len(lines) == len(expected)
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line), line
 
 
 def test_refusals_reach_the_client(client: openai.OpenAI) -> None:
