@@ -138,10 +138,6 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-# What stands between calls in lists of them.
-BETWEEN = " \t\r\n,;"
-
-
 class Malformed(Exception):
     """What looked like a call is none, or the rest of a call is not what it must be. Never leaves a parser."""
 
@@ -270,9 +266,8 @@ class MarkedParser:
             self.failures += self._sure or self._open
             back = self.reader.kept()
         except Cut:
-            back = self.reader.kept()
-            if self._index >= 0 and not back.strip(BETWEEN):
-                back = ""
+            # Behind a call, what may still become another one is one that was cut before its name.
+            back = self.reader.kept() if self._index < 0 else ""
         finally:
             self._calling = False
         self.finish(complete=False)
@@ -335,10 +330,17 @@ class MarkedParser:
             if opened:
                 return True
             if not taken or taken not in closers:
-                self.say(held + taken)
+                yield from self._not_a_mark(held, taken)
                 return False
             closers = ()
             held = yield from reader.space()
         if self._index < 0:
             self.say(held)
         return False
+
+    def _not_a_mark(self, space: str, taken: str) -> Steps[None]:
+        """What looked like a mark is text; not so where the output is cut within a mark behind a call."""
+        words = self._all + self._closers
+        likely = self._index >= 0 and taken and any(word.startswith(taken) for word in words)
+        if not likely or (yield from self.reader.more()):
+            self.say(space + taken)

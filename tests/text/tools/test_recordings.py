@@ -69,7 +69,8 @@ def test_marks_that_are_tokens(path: Path):
     """They are found by their ids; where the tokens are unknown, by their letters."""
     record = recorded(path)
     tokenizer = marked_tokenizer()
-    assert fed(parser_of(path, tokenizer), by_ids(tokenizer, record["output"])) == record["expected"]
+    if path.stem != "cut_in_second_mark":  # a token is not cut
+        assert fed(parser_of(path, tokenizer), by_ids(tokenizer, record["output"])) == record["expected"]
     assert fed(parser_of(path, tokenizer), [(char, None) for char in record["output"]]) == record["expected"]
 
 
