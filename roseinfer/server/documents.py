@@ -296,6 +296,9 @@ def _document(app: FastAPI, keyed: bool, limits: Limits) -> dict[str, Any]:
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     if keyed:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+        document["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"key": []}, {"x-api-key": []}]
     return document

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.grammar.library import GrammarError
+from roseinfer.grammar.limits import check_depth
 from roseinfer.server.formats.chat import chat_job
 from roseinfer.server.formats.planning import Refusal
 from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest, parse, unknown_fields
@@ -87,6 +89,14 @@ def refuse(name: str, value: Any, refusals: Mapping[str, Refusal]) -> None:
         raise unsupported(name, refusal.why)
 
 
+def check_nesting(value: Any, param: str) -> None:
+    """Of what is sent back, which cannot be written if it is too deep. Raises `ApiError` 400."""
+    try:
+        check_depth(value)
+    except GrammarError as error:
+        raise bad_request(f"{param}: {error.message}", param) from error
+
+
 def unsupported(name: str, why: str) -> ApiError:
     return bad_request(f"{name[:100]} is not supported: {why}", name[:100], "unsupported_field")
 
@@ -124,7 +134,7 @@ class Turns:
     def answer(self, texts: list[str]) -> None:
         self._assistant(lambda said: "tool_calls" not in said)["content"] += texts
 
-    def call(self, call_id: str, name: str, arguments: str) -> None:
+    def call(self, call_id: str, name: str, arguments: str | dict[str, Any]) -> None:
         function = {"name": name, "arguments": arguments}
         calls = self._assistant(lambda said: True).setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
-import orjson
 from pydantic import Field
 
 from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, refuse, text_field, texts_of, unsupported
@@ -180,7 +179,7 @@ def _add_call(turns: Turns, block: dict[str, Any], place: str) -> None:
     if not isinstance(arguments, dict):
         raise bad_request(f"{place}.input must be an object", "messages")
     call_id, name = (text_field(block, field, place, "messages") for field in ("id", "name"))
-    turns.call(call_id, name, orjson.dumps(arguments).decode())
+    turns.call(call_id, name, arguments)
 
 
 # --- tools, thinking and formats ----------------------------------------------------------------------------------

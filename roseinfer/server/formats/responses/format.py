@@ -39,7 +39,7 @@ class ResponsesFormat:
 
 def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
     """What a response repeats of its request, with the values that were used where it gave none."""
-    text = {} if request.text is None else request.text.model_dump(exclude_none=True)
+    format = None if request.text is None else request.text.format
     params = job.prompts[0].params
     return {
         "instructions": request.instructions,
@@ -49,7 +49,7 @@ def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
         "parallel_tool_calls": given(request.parallel_tool_calls, True),
         "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}} | text,
+        "text": {"format": given(format, {"type": "text"})},
         "tool_choice": given(request.tool_choice, "auto"),
         "tools": [_TOOL | tool for tool in request.tools or []],
         "top_logprobs": 0,

@@ -1,10 +1,19 @@
 """The body of /v1/responses, and the chat that it asks for."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, refuse, text_field, texts_of, unsupported
+from roseinfer.server.formats.as_chat import (
+    Turns,
+    Vocabulary,
+    chat_request,
+    check_nesting,
+    refuse,
+    text_field,
+    texts_of,
+    unsupported,
+)
 from roseinfer.server.formats.planning import Refusal, _always, _if_set, _unless
 from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest, Parts, RequestModel, Strings, unknown_fields
 from roseinfer.server.http.errors import bad_request
@@ -19,6 +28,18 @@ class ReasoningOptions(RequestModel):
     effort: str | None = Field(None, description="'none' turns thinking off where the chat template can")
 
 
+MAX_METADATA = 16
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"Dictionary should have at most {MAX_METADATA} items, not {len(value)}")
+    return value
+
+
+Metadata = Annotated[dict[str, str], BeforeValidator(_few)]
+
+
 class ResponsesRequest(OneAnswerRequest):
     input: str | Parts = Field(description="text, or items: messages, function calls, their outputs, reasoning")
     instructions: str | None = Field(None, description="a system message before the input")
@@ -30,7 +51,7 @@ class ResponsesRequest(OneAnswerRequest):
     reasoning: ReasoningOptions | None = None
     stop: str | Strings | None = Field(None, description="strings that end the text")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the template reads")
-    metadata: dict[str, Any] | None = Field(None, description="returned as it is")
+    metadata: Metadata | None = Field(None, description="returned as it is; up to 16 texts by name")
     user: str | None = Field(None, description="accepted, not used")
 
 
@@ -66,6 +87,9 @@ _SUMMARY_PARTS = {"summary_text": "text"}
 def as_chat(request: ResponsesRequest) -> ChatRequest:
     """The chat that asks for the same. Raises `ApiError` 400."""
     _check_include((request.model_extra or {}).get("include"))
+    for name, value in (("tools", request.tools), ("tool_choice", request.tool_choice)):
+        check_nesting(value, name)
+    check_nesting(None if request.text is None else request.text.format, "text.format")
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
         raise bad_request("max_output_tokens must be at least 1", "max_output_tokens")
     tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or [])]

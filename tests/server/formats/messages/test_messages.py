@@ -1,5 +1,6 @@
 """/v1/messages over HTTP, with anthropic's client where it can send it, and errors in its form."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,6 +77,13 @@ def test_objectives_are_reported_and_classes_found(server: LiveServer) -> None:
     answer = server.post(PATH, BODY | {"slo": {"report": True}, "mood": 1}, headers={"x-slo-ttft-ms": "60000"}).json()
     assert answer["usage"]["slo"]["met"] is True and answer["warnings"] == ["mood"]
     assert server.engine.requests[0].meta.slo is not None
+
+
+def test_a_call_that_is_nested_too_deep_ends_its_request_alone(server: LiveServer) -> None:
+    deep = json.loads('{"a":' * 900 + "1" + "}" * 900)
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": deep}
+    answer = server.post(PATH, BODY | {"messages": [*HI, {"role": "assistant", "content": [call]}, *HI]})
+    assert (answer.status_code, answer.json()["error"]["details"]["param"]) == (400, "messages")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_blocks_of_a_turn_with_tools() -> None:
             "reasoning_content": "Hm",
             "content": "Well",
             "tool_calls": [
-                {"id": name, "type": "function", "function": {"name": "look", "arguments": '{"at":"é","n":1.5}'}}
+                {"id": name, "type": "function", "function": {"name": "look", "arguments": {"at": "é", "n": 1.5}}}
                 for name in ("t1", "t2")
             ],
         },

@@ -1,5 +1,6 @@
 """Bodies of /v1/responses as chats."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
 
 TOOL = {"type": "function", "name": "look", "description": "Look", "parameters": {"type": "object"}, "strict": True}
+DEEP = json.loads("[" * 300 + "]" * 300)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
@@ -206,6 +208,11 @@ def test_refused(fields: dict[str, Any], param: str) -> None:
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"input": 5}, "input"),
         ({"text": "json"}, "text"),
+        ({"metadata": {"a": {"b": "c"}}}, "metadata"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+        ({"tools": [TOOL | {"x": DEEP}]}, "tools"),
+        ({"tool_choice": {"type": "function", "name": "look", "x": DEEP}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "x": DEEP}}}, "text.format"),
     ],
 )
 def test_wrong(fields: dict[str, Any], param: str) -> None:
