@@ -1,0 +1,72 @@
+"""The real engine over a runner that says what a script has for it, where what a model says has to make sense."""
+
+from collections.abc import Callable
+
+from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.plan import StepLimits
+from roseinfer.engine.api import EngineInfo
+from roseinfer.engine.core import Core, EngineCore
+from roseinfer.engine.shelf import GrammarGuides
+from roseinfer.grammar.library import GrammarTokens
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.registry import entry_of, make_policy, scheduler_config
+from roseinfer.sched.scheduler import Scheduler
+from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.fake_runner import FakeRunner, Seat
+
+BLOCKS, BLOCK_SIZE, CONTEXT = 512, 16, 4096
+# The prompt, special tokens included -> the answer.
+Script = Callable[[str], str]
+
+
+class ScriptedRunner(FakeRunner):
+    """Says an answer token by token, then `eos`. A mask that forbids the next token fails the test that looks."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: int, script: Script) -> None:
+        super().__init__(BLOCKS, BLOCK_SIZE, vocab_size)
+        self._tokenizer, self._eos, self._script = tokenizer, eos, script
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+        self.forbidden: list[str] = []
+
+    def _choose(self, seat: Seat, value: int, allowed: list[int] | None) -> int:
+        prompt_len = seat.admission.prompt_len
+        prompt = tuple(seat.tokens[:prompt_len])
+        if prompt not in self._answers:
+            text = self._script(self._tokenizer.decode(list(prompt), skip_special_tokens=False))
+            self._answers[prompt] = [*self._tokenizer.encode(text, add_special_tokens=False), self._eos]
+        answer = self._answers[prompt]
+        token = answer[min(len(seat.tokens) - prompt_len, len(answer) - 1)]
+        if allowed is not None and token not in allowed:
+            said = self._tokenizer.decode(seat.tokens[prompt_len:], skip_special_tokens=False)
+            self.forbidden.append(f"{self._tokenizer.token_str(token)!r} behind {said!r}")
+            return allowed[0]
+        return token
+
+
+def scripted_engine(tokenizer: Tokenizer, script: Script) -> tuple[Core, EngineInfo, ScriptedRunner]:
+    eos = tokenizer.backend.token_to_id(tokenizer.special_tokens["eos_token"])
+    vocab_size = tokenizer.backend.get_vocab_size()
+    runner = ScriptedRunner(tokenizer, vocab_size, eos, script)
+    config = scheduler_config(max_num_seqs=8, max_num_batched_tokens=1024)
+    limits = StepLimits.of(config, CONTEXT)
+    scheduler = Scheduler(config, KvManager(BLOCKS, BLOCK_SIZE), make_policy(config), CONTEXT, limits)
+    guides = GrammarGuides(lambda: GrammarTokens.of(tokenizer, vocab_size, (eos,)), vocab_size)
+    core = EngineCore(
+        scheduler, runner, MonotonicClock(), depth=1, eos_ids=(eos,), vocab_size=vocab_size, guides=guides
+    )
+    info = EngineInfo(
+        model="scripted",
+        model_type="llama",
+        max_model_len=CONTEXT,
+        vocab_size=vocab_size,
+        block_size=BLOCK_SIZE,
+        num_blocks=BLOCKS,
+        max_num_seqs=8,
+        dtype="float32",
+        device="cpu",
+        eos_token_ids=(eos,),
+        default_sampling={},
+        startup_s={},
+        policy=entry_of(config.policy_name).traits,
+    )
+    return core, info, runner

@@ -1,0 +1,22 @@
+"""The server in front of the real engine, whose runner says what a script has for it."""
+
+from typing import Any
+
+from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.transport import ThreadTransport
+from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.scripted import Script, ScriptedRunner, scripted_engine
+from tests.server.live import LiveServer
+
+
+class ScriptedServer(LiveServer):
+    """`runner`: what was said against the grammar is in its `forbidden`."""
+
+    def __init__(self, tokenizer: Tokenizer, script: Script) -> None:
+        super().__init__(tokenizer)
+        self._script = script
+        self.runner: ScriptedRunner
+
+    async def _start_engine(self) -> Any:
+        core, info, self.runner = scripted_engine(self.tokenizer, self._script)
+        return await AsyncEngine.start(ThreadTransport(lambda: (core, info)), self.tokenizer)
