@@ -1,7 +1,10 @@
 """Responses and Messages as users meet them: `roseinfer serve` with the embedded model, and the makers' own clients."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
@@ -15,6 +18,7 @@ from tests.server.real_server import PATIENCE_S, RealServer
 
 MESSAGES = [{"role": "user", "content": "def fibonacci("}]
 LENGTH = 24
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 class Colour(BaseModel):
@@ -195,3 +199,21 @@ def test_schemas_that_cannot_be_enforced_are_refused_by_their_field(
         claude.messages.create(model="tiny", messages=MESSAGES, max_tokens=5, output_config=format)  # type: ignore[arg-type]
     body: Any = raised.value.body
     assert body["error"]["details"]["param"] == "output_config.format"
+
+
+# --- the examples -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "below", "expected"),
+    [
+        ("responses", "/v1", ["text: ", "parsed: Review(", "called: weather(", "answer: "]),
+        ("anthropic_messages", "", ["text: ", "parsed: Review(", "prompt: ", "called: weather(", "answer: "]),
+    ],
+)
+def test_the_example(real: RealServer, name: str, below: str, expected: list[str]) -> None:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--base-url", real.url + below]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected, done.stdout

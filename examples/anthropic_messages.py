@@ -1,0 +1,106 @@
+"""Anthropic's Messages API: text, a schema and a tool, through the anthropic package.
+
+    roseinfer serve tiny
+    python examples/anthropic_messages.py
+
+The model is whatever the server serves. Any other chat model does better than the embedded one, which knows little but
+how to spell.
+"""
+
+import argparse
+from typing import Annotated, Any, Literal
+
+import anthropic
+from pydantic import BaseModel, Field
+
+CITIES = ("Oslo", "Rome", "Lima")
+# Sampling fields, and those that Anthropic's API does not have.
+GREEDY = {"temperature": 0}
+
+
+class Review(BaseModel):
+    stars: Annotated[int, Field(ge=1, le=5)]
+    mood: Literal["glad", "cross"]
+
+
+def weather(city: str, days: int) -> str:
+    """What the model may call."""
+    return f"{city}: sun for {days} days"
+
+
+TOOL: Any = {
+    "name": "weather",
+    "description": "Tells the weather of the next days.",
+    "strict": True,
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": list(CITIES)}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+
+
+def says(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def told(client: anthropic.Anthropic, model: str) -> str:
+    """Text as it comes."""
+    with client.messages.stream(
+        model=model, max_tokens=40, messages=[says("def fibonacci(")], extra_body=GREEDY
+    ) as stream:
+        text = "".join(stream.text_stream)
+    return f"text: {text!r}"
+
+
+def parsed(client: anthropic.Anthropic, model: str) -> str:
+    """A pydantic model in, an instance of it out."""
+    question = says("A review of a film, as JSON with stars and mood.")
+    message = client.messages.parse(
+        model=model, max_tokens=200, messages=[question], output_format=Review, extra_body=GREEDY
+    )
+    return f"parsed: {message.parsed_output!r}"
+
+
+def answered(client: anthropic.Anthropic, model: str) -> list[str]:
+    """The model calls the tool, and answers with what it returns. Here it must call; `auto` leaves it the choice."""
+    messages = [says("Will the sun shine in Rome?")]
+    counted = client.messages.count_tokens(model=model, messages=messages, tools=[TOOL])
+    lines = [f"prompt: {counted.input_tokens} tokens"]
+    first = client.messages.create(
+        model=model,
+        max_tokens=200,
+        messages=messages,
+        tools=[TOOL],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        extra_body=GREEDY,
+    )
+    messages.append({"role": "assistant", "content": first.content})
+    for block in first.content:
+        if block.type == "tool_use":
+            asked: Any = block.input
+            result = weather(**asked)
+            lines.append(f"called: {block.name}({asked}) -> {result}")
+            found = {"type": "tool_result", "tool_use_id": block.id, "content": result}
+            messages.append({"role": "user", "content": [found]})
+    last = client.messages.create(
+        model=model, max_tokens=40, messages=messages, tools=[TOOL], tool_choice={"type": "none"}, extra_body=GREEDY
+    )
+    texts = [block.text for block in last.content if block.type == "text"]
+    return [*lines, f"answer: {''.join(texts)!r}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="without /v1, which the package adds")
+    parser.add_argument("--api-key", default="none")
+    parser.add_argument("--model", default="tiny")
+    args = parser.parse_args()
+    with anthropic.Anthropic(base_url=args.base_url, api_key=args.api_key) as client:
+        for line in (told(client, args.model), parsed(client, args.model), *answered(client, args.model)):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

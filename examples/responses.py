@@ -1,0 +1,90 @@
+"""OpenAI's Responses API: text, a schema and a tool, through the openai package.
+
+    roseinfer serve tiny
+    python examples/responses.py
+
+The server keeps no responses: a conversation is the list of items so far, sent again with each turn. Any other chat
+model does better than the embedded one, which knows little but how to spell.
+"""
+
+import argparse
+import json
+from typing import Annotated, Any, Literal
+
+import openai
+from pydantic import BaseModel, Field
+
+CITIES = ("Oslo", "Rome", "Lima")
+
+
+class Review(BaseModel):
+    stars: Annotated[int, Field(ge=1, le=5)]
+    mood: Literal["glad", "cross"]
+
+
+def weather(city: str, days: int) -> str:
+    """What the model may call."""
+    return f"{city}: sun for {days} days"
+
+
+TOOL: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "Tells the weather of the next days.",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": list(CITIES)}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+
+
+def told(client: openai.OpenAI, model: str) -> str:
+    """Text as it comes."""
+    with client.responses.stream(model=model, input="def fibonacci(", max_output_tokens=40, temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    return f"text: {text!r}"
+
+
+def parsed(client: openai.OpenAI, model: str) -> str:
+    """A pydantic model in, an instance of it out."""
+    response = client.responses.parse(
+        model=model, input="A review of a film, as JSON with stars and mood.", text_format=Review, temperature=0
+    )
+    return f"parsed: {response.output_parsed!r}"
+
+
+def answered(client: openai.OpenAI, model: str) -> list[str]:
+    """The model calls the tool, and answers with what it returns. Here it must call; `auto` leaves it the choice."""
+    items: list[Any] = [{"role": "user", "content": "Will the sun shine in Rome?"}]
+    first = client.responses.create(
+        model=model, input=items, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, temperature=0
+    )
+    lines = []
+    items += first.output
+    for item in first.output:
+        if item.type == "function_call":
+            result = weather(**json.loads(item.arguments))
+            lines.append(f"called: {item.name}({item.arguments}) -> {result}")
+            items.append({"type": "function_call_output", "call_id": item.call_id, "output": result})
+    last = client.responses.create(
+        model=model, input=items, tools=[TOOL], tool_choice="none", max_output_tokens=40, temperature=0
+    )
+    return [*lines, f"answer: {last.output_text!r}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--api-key", default="none")
+    args = parser.parse_args()
+    with openai.OpenAI(base_url=args.base_url, api_key=args.api_key) as client:
+        model = client.models.list().data[0].id
+        for line in (told(client, model), parsed(client, model), *answered(client, model)):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
