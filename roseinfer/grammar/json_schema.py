@@ -111,7 +111,7 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
             raise GrammarError("const and enum with control characters cannot be enforced", code="unsupported_schema")
         if _counts_keys_twice(part):
             yield from _unless_strict("minProperties", strict)
-        if "$ref" in part and "$id" in part:
+        if "$ref" in part and "$id" in part and part is not schema:
             yield from _unless_strict("$id beside $ref", strict)
 
 

@@ -5,6 +5,8 @@ from typing import Any
 from urllib.parse import unquote
 
 Schema = dict[str, Any]
+# A part of a schema by its identity, or what it is as an object or an array.
+Node = int | tuple[str, int]
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
 _ONE = (
@@ -31,6 +33,7 @@ class SchemaGraph:
     def __init__(self, schema: Schema) -> None:
         self.root = schema
         self.parts: list[Schema] = []
+        self._with_definitions = False
         seen: set[int] = set()
         waiting = [schema]
         while waiting:
@@ -62,39 +65,49 @@ class SchemaGraph:
         return False
 
     def has_finite_instance(self) -> bool:
-        """Whether some finite document may follow the schema, as far as its recursion is concerned."""
-        finite: set[int] = set()
-        changed = True
-        while changed and id(self.root) not in finite:
-            changed = False
-            for part in reversed(self.parts):
-                if id(part) not in finite and self._is_finite(part, finite):
-                    finite.add(id(part))
-                    changed = True
-        return id(self.root) in finite
+        """Whether some finite document may follow the schema, as far as its recursion is concerned.
 
-    def _is_finite(self, part: Schema, finite: set[int]) -> bool:
-        def known(value: Any) -> bool:
-            return not isinstance(value, dict) or id(value) in finite
+        A part has one if all its conditions hold, and a condition holds if one of the parts it names has one. Each
+        condition is met once (Dowling and Gallier 1984), which keeps the work linear in the schema.
+        """
+        unmet: dict[Node, int] = {}
+        watchers: dict[Node, list[list[Node]]] = {}  # part -> [[whose condition it meets], ...], emptied when met
+        finite: list[Node] = []
+        for part in self.parts:
+            for node, conditions in self._conditions(part).items():
+                unmet[node] = len(conditions)
+                if not conditions:
+                    finite.append(node)
+                for alternatives in conditions:
+                    condition = [node]
+                    for other in alternatives:
+                        watchers.setdefault(other, []).append(condition)
+        while finite:
+            for condition in watchers.pop(finite.pop(), ()):
+                if condition:
+                    owner = condition.pop()
+                    unmet[owner] -= 1
+                    if not unmet[owner]:
+                        finite.append(owner)
+        return not unmet[id(self.root)]
 
+    def _conditions(self, part: Schema) -> dict["Node", list[list["Node"]]]:
+        """Those of a part, and of the objects and arrays that it may be, if it can be nothing else."""
         target = self._target(part)
-        if target is not None and not known(target):
-            return False
-        if not all(map(known, _list(part.get("allOf")))):
-            return False
+        own: list[list[Node]] = [] if target is None else [[id(target)]]
+        own += [[id(other)] for other in _schemas(_list(part.get("allOf")))]
         for name in ("anyOf", "oneOf"):
             options = _list(part.get(name))
-            if options and not any(map(known, options)):
-                return False
-        if "enum" in part or "const" in part:
-            return True
+            if options and all(isinstance(option, dict) for option in options):
+                own.append([id(option) for option in options])
+        found: dict[Node, list[list[Node]]] = {id(part): own}
         kinds = part.get("type")
         kinds = {kinds} if isinstance(kinds, str) else set(map(str, _list(kinds)))
-        if not kinds or kinds - {"object", "array"}:
-            return True
-        return ("object" in kinds and all(map(known, _needed_properties(part)))) or (
-            "array" in kinds and all(map(known, _needed_items(part)))
-        )
+        if kinds and kinds <= _NEEDS.keys() and "enum" not in part and "const" not in part:
+            for kind in kinds:
+                found[kind, id(part)] = [[id(other)] for other in _schemas(_NEEDS[kind](part))]
+            own.append([(kind, id(part)) for kind in kinds])
+        return found
 
     def _below(self, part: Schema) -> Iterator[Schema]:
         for name in _ONE:
@@ -108,7 +121,8 @@ class SchemaGraph:
         target = self._target(part)
         if target is not None:
             yield target
-        elif isinstance(part.get("$ref"), str):
+        elif isinstance(part.get("$ref"), str) and not self._with_definitions:
+            self._with_definitions = True
             yield from self._definitions()  # by an anchor or an id: it may be any of them
 
     def _in_place(self, part: Schema) -> Iterator[Schema]:
@@ -154,6 +168,9 @@ def _needed_items(part: Schema) -> list[Any]:
     first = _list(part.get("prefixItems")) or _list(part.get("items"))
     rest = [part["items"]] if least > len(first) and isinstance(part.get("items"), dict) else []
     return first[: int(least)] + rest
+
+
+_NEEDS = {"object": _needed_properties, "array": _needed_items}
 
 
 def _list(value: Any) -> list[Any]:

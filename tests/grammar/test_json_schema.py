@@ -4,6 +4,7 @@ import pytest
 
 from roseinfer.grammar.constraint import JSON_OBJECT
 from roseinfer.grammar.library import GrammarError
+from roseinfer.grammar.subschemas import SchemaGraph
 from tests.helpers.grammars import accepts, make, of_schema
 
 PERSON = {
@@ -62,6 +63,11 @@ def test_a_key_in_disguise_is_not_let_through() -> None:
     assert accepts(of_schema(odd).grammar, '{"a\\u0001\\"\\n":"\\t"}')
 
 
+WITH_IDS = {
+    "$id": "https://example.com/a",
+    "items": {"$id": "https://example.com/b", "$ref": "https://example.com/a#/$defs/c"},
+    "$defs": {"c": {}},
+}
 UNSUPPORTED = [
     ({"type": "string", "not": {"const": "a"}}, "not"),
     ({"if": {"type": "string"}, "then": {"minLength": 2}}, "if, then"),
@@ -74,7 +80,7 @@ UNSUPPORTED = [
     ({"type": "object", "properties": {"a": {"type": "string", "format": "decimal"}}}, "format 'decimal'"),
     ({"oneOf": [{"type": "object"}, {"type": "object", "properties": {"a": {}}}]}, "oneOf"),
     ({"type": "object", "maxProperties": 1, "properties": {"a": {}, "b": {}}}, "maxProperties"),
-    ({"$ref": "#/$defs/a", "$id": "https://example.com/b", "$defs": {"a": {}}}, "$id beside $ref"),
+    (WITH_IDS, "$id beside $ref"),
     ({"type": "object", "minProperties": 2, "additionalProperties": {"type": "null"}}, "minProperties"),
 ]
 
@@ -122,6 +128,14 @@ def test_options_in_a_schema_do_not_weaken_ours() -> None:
         ({"anyOf": [{"type": "string"}, {"$ref": "#"}]}, "refers to itself"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "contains itself without end"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "contains itself without end"),
+        ({"type": "array", "prefixItems": [{}, {"$ref": "#"}], "minItems": 2}, "contains itself without end"),
+        (
+            {
+                "anyOf": [{"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/b"}}}],
+                "$defs": {"b": {"type": "array", "minItems": 2, "items": {"$ref": "#"}}},
+            },
+            "contains itself without end",
+        ),
         ({"const": "a\x02b"}, "control characters"),
         ({"properties": {"a": {"enum": [1, [{"\x0b": 1}]]}}}, "control characters"),
         ({"type": "string", "pattern": "^(?=a)b"}, "look-around"),
@@ -142,6 +156,10 @@ def test_what_no_output_can_follow_is_refused(schema: dict, words: str, strict: 
         {"type": "object", "properties": {"next": {"$ref": "#"}}},
         {"type": "array", "items": {"$ref": "#"}},
         {"anyOf": [{"type": "null"}, {"type": "array", "minItems": 1, "items": {"$ref": "#"}}]},
+        {"$ref": "#/$defs/a", "$id": "https://example.com/b", "$defs": {"a": {}}},
+        {"type": ["object", "array"], "required": ["a"], "properties": {"a": {"$ref": "#"}}, "items": {"$ref": "#"}},
+        {"type": "object", "required": ["a"], "properties": {"a": True, "b": {"allOf": [{"type": "null"}]}}},
+        {"anyOf": [True, {"type": "array", "minItems": 1, "items": {"$ref": "#"}}]},
         {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": ["null", "object"], "required": ["c"]}}},
         {"$ref": "#tree", "$defs": {"t": {"$anchor": "tree", "type": "array", "items": {"$ref": "#tree"}}}},
     ],
@@ -165,3 +183,21 @@ def test_depth(levels: int, words: str) -> None:
     with pytest.raises(GrammarError, match=words) as raised:
         of_schema(nested(levels))
     assert raised.value.code == "grammar_too_complex"
+
+
+def test_a_schema_is_looked_through_in_linear_time() -> None:
+    """Long chains in either order of definition, and a part that needs all of them: a quadratic walk takes minutes."""
+    count = 20_000
+    names = [f"d{i}" for i in range(count)]
+    chain = {
+        name: {"type": "array", "minItems": 1, "items": {"$ref": f"#/$defs/{after}"}}
+        for name, after in zip(names, [*names[1:], "end"], strict=True)
+    }
+    links = {name: {"$ref": f"#/$defs/{name}"} for name in names}
+    whole = {"type": "object", "required": names, "properties": links, "$defs": chain | {"end": {"type": "null"}}}
+    graph = SchemaGraph(whole)
+    assert len(graph.parts) == 3 * count + 2
+    assert graph.has_finite_instance() and not graph.loops()
+    del chain["d19999"]["items"]
+    whole["$defs"] = chain | {"d19999": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/d0"}}}
+    assert not SchemaGraph(whole).has_finite_instance()

@@ -222,6 +222,40 @@ def test_clients_that_leave(client: openai.OpenAI, real: RealServer) -> None:
         stream.close()
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    return schema
+
+
+HOSTILE = [
+    {"regex": "(.{1,50}[ab]){1,50}"},
+    {"json": nested(8)},
+    {"json": {"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"type": "string", "pattern": "(a|b|.{9}){1,99}"}]}}},
+    {"json": {"allOf": [{"type": "string", "pattern": f".*a.{{{i}}}b.*"} for i in range(30)]}},
+    {"grammar": 'start: ("a" | "b" | start start)+'},
+]
+
+
+def test_hostile_constraints_leave_others_alone(client: openai.OpenAI) -> None:
+    """Each is refused, or ends, or fails by itself; a stream that runs beside them gets all of its tokens."""
+    free = client.completions.create(
+        model="tiny", prompt="import os\n", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(free)
+    tokens = 1 if next(chunks) else 0
+    for constraint in HOSTILE:
+        asked: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 20}
+        try:
+            done = client.completions.create(**asked, extra_body={"structured_outputs": constraint})
+            assert done.choices[0].finish_reason in ("length", "stop")
+        except (openai.BadRequestError, openai.InternalServerError) as error:
+            assert error.code in ("grammar_too_complex", "invalid_grammar", "request_failed")
+    ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert tokens + len(ends) >= 300 and ends[-1] == "length"
+
+
 def test_the_example(real: RealServer) -> None:
     command = [sys.executable, str(EXAMPLE), "--base-url", f"{real.url}/v1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
