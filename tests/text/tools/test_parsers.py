@@ -202,6 +202,15 @@ def test_arguments_stream():
             "Calls: [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
             "pythonic",
         ),
+        ('<tool_call>\n{"arguments": <args-dict>, "name": <function-name>}\n</tool_call>', "hermes"),
+        # Llama 4's own, in which the models' program marks stand around text alone.
+        (
+            '{"name": function name, "parameters": dictionary of argument name and its value} <|python_start|>',
+            "llama_json",
+        ),
+        # Others that have something in common with these.
+        ("<tool_call>{function-name}\n<arg_key>{arg-key}</arg_key>\n<arg_value>{arg-value}</arg_value>", None),
+        ("<seed:tool_call>\n<function=f>\n<parameter=p>value</parameter>\n</function>\n</seed:tool_call>", None),
         ("{{ '[TOOL_CALLS]' }}{{ call.name }}{{ '[ARGS]' }}", "mistral"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", None),
         (None, None),

@@ -19,7 +19,8 @@ class Hermes:
 
     @classmethod
     def written_by(cls, template: str) -> bool:
-        return OPEN in template and '"arguments"' in template.replace("\\", "") and "<function=" not in template
+        plain = template.replace("\\", "")
+        return OPEN in plain and '{"name"' in plain.replace('{"arguments"', '{"name"') and "<function=" not in plain
 
     @property
     def marks(self) -> tuple[Mark, ...]:

@@ -24,7 +24,7 @@ class Pythonic:
 
     @classmethod
     def written_by(cls, template: str) -> bool:
-        return "func_name1(" in template or BEGIN in template
+        return "func_name1(" in template
 
     @property
     def marks(self) -> tuple[Mark, ...]:

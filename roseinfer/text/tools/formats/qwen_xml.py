@@ -42,7 +42,7 @@ class QwenXml:
 
     @classmethod
     def written_by(cls, template: str) -> bool:
-        return FUNCTION in template and PARAMETER in template
+        return OPEN in template and FUNCTION in template and PARAMETER in template
 
     @property
     def marks(self) -> tuple[Mark, ...]:
