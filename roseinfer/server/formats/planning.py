@@ -194,15 +194,15 @@ class Refusal:
     asks: Asks
 
 
-def _always(value: Any) -> bool:
+def always(value: Any) -> bool:
     return True
 
 
-def _if_set(value: Any) -> bool:
+def if_set(value: Any) -> bool:
     return bool(value)
 
 
-def _unless(*harmless: Any) -> Asks:
+def unless(*harmless: Any) -> Asks:
     return lambda value: all(value != known or type(value) is not type(known) for known in harmless)
 
 
@@ -214,54 +214,54 @@ _BEAM = "there is no beam search"
 _MEDIA = "the server takes and gives text only"
 
 REFUSALS: dict[str, Refusal] = {
-    "regex": Refusal(_SYNTAX, _always),
-    "json_schema": Refusal(_SYNTAX, _always),
-    "ebnf": Refusal(_SYNTAX, _always),
-    "grammar": Refusal(_SYNTAX, _always),
-    "tools": Refusal(_TOOLS, _always),
-    "tool_choice": Refusal(_TOOLS, _unless("none")),
-    "functions": Refusal(_TOOLS, _always),
-    "function_call": Refusal(_TOOLS, _unless("none")),
-    "use_beam_search": Refusal(_BEAM, _unless(False)),
-    "length_penalty": Refusal(_BEAM, _unless(1, 1.0)),
-    "early_stopping": Refusal(_BEAM, _unless(False)),
-    "suffix": Refusal("text cannot be filled in before a suffix", _if_set),
-    "truncate_prompt_tokens": Refusal("this route does not cut prompts", _always),  # those that do have it as a field
-    "truncation_side": Refusal("truncate_prompt_tokens cuts prompts at their start", _unless("left")),
-    "echo": Refusal("the messages of a chat are not repeated", _unless(False)),
-    "documents": Refusal("documents cannot be given beside the messages", _if_set),
-    "return_prompt_text": Refusal("the rendered prompt is not returned", _unless(False)),
-    "reasoning_effort": Refusal("templates are not told how much to reason", _always),
-    "thinking_token_budget": Refusal(_REASONING, _unless(-1)),
-    "thinking_budget": Refusal(_REASONING, _unless(-1)),
-    "include_reasoning": Refusal(_REASONING, _unless(True)),
-    "verbosity": Refusal("models are not told how much to write", _unless("medium")),
-    "repetition_detection": Refusal("repetitions do not end the output", _if_set),
-    "stop_regex": Refusal("only strings and token ids end the output", _if_set),
-    "typical_p": Refusal("there is no typical sampling", _unless(1, 1.0)),
-    "watermarking": Refusal("there is no watermarking", _unless(False)),
-    "watermark": Refusal("there is no watermarking", _unless(False)),
-    "logprob_token_ids": Refusal("log probabilities are those of the likeliest tokens", _if_set),
-    "logits_processors": Refusal("requests bring no code", _if_set),
-    "custom_logit_processor": Refusal("requests bring no code", _if_set),
-    "custom_params": Refusal("requests bring no code", _if_set),
-    "vllm_xargs": Refusal("there are no further arguments", _if_set),
-    "lora_path": Refusal("there are no adapters", _if_set),
-    "return_hidden_states": Refusal("hidden states are not returned", _unless(False)),
-    "return_routed_experts": Refusal("experts are not returned", _unless(False)),
-    "kv_transfer_params": Refusal(_DISAGGREGATED, _if_set),
-    "ec_transfer_params": Refusal(_DISAGGREGATED, _if_set),
-    "moderation": Refusal("answers are not moderated", _always),
-    "prompt_embeds": Refusal("prompts are text or token ids", _always),
-    "chat_template": Refusal("the server's own template is used", _always),
-    "modalities": Refusal(_MEDIA, _unless(["text"])),
-    "audio": Refusal(_MEDIA, _always),
-    "mm_processor_kwargs": Refusal(_MEDIA, _if_set),
-    "media_io_kwargs": Refusal(_MEDIA, _if_set),
-    "web_search_options": Refusal("there is no web search", _always),
+    "regex": Refusal(_SYNTAX, always),
+    "json_schema": Refusal(_SYNTAX, always),
+    "ebnf": Refusal(_SYNTAX, always),
+    "grammar": Refusal(_SYNTAX, always),
+    "tools": Refusal(_TOOLS, always),
+    "tool_choice": Refusal(_TOOLS, unless("none")),
+    "functions": Refusal(_TOOLS, always),
+    "function_call": Refusal(_TOOLS, unless("none")),
+    "use_beam_search": Refusal(_BEAM, unless(False)),
+    "length_penalty": Refusal(_BEAM, unless(1, 1.0)),
+    "early_stopping": Refusal(_BEAM, unless(False)),
+    "suffix": Refusal("text cannot be filled in before a suffix", if_set),
+    "truncate_prompt_tokens": Refusal("this route does not cut prompts", always),  # those that do have it as a field
+    "truncation_side": Refusal("truncate_prompt_tokens cuts prompts at their start", unless("left")),
+    "echo": Refusal("the messages of a chat are not repeated", unless(False)),
+    "documents": Refusal("documents cannot be given beside the messages", if_set),
+    "return_prompt_text": Refusal("the rendered prompt is not returned", unless(False)),
+    "reasoning_effort": Refusal("templates are not told how much to reason", always),
+    "thinking_token_budget": Refusal(_REASONING, unless(-1)),
+    "thinking_budget": Refusal(_REASONING, unless(-1)),
+    "include_reasoning": Refusal(_REASONING, unless(True)),
+    "verbosity": Refusal("models are not told how much to write", unless("medium")),
+    "repetition_detection": Refusal("repetitions do not end the output", if_set),
+    "stop_regex": Refusal("only strings and token ids end the output", if_set),
+    "typical_p": Refusal("there is no typical sampling", unless(1, 1.0)),
+    "watermarking": Refusal("there is no watermarking", unless(False)),
+    "watermark": Refusal("there is no watermarking", unless(False)),
+    "logprob_token_ids": Refusal("log probabilities are those of the likeliest tokens", if_set),
+    "logits_processors": Refusal("requests bring no code", if_set),
+    "custom_logit_processor": Refusal("requests bring no code", if_set),
+    "custom_params": Refusal("requests bring no code", if_set),
+    "vllm_xargs": Refusal("there are no further arguments", if_set),
+    "lora_path": Refusal("there are no adapters", if_set),
+    "return_hidden_states": Refusal("hidden states are not returned", unless(False)),
+    "return_routed_experts": Refusal("experts are not returned", unless(False)),
+    "kv_transfer_params": Refusal(_DISAGGREGATED, if_set),
+    "ec_transfer_params": Refusal(_DISAGGREGATED, if_set),
+    "moderation": Refusal("answers are not moderated", always),
+    "prompt_embeds": Refusal("prompts are text or token ids", always),
+    "chat_template": Refusal("the server's own template is used", always),
+    "modalities": Refusal(_MEDIA, unless(["text"])),
+    "audio": Refusal(_MEDIA, always),
+    "mm_processor_kwargs": Refusal(_MEDIA, if_set),
+    "media_io_kwargs": Refusal(_MEDIA, if_set),
+    "web_search_options": Refusal("there is no web search", always),
 }
 
-_UNHEARD_OF = Refusal(_SYNTAX, _always)
+_UNHEARD_OF = Refusal(_SYNTAX, always)
 # Known fields that ask for nothing here, whatever their value: no tool is ever called, n samples are all returned.
 _INERT = frozenset({"parallel_tool_calls", "best_of"})
 

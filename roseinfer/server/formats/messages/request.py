@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, refuse, text_field, texts_of, unsupported
-from roseinfer.server.formats.planning import Refusal, _always, _if_set, _unless
+from roseinfer.server.formats.planning import Refusal, always, if_set, unless
 from roseinfer.server.formats.schemas import (
     MAX_ITEMS,
     ChatRequest,
@@ -69,19 +69,19 @@ _NAMES = {
 }
 _NO_MEMORY = "nothing is kept between requests"
 _REFUSALS = {
-    "container": Refusal(_NO_MEMORY, _always),
-    "mcp_servers": Refusal("only the client calls tools", _if_set),
-    "context_management": Refusal("messages are not edited", _if_set),
-    "speed": Refusal("there is one speed", _unless("standard")),
-    "stop": Refusal("strings that end the text are stop_sequences", _if_set),
+    "container": Refusal(_NO_MEMORY, always),
+    "mcp_servers": Refusal("only the client calls tools", if_set),
+    "context_management": Refusal("messages are not edited", if_set),
+    "speed": Refusal("there is one speed", unless("standard")),
+    "stop": Refusal("strings that end the text are stop_sequences", if_set),
 }
 # What the answer does not depend on.
 _INERT = frozenset({"cache_control", "inference_geo"})
 WORDS = Vocabulary(_NAMES, _REFUSALS, _INERT)
 _TEXT = {"text": "text"}
-_ONLY_OURS = Refusal("only the model itself calls tools", _unless(["direct"]))
+_ONLY_OURS = Refusal("only the model itself calls tools", unless(["direct"]))
 _IN_TOOLS = {
-    "defer_loading": Refusal("all tools are shown to the model", _unless(False)),
+    "defer_loading": Refusal("all tools are shown to the model", unless(False)),
     "allowed_callers": _ONLY_OURS,
 }
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}

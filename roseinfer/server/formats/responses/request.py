@@ -14,7 +14,7 @@ from roseinfer.server.formats.as_chat import (
     texts_of,
     unsupported,
 )
-from roseinfer.server.formats.planning import Refusal, _always, _if_set, _unless
+from roseinfer.server.formats.planning import Refusal, always, if_set, unless
 from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest, Parts, RequestModel, Strings, unknown_fields
 from roseinfer.server.http.errors import bad_request
 
@@ -66,13 +66,13 @@ _NAMES = {
 }
 _STATELESS = "responses are not kept"
 _REFUSALS = {
-    "previous_response_id": Refusal(f"{_STATELESS}, send the items of earlier turns as input", _always),
-    "conversation": Refusal(f"{_STATELESS}, send the items of earlier turns as input", _always),
-    "background": Refusal(f"{_STATELESS}, so nobody could ask for this one later", _unless(False)),
-    "prompt": Refusal("there are no stored prompts", _always),
-    "context_management": Refusal("inputs are not compacted", _if_set),
-    "truncation": Refusal("inputs are not cut", _unless("disabled")),
-    "top_logprobs": Refusal("log probabilities are those of /v1/chat/completions", _unless(0)),
+    "previous_response_id": Refusal(f"{_STATELESS}, send the items of earlier turns as input", always),
+    "conversation": Refusal(f"{_STATELESS}, send the items of earlier turns as input", always),
+    "background": Refusal(f"{_STATELESS}, so nobody could ask for this one later", unless(False)),
+    "prompt": Refusal("there are no stored prompts", always),
+    "context_management": Refusal("inputs are not compacted", if_set),
+    "truncation": Refusal("inputs are not cut", unless("disabled")),
+    "top_logprobs": Refusal("log probabilities are those of /v1/chat/completions", unless(0)),
 }
 # They ask for what is not here to be done (there are no built-in tools), or say what is true anyway.
 _INERT = frozenset({"store", "max_tool_calls", "prompt_cache_key", "safety_identifier", "include"})
@@ -197,8 +197,8 @@ def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 _IN_TOOLS = {
-    "defer_loading": Refusal("all tools are shown to the model", _unless(False)),
-    "allowed_callers": Refusal("only the model itself calls tools", _unless(["direct"])),
+    "defer_loading": Refusal("all tools are shown to the model", unless(False)),
+    "allowed_callers": Refusal("only the model itself calls tools", unless(["direct"])),
 }
 
 
