@@ -60,6 +60,20 @@ def test_nobody_yields_if_that_is_not_enough() -> None:
     assert yields(made.begin()) == []
 
 
+@pytest.mark.parametrize(("begun", "started"), [(False, ["small"]), (True, [])])
+def test_who_needs_few_blocks_passes_one_that_lacks_many_unless_that_one_has_begun(
+    begun: bool, started: list[str]
+) -> None:
+    made = state(free_blocks=20)
+    held(made, "paced", 160, tpot_s=0.050)
+    large = made.wait("large", 500, ttft_s=3.0, predicted=10)
+    if begun:
+        made.start(large)
+        preempt(made, large)
+    made.wait("small", 32, ttft_s=5.0, predicted=10)
+    assert list(made.admitted(made.begin())) == started
+
+
 def test_nobody_yields_to_best_effort() -> None:
     made = state(free_blocks=0)
     held(made, "free", 160)

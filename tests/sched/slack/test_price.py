@@ -78,6 +78,13 @@ def test_a_pace_alone_waits_for_those_that_cannot_although_there_is_room() -> No
     assert list(made.admitted(made.begin())) == ["hasty"]
 
 
+@pytest.mark.parametrize(("rows", "starts"), [(24, True), (30, False)])
+def test_a_pace_alone_leaves_room_for_those_that_will_come_while_not_all_can_be_served(rows: int, starts: bool) -> None:
+    """Of the .8 that steps of 50 ms leave, .15 are kept, and a tenth of the rest."""
+    made = machine(rows, offered=1.5, patient=True)
+    assert ("patient" in made.admitted(made.begin())) == starts
+
+
 @pytest.mark.parametrize(
     ("rows", "offered", "patient"),
     [

@@ -62,6 +62,20 @@ def test_a_prompt_that_starts_makes_no_other_in_line_late(due_s: float, starts: 
     assert ("urgent" in chunks(made, decision)) == starts
 
 
+def test_what_the_others_are_ahead_is_time_for_a_prompt() -> None:
+    """A row that needs a step of 10 ms every 12 leaves 0.3 s of 2, and all but some steps if it is 5 s ahead."""
+
+    def rejected(tokens_ahead: int) -> bool:
+        made = state()
+        row = made.run("row", tpot_s=0.012, predicted=900)
+        row.tokens += [1] * tokens_ahead
+        row.planned = row.computed = len(row.tokens) - 1
+        made.wait("prompt", 1000, ttft_s=2.0)
+        return "prompt" in made.rejected(made.begin())
+
+    assert (rejected(0), rejected(420)) == (True, False)
+
+
 def test_prompts_that_are_due_sooner_count_against_the_time_of_a_later_one() -> None:
     made = state()
     filling(made, "begun", 2000, ttft_s=2.9)

@@ -292,15 +292,15 @@ def test_a_tenant_beyond_its_share_waits_behind_others() -> None:
 
 # --- parts ------------------------------------------------------------------------------------------------------
 def test_demand_counts_nothing_before_slack_is_used_up() -> None:
-    demand = Demand.of([0.0, 4.0], [0.1, 0.2], 1 / 32)
+    demand = Demand.of([0.0, 4.0], [0.1, 0.2], [1.0, 1.0], 1 / 32)
     assert demand.peak == pytest.approx(0.1 + 0.2 * (1 - 4.0 / 16.0))
-    assert demand.with_one(0.3, 0.0, 0.1).peak == pytest.approx(demand.peak + 0.3)
-    assert demand.with_one(0.0, 0.25, 0.1).peak == pytest.approx(0.1 + 0.25 / 0.5), "due within the first horizon"
-    assert demand.with_one(0.0, 0.25, 16.0).peak == pytest.approx(demand.peak + 0.25 / 16), "there is time"
-    arriving = Demand.of([0.0], [0.1], 1 / 32, 0.2)
+    assert demand.with_one(0.3, 1.0, 0.0, 0.1).peak == pytest.approx(demand.peak + 0.3)
+    assert demand.with_one(0.0, 1.0, 0.25, 0.1).peak == pytest.approx(0.1 + 0.25 / 0.5), "due within the first horizon"
+    assert demand.with_one(0.0, 1.0, 0.25, 16.0).peak == pytest.approx(demand.peak + 0.25 / 16), "there is time"
+    arriving = Demand.of([0.0], [0.1], [1.0], 1 / 32, 0.2)
     assert arriving.peak == pytest.approx(0.1 + 0.2)
-    assert arriving.with_one(0.0, 0.025, 0.1).peak == pytest.approx(0.1 + 0.2), "part of what was to be expected"
-    assert arriving.with_one(0.0, 0.25, 0.1).peak == pytest.approx(0.1 + 0.5 + 0.1)
+    assert arriving.with_one(0.0, 1.0, 0.025, 0.1).peak == pytest.approx(0.1 + 0.2), "part of what was to be expected"
+    assert arriving.with_one(0.0, 1.0, 0.25, 0.1).peak == pytest.approx(0.1 + 0.5 + 0.1)
 
 
 def offered(works_s: list[float]) -> PriceLimit:

@@ -9,12 +9,13 @@ from roseinfer.core.slo import Cause, Rejection
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths import peak_tokens
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
-from roseinfer.sched.policies.slack.capacity import PRICED
+from roseinfer.sched.policies.slack.capacity import MOST_CONSTANT, PRICED
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 ROOMY_FOR_PATIENT = 0.9
+SPARE_FOR_HASTY = 0.15  # of the machine, which requests that can wait leave free while not all can be served
 EVICTABLE = 0.5  # how much of a request that is far ahead counts against the KV cache: it can give its blocks up
 
 
@@ -74,7 +75,7 @@ class SlackAdmission:
 
     def _overhead(self, smallest_s: float) -> float:
         """Share of the time that steps cost whatever they hold, if the smallest objective sets their pace."""
-        return min(0.9, self._params.step_s / smallest_s)
+        return min(MOST_CONSTANT, self._params.step_s / smallest_s)
 
     def _prefill_time(self, seconds: float) -> float:
         """Of the next `seconds`, those that are there for prompts."""
@@ -86,8 +87,8 @@ class SlackAdmission:
             leftover = self._state.leftover
             leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
             return seconds * full_s / (full_s + p.step_s + leftover_s)
-        share = self._keep - self._overhead(self._smallest_s) - self._demand.decoding_within(seconds)
-        return seconds * max(share, LEAST_PREFILL_SHARE)
+        left_s = self._keep * seconds - self._demand.taken_s(seconds, self._params.step_s)
+        return max(left_s, LEAST_PREFILL_SHARE * seconds)
 
     def _walk(self, entries: list[Entry], limit: float) -> None:
         """Admit from the head until one does not fit; those that cannot be in time any more are turned away."""
@@ -134,9 +135,8 @@ class SlackAdmission:
         """Whether the others leave room and seats for requests without objectives."""
         if self._smallest_s == inf:
             return True
-        share = self._keep - self._overhead(self._smallest_s)
         spare = self._tuning.spare_seats * self._state.seats
-        return self._demand.peak <= self._tuning.roomy * share and self._seats > spare
+        return self._demand.fits(self._tuning.roomy, self._keep, self._params.step_s) and self._seats > spare
 
     def _start_aged(self) -> None:
         """The oldest without objectives that has waited long starts before all others, from `rest_again_s` on.
@@ -198,7 +198,8 @@ class SlackAdmission:
         state, room = self._state, self._has_blocks(track)
         yielding = [] if room else self._could_yield(track)
         if not room and not yielding:
-            return self._hold(track, Cause.BLOCKS, Verdict.STOP)
+            # Who needs fewer may pass, except one that has begun already.
+            return self._hold(track, Cause.BLOCKS, Verdict.STOP if track.request.preemptions else Verdict.SKIP)
         own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
@@ -207,19 +208,17 @@ class SlackAdmission:
             if (
                 track.patient
                 and state.price.crowded
-                and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * share
+                and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * (share - SPARE_FOR_HASTY)
             ):
                 return self._hold(track, Cause.RUNNING)
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
-            least = demand.peak + track.weight
-            if least > limit * share:
+            keep, step_s = state.keep(smallest_s), self._params.step_s
+            if demand.peak + track.weight > limit * keep:
                 return self._hold(track, Cause.RUNNING, full)
-            reserve = self._reserve(track, smallest_s)
-            if least > (limit - reserve) * share:
-                return self._hold(track, Cause.RUNNING)
             demand = state.demand_with(demand, track, own_s, self._now_s)
-            if demand.peak > (limit - reserve) * share:
-                return self._hold(track, Cause.RUNNING, Verdict.SKIP if demand.peak <= limit * share else full)
+            if not demand.fits(limit - self._reserve(track, smallest_s), keep, step_s):
+                fits = demand.fits(limit, keep, step_s)
+                return self._hold(track, Cause.RUNNING, Verdict.SKIP if fits else full)
         else:
             demand = state.demand_with(demand, track, own_s, self._now_s)
         if yielding:  # it starts when the blocks are there, and nobody takes them meanwhile

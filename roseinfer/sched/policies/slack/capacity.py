@@ -2,7 +2,7 @@
 place costs when not all can be served: how much work, and how fast a pace, is worth it.
 """
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import deque
 from collections.abc import Sequence
 from math import inf, log, sqrt
@@ -11,6 +11,9 @@ from typing import NamedTuple
 from roseinfer.core.slo import Cause
 
 HORIZONS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # times the smallest TPOT objective
+LONGEST_STEP = 8.0
+LONGEST_STEP = 8.0  # times the smallest TPOT objective
+MOST_CONSTANT = 0.9  # of the time: what steps cost whatever they hold
 SHORT = 2  # of these, where only prompts count: how soon one can be through
 PRICED = (Cause.PRICE, Cause.PACE)  # not worth their cost: what `PriceLimit.objection` says
 REFUSED = 0.03  # of those that are worth their cost
@@ -19,57 +22,82 @@ KEPT = 0.9  # of what was learnt, at each update
 
 
 class Demand:
-    """What the requests that run need within some horizons: shares of the machine, of decoding and of prompts. `peak`
-    is the largest sum.
+    """What the requests that run need within some horizons: shares of the machine, of decoding and of prompts, and
+    steps per second. `peak` is the largest sum of the shares.
 
     A request that is ahead of its token deadlines by `slack` needs nothing until then, and afterwards `weight` seconds
     of the machine per second: over a horizon h that is weight * max(0, h - slack). Nobody is assumed to leave: those
-    that do are replaced, and a wrong guess of who leaves costs more than it gains.
+    that do are replaced, and a wrong guess of who leaves costs more than it gains. Steps are needed as often as the one
+    that needs most within h: max(0, h - slack) / pace.
 
     `arriving`: the share that prompts have had lately, and will need again. That much counts for prompts at least; half
     of it on top of those that are known, since these are part of it.
     """
 
     def __init__(
-        self, horizons_s: Sequence[float], decoding: Sequence[float], prompts: Sequence[float], arriving: float
+        self,
+        horizons_s: Sequence[float],
+        decoding: Sequence[float],
+        prompts: Sequence[float],
+        steps: Sequence[float],
+        arriving: float,
     ) -> None:
         half = 0.5 * arriving
         shares = [d + (p + half if p > half else arriving) for d, p in zip(decoding, prompts, strict=True)]
-        self.peak = max(shares[SHORT:])
+        self._shares = shares[SHORT:]
+        self.peak = max(self._shares)
         self._horizons_s = horizons_s
         self._decoding = decoding
         self._prompts = prompts
+        self._steps = steps
         self._arriving = arriving
 
     @classmethod
     def of(
-        cls, slacks: Sequence[float], weights: Sequence[float], smallest_s: float, arriving: float = 0.0
+        cls,
+        slacks: Sequence[float],
+        weights: Sequence[float],
+        paces_s: Sequence[float],
+        smallest_s: float,
+        arriving: float = 0.0,
     ) -> "Demand":
         horizons_s = [smallest_s * horizon for horizon in HORIZONS]
-        pairs = list(zip(slacks, weights, strict=True))
-        decoding = [sum([(h - s) * w for s, w in pairs if s < h]) / h for h in horizons_s]
-        return cls(horizons_s, decoding, [0.0] * len(horizons_s), arriving)
+        rows = list(zip(slacks, weights, paces_s, strict=True))
+        decoding = [sum([(h - s) * w for s, w, _ in rows if s < h]) / h for h in horizons_s]
+        least = 1 / (LONGEST_STEP * smallest_s)
+        steps = [max([least, *[(1 - s / h) / pace_s for s, _, pace_s in rows]]) for h in horizons_s]
+        return cls(horizons_s, decoding, [0.0] * len(horizons_s), steps, arriving)
 
-    def with_one(self, weight: float, work_s: float, due_s: float) -> "Demand":
-        """With a request whose prompt takes `work_s` seconds within `due_s`, and that takes `weight` from now on.
+    def with_one(self, weight: float, pace_s: float, work_s: float, due_s: float) -> "Demand":
+        """With a request whose prompt takes `work_s` seconds within `due_s`, and that takes `weight` from now on, and a
+        step every `pace_s` once its prompt can be through.
 
         The prompt counts as work / h from the horizon on that it is due in.
         """
         horizons_s = self._horizons_s
         prompts = zip(self._prompts, horizons_s, strict=True)
+        steps = zip(self._steps, horizons_s, strict=True)
         return Demand(
             horizons_s,
             [share + weight for share in self._decoding],
             [share + work_s / (h if h > due_s else due_s) for share, h in prompts],
+            [max(rate, (1 - work_s / h) / pace_s) for rate, h in steps],
             self._arriving,
         )
 
-    def decoding_within(self, seconds: float) -> float:
-        """The share of the next `seconds` that decoding needs, by the nearest longer horizon."""
-        for horizon_s, share in zip(self._horizons_s, self._decoding, strict=True):
-            if seconds <= horizon_s:
-                return share
-        return self._decoding[-1]
+    def fits(self, limit: float, keep: float, step_s: float) -> bool:
+        """Whether at most `limit` of what is there is needed in each horizon: of the share `keep` of the time, what
+        steps leave that cost `step_s` each, whatever they hold.
+        """
+        for share, rate in zip(self._shares, self._steps[SHORT:], strict=True):
+            if share > limit * (keep - min(MOST_CONSTANT, step_s * rate)):
+                return False
+        return True
+
+    def taken_s(self, seconds: float, step_s: float) -> float:
+        """What decoding and the constant part of steps take of the next `seconds`, by the nearest longer horizon."""
+        place = min(bisect_left(self._horizons_s, seconds), len(self._horizons_s) - 1)
+        return seconds * (self._decoding[place] + min(MOST_CONSTANT, step_s * self._steps[place]))
 
 
 class Margins:
@@ -229,7 +257,7 @@ class PriceLimit:
 
     def _time(self, pace_s: float, keep: float, step_s: float) -> float:
         """Of each second, what is there for requests if there is a step every `pace_s`."""
-        return self._fill * (keep - min(0.9, step_s / pace_s))
+        return self._fill * (keep - min(MOST_CONSTANT, step_s / pace_s))
 
     def _paces(self, offered: Sequence[Offer]) -> list[float]:
         """The fastest first: those asked for, or some of them if these are many."""

@@ -42,7 +42,7 @@ class SlackState:
         self.margins = Margins()
         self.batch = Batch(self.margins.of)
         self.leftover: dict[str, Track] = {}
-        self.demand = Demand.of([], [], 0.05)
+        self.demand = Demand.of([], [], [], 0.05)
         self.backlog = Backlog()
         self.price = PriceLimit(tuning.price_window_s, tuning.price_fill)
         self.tenants = TenantShares()
@@ -296,7 +296,9 @@ class SlackState:
             for track, n, more in zip(tracks, context, left, strict=True)
         ]
         self.patient = sum([w for w, t in zip(weights, tracks, strict=True) if t.patient])
-        self.demand = Demand.of(slacks, weights, min(smallest_s, 1.0), self.arriving(now_s))
+        self.demand = Demand.of(
+            slacks, weights, [track.pace_s for track in tracks], min(smallest_s, 1.0), self.arriving(now_s)
+        )
         for track in self.ledger.filling.values():
             self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
         self.batch.follow_margins()
@@ -311,7 +313,7 @@ class SlackState:
         if not track.owed:
             return demand
         due_s = min(track.due_s, now_s + self.tuning.ageing_s) - now_s
-        return demand.with_one(track.weight, prefill_s, due_s)
+        return demand.with_one(track.weight, track.tpot_s, prefill_s, due_s)
 
     def to_fill_s(self, track: Track) -> float:
         """Seconds of the machine that the rest of a running request's prompt takes."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from roseinfer.core.config import option
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.estimates import CostOptions, LengthOptions
+from roseinfer.sched.policies.slack.capacity import LONGEST_STEP
 from roseinfer.sched.prefill import PrefillOptions
 
 
@@ -43,7 +44,7 @@ class Tuning:
     longest_prompt_s: float = 0.2  # as which one counts in it at most
     spare_seats: float = 0.125  # of all, which requests without objectives leave free
     rest_share: float = 0.1  # of the time for prompts, for those without objectives that come before the others
-    longest_step: float = 8.0  # times the smallest TPOT objective
+    longest_step: float = LONGEST_STEP  # times the smallest TPOT objective
     gap_limit: float = 4.0  # times the request's TPOT objective, between two tokens
     smallest_chunk: int = 16
     evict_s: float = 2.0  # ahead of its deadlines, from which on a request may give up its KV blocks
