@@ -1,7 +1,9 @@
 """Tool calls of the embedded model through the openai client: a grammar has it write them, whatever it would say."""
 
 import json
+import runpy
 from collections import Counter
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -9,7 +11,10 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
 from pydantic import BaseModel, Field
 
+from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.tools.registry import detect
 from tests.server.real_server import RealServer, until
+from tests.text.tokenizers import byte_level
 
 ASK: list[Any] = [{"role": "user", "content": "What is the weather in Bonn?"}]
 WEATHER: dict[str, Any] = {
@@ -152,3 +157,31 @@ def test_calls_are_counted_by_the_parser(real: RealServer, client: openai.OpenAI
     before = real.metrics(*names, parser="hermes")
     client.chat.completions.create(**FIELDS, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, n=2)
     until(lambda: real.metrics(*names, parser="hermes") == [before[0] + 2, before[1]])
+
+
+def test_the_example(real: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first turn has to call a tool, and gets what that one says."""
+    monkeypatch.setattr("sys.argv", ["tools.py", "--base-url", f"{real.url}/v1"])
+    runpy.run_path(str(Path(__file__).parents[3] / "examples" / "tools.py"), run_name="__main__")
+    called, _, result = capsys.readouterr().out.partition("\n-> ")
+    assert called.startswith(("get_weather({", "add({")) and called.endswith("})")
+    assert result.startswith(('{"city": ', '{"sum": '))
+
+
+def test_the_template_of_the_examples() -> None:
+    template = Path(__file__).parents[3] / "examples" / "chatml_tools.jinja"
+    source = template.read_text(encoding="utf-8")
+    assert detect(source) == "hermes"
+    messages: list[Any] = [
+        *ASK,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    text = ChatTemplate(source, byte_level()).render(messages, tools=TOOLS)
+    assert text.startswith("<|im_start|>system\nYou are") and '{"name": "clock"}\n</tools>' in text
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert text.endswith(
+        f"<|im_end|>\n<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "<tools>" not in ChatTemplate(source, byte_level()).render(ASK)
