@@ -3,18 +3,18 @@
 python -m benchmarks.guided_gpu Qwen/Qwen3-8B Qwen/Qwen3-0.6B [--streams 64] [--share 0 --share .5 --share 1]
 
 Weights are dummies, so outputs are noise, and no schema can be complete before an output has its tokens: the numbers
-of tokens are equal, and printed. A vocabulary as large as the model's is made from the embedded model's tokens, because
-its size decides what a mask takes. The engine runs in a process of its own, without HTTP. TPOT is of the requests that
-have no schema, beside those that have one.
+of tokens are equal, and printed. All follow one schema, that of the comparison with vLLM, or several (`--mixed`). Their
+vocabulary, as large as the model's, is trained on what is installed: its tokens decide what a mask takes. The engine
+runs in a process of its own, without HTTP. TPOT is of the requests that have no schema, beside those that have one.
 """
 
 import argparse
 import asyncio
 import json
-import random
+import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,6 @@ from typing import Any
 from roseinfer.bench.load import make_prompts
 from roseinfer.bench.report import header, percentile, table, write_json
 from roseinfer.bench.schemas import constrained, endless_schema
-from roseinfer.core.config import ModelConfig
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest
@@ -32,9 +31,26 @@ from roseinfer.engine.start import load_tokenizer, start_engine
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.lark import serialised
-from roseinfer.hub import tokenizer_folder
 
 SPARE_IDS = 293  # of 151,936 ids Qwen3's tokenizer leaves so many without a token
+PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TRAINING_CHARACTERS = 60_000_000
+RECORDS: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer"},
+            "name": {"type": "string"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "active": {"type": "boolean"},
+        },
+        "required": ["id", "name", "tags", "active"],
+        "additionalProperties": False,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +68,51 @@ class Run:
         return self.output_tokens / self.wall_s
 
 
-def make_tokenizer(source: Path, target: Path, vocab_size: int, seed: int) -> None:
-    """Write a tokenizer of `vocab_size` tokens: those of `source`, and pairs of them joined at random."""
-    whole = json.loads((source / "tokenizer.json").read_text())
-    vocab, merges, rng = whole["model"]["vocab"], whole["model"]["merges"], random.Random(seed)
-    parts = [token for token in vocab if len(token) < 8 and not token.startswith("<|")]
-    added = {token["id"] for token in whole["added_tokens"]}
-    number = max(max(vocab.values()), *added) + 1
-    while number < vocab_size:
-        left, right = rng.choices(parts, k=2)
-        if left + right not in vocab:
-            vocab[left + right] = number
-            merges.append([left, right])
-            number += 1
-    (target / "tokenizer.json").write_text(json.dumps(whole))
-    for name in ("tokenizer_config.json", "config.json"):
-        (target / name).write_text((source / name).read_text())
+def make_tokenizer(target: Path, vocab_size: int) -> None:
+    """Write a tokenizer of about `vocab_size` tokens to a folder, trained on the code of this machine's packages.
+
+    It takes a minute or two. The pieces that it cuts texts into are those of Qwen's tokenizer.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - SPARE_IDS,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        min_frequency=2,
+    )
+    backend.train_from_iterator(_texts(), trainer)
+    backend.save(str(target / "tokenizer.json"))
+    (target / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    (target / "config.json").write_text("{}")
 
 
-def guide(number: int, tokens: int) -> GuideSpec:
-    schema = schema_text(endless_schema(number, tokens), strict=True, options=JsonOptions())
-    return GuideSpec(grammar=serialised([{"json_schema": json.loads(schema.text)}]))
+def _texts() -> Iterator[str]:
+    """What is installed, in the order of its names, up to a number of characters."""
+    left = TRAINING_CHARACTERS
+    for name in ("stdlib", "platlib"):
+        for path in sorted(Path(sysconfig.get_path(name)).rglob("*.py")):
+            text = path.read_text(errors="ignore")
+            left -= len(text)
+            if left < 0:
+                return
+            yield text
+
+
+def guide(number: int | None, tokens: int) -> GuideSpec:
+    """`number`: which kind of schema; None: the one of the comparison with vLLM."""
+    schema = RECORDS | {"minItems": tokens} if number is None else endless_schema(number, tokens)
+    text = schema_text(schema, strict=True, options=JsonOptions()).text
+    return GuideSpec(grammar=serialised([{"json_schema": json.loads(text)}]))
 
 
 class Measurement:
@@ -107,7 +147,8 @@ class Measurement:
         self, name: str, number: int, prompt_ids: list[int], share: float, output_len: int
     ) -> list[tuple[float, int]]:
         params = SamplingParams(max_tokens=output_len, temperature=self._args.temperature, seed=number, ignore_eos=True)
-        spec = guide(number, output_len) if constrained(number, share) else None
+        kind = number if self._args.mixed else None
+        spec = guide(kind, output_len) if constrained(number, share) else None
         request = GenerateRequest(request_id=name, prompt_ids=prompt_ids, params=params, guide=spec)
         chunks = [(time.perf_counter(), len(chunk.token_ids)) async for chunk in self._engine.generate(request)]
         assert sum(count for _, count in chunks) == output_len, "an output was complete too early"
@@ -183,6 +224,8 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
     parser.add_argument("--made-tokenizer", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--tokenizer", type=Path, help="folder, instead of one that is trained")
+    parser.add_argument("--mixed", action="store_true", help="schemas of several kinds instead of one for all")
     parser.add_argument("--vocab", type=int, default=151_936, help="of the models")
     parser.add_argument("--num-kv-blocks", type=int)
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
@@ -200,11 +243,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for model in args.models:
-            tokenizer = None
-            if args.made_tokenizer:
+            tokenizer = args.tokenizer
+            if args.made_tokenizer and tokenizer is None:
                 tokenizer = Path(folder)
-                source = tokenizer_folder(ModelConfig(model="tiny"))
-                make_tokenizer(source, tokenizer, args.vocab - SPARE_IDS, args.seed)
+                if not (tokenizer / "tokenizer.json").exists():
+                    make_tokenizer(tokenizer, args.vocab)
             rows += summarise(model, asyncio.run(measure(model, args, tokenizer)))
             print(table(rows), flush=True)
     if args.json:

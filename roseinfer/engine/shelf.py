@@ -1,6 +1,7 @@
 """Compiled grammars of an engine: compiled on threads of their own, shared by requests, kept while there is room."""
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,9 +16,12 @@ from roseinfer.engine.constraints import Vocabulary, grammars_of, make_guide, to
 from roseinfer.engine.guides import Guide, MaskSource
 from roseinfer.grammar.library import Grammar, GrammarTokens, MaskThreads, Matcher, compile_grammar
 
+log = logging.getLogger(__name__)
+
 MOST_BYTES = 64 << 20
 MOST_GRAMMARS = 1024
 COMPILERS = 2
+WIDEST_SHARE = 0.25  # of the room, for the lanes of one grammar
 # What a compiled grammar takes: measured over 216 JSON schemas of up to 180 kB, as a line through 0 and the mean.
 _GRAMMAR_BYTES = 32 << 10
 _BYTES_PER_BYTE = 48
@@ -28,7 +32,8 @@ PATIENCE_S = 10.0
 class Shelf:
     """Grammar texts to compiled grammars; those not used for longest go first.
 
-    `tokens`: called on a thread, once, by whoever needs it first; what it raises, compiling raises.
+    `tokens`: called on a thread, once, by whoever needs it first; what it raises, compiling raises. `lanes`: those of a
+    grammar that several outputs follow.
     """
 
     def __init__(
@@ -38,8 +43,11 @@ class Shelf:
         most_bytes: int = MOST_BYTES,
         most_grammars: int = MOST_GRAMMARS,
         compilers: int = COMPILERS,
+        lanes: int = 1,
     ) -> None:
         self._pool = ThreadPoolExecutor(compilers, "roseinfer-grammar")
+        self._wideners = ThreadPoolExecutor(1, "roseinfer-lanes")
+        self._lanes = lanes
         self._most_bytes = most_bytes
         self._most_grammars = most_grammars
         self._grammars: OrderedDict[bytes, tuple[Future[Grammar], int]] = OrderedDict()
@@ -70,6 +78,27 @@ class Shelf:
     def _compile(self, text: str) -> Grammar:
         return compile_grammar(text, self.tokens.result())
 
+    def widen(self, grammar: Grammar) -> None:
+        """Begin to give a grammar its lanes, unless they are too large to be kept. To be called once for each."""
+        key = hashlib.sha256(grammar.text.encode()).digest()
+        known = self._grammars.get(key)
+        more = (self._lanes - 1) * known[1] if known else 0
+        if not 0 < more <= WIDEST_SHARE * self._most_bytes:
+            grammar.widen([])
+            return
+        assert known is not None
+        del self._grammars[key]
+        self._bytes -= known[1]
+        self._wideners.submit(self._add_lanes, grammar)
+        self._keep(key, known[0], known[1] + more)
+
+    def _add_lanes(self, grammar: Grammar) -> None:
+        try:
+            grammar.widen([self._compile(grammar.text) for _ in range(self._lanes - 1)])
+        except Exception:
+            log.exception("a grammar that had been compiled could not be compiled again")
+            grammar.widen([])
+
     def _keep(self, key: bytes, future: Future[Grammar], size: int) -> None:
         self._grammars[key] = (future, size)
         self._bytes += size
@@ -86,15 +115,16 @@ class Shelf:
         self._news.clear()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._wideners):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class GrammarGuides:
     """`Guides` by grammars. See `Guides` for what the methods do."""
 
     def __init__(self, tokens: Callable[[], GrammarTokens], vocab_size: int, *, threads: int | None = None) -> None:
-        self._shelf = Shelf(tokens)
         self._threads = MaskThreads(threads)
+        self._shelf = Shelf(tokens, lanes=max(1, self._threads.threads))
         self._vocabulary = Vocabulary(vocab_size, self._shelf.tokens)
         self.refused = 0
 
@@ -105,6 +135,10 @@ class GrammarGuides:
         return GrammarBlueprint(spec, [self._shelf.grammar(text) for text in grammars_of(spec)], self)
 
     def guide(self, spec: GuideSpec, grammars: Sequence[Grammar]) -> Guide:
+        for grammar in grammars:
+            grammar.users += 1
+            if grammar.users == 2:  # from now on masks may be in each other's way
+                self._shelf.widen(grammar)
         return make_guide(spec, grammars, self._vocabulary)
 
     def fill(self, sources: Sequence[MaskSource], words: memoryview) -> None:

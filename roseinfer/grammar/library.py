@@ -18,6 +18,7 @@ from roseinfer.text.tokenizer import DecoderKind, Tokenizer
 # From so many masks on threads compute them: handing the work over costs about as much as one thread's share of fewer.
 PARALLEL_FROM = 16
 MOST_THREADS = 8
+LONGEST_WAY = 256  # tokens that a matcher repeats to change its lane: a third of a millisecond
 MESSAGE_LENGTH = 500
 
 T = TypeVar("T")
@@ -100,18 +101,34 @@ class _Spelt:
 
 
 class Matcher:
-    """Follows one output through a grammar. Not thread safe."""
+    """Follows one output through a grammar. Not thread safe. `lane`: masks of one lane cannot be computed at once."""
 
-    __slots__ = ("raw",)
+    __slots__ = ("_grammar", "_said", "lane", "raw")
 
-    def __init__(self, raw: llguidance.LLMatcher) -> None:
-        self.raw = raw
+    def __init__(self, grammar: "Grammar") -> None:
+        self._grammar = grammar
+        self.raw, self.lane = grammar.start()
+        # What it was told, while there may be a better lane to go to and the way there is short.
+        self._said: list[int] | None = None if grammar.wide else []
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens. Raises `MatcherError` for one that the grammar forbids, or behind its end."""
         for token_id in token_ids:
             if not self.raw.consume_token(token_id):
                 raise self.failure()
+        if self._said is not None:
+            self._said += token_ids
+            if len(self._said) > LONGEST_WAY:
+                self._said = None
+
+    def spread(self) -> None:
+        """Go to a lane with more room, if the grammar has lanes by now that it had not at the start."""
+        if self._said is None or not self._grammar.wide:
+            return
+        raw, lane = self._grammar.start()
+        if lane != self.lane and raw.consume_tokens(self._said):
+            self.raw, self.lane = raw, lane
+        self._said = None
 
     def allows(self, token_ids: Sequence[int]) -> bool:
         """Whether the grammar goes on with these tokens; nothing is taken."""
@@ -137,19 +154,47 @@ class Matcher:
 
 
 class Grammar:
-    """A compiled grammar. `text_bytes`: the size of what it was compiled from."""
+    """A compiled grammar. `text`: what it was compiled from. `wide`: it has all lanes that it will have.
 
-    def __init__(self, proved: llguidance.LLMatcher, text_bytes: int) -> None:
-        self._proved = proved
-        self.text_bytes = text_bytes
+    What the library finds out about a grammar while masks are computed is kept by the compiled grammar, behind a lock
+    that all its matchers share. So masks of one grammar would be computed one by one, whatever the threads. Where that
+    matters it is compiled several times: into lanes, among which matchers are shared out.
+    """
+
+    def __init__(self, proved: llguidance.LLMatcher, text: str) -> None:
+        self.text = text
+        self.wide = False
+        self.users = 0  # for whoever counts them
+        self._next = 0
+        self._lanes = [proved]
+
+    @property
+    def text_bytes(self) -> int:
+        return len(self.text.encode())
+
+    @property
+    def lanes(self) -> int:
+        return len(self._lanes)
+
+    def widen(self, others: Sequence["Grammar"]) -> None:
+        """Add those compiled from the same text as lanes; there will be no more. Safe while others start matchers."""
+        self._lanes = [*self._lanes, *(lane for other in others for lane in other._lanes)]
+        self.wide = True
+
+    def start(self) -> tuple[llguidance.LLMatcher, int]:
+        """The library's matcher at the start of an output, and its lane: each gets the next one."""
+        lanes = self._lanes
+        lane = lanes[self._next % len(lanes)]
+        self._next += 1
+        return lane.deep_copy(), id(lane)
 
     def warnings(self) -> list[str]:
         """What lenient schemas of the grammar say that is not enforced, in the library's words."""
-        return list(self._proved.get_grammar_warnings())
+        return list(self._lanes[0].get_grammar_warnings())
 
     def matcher(self) -> Matcher:
         """A matcher at the start of an output: microseconds, a tenth of a millisecond for the largest grammars."""
-        return Matcher(self._proved.deep_copy())
+        return Matcher(self)
 
 
 def compile_grammar(text: str, tokens: GrammarTokens) -> Grammar:
@@ -163,7 +208,7 @@ def compile_grammar(text: str, tokens: GrammarTokens) -> Grammar:
         _guarded(matcher.compute_bitmask)
     if matcher.is_error():
         raise GrammarError(_message(matcher.get_error()) or "no output satisfies the grammar")
-    return Grammar(matcher, len(text.encode()))
+    return Grammar(matcher, text)
 
 
 class MaskThreads:
@@ -182,7 +227,11 @@ class MaskThreads:
                 matcher.raw.unsafe_compute_mask_ptr(at, line)
                 at += line
         else:
-            work = [(matcher.raw, i) for i, matcher in enumerate(matchers)]
+            for matcher in matchers:
+                matcher.spread()
+            # A thread takes neighbours: those of one lane, as far as possible.
+            order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
+            work = [(matchers[i].raw, i) for i in order]
             self._executor.unsafe_compute_mask_ptr(work, at, line, len(work))
 
 

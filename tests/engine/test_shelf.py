@@ -1,6 +1,7 @@
 """Grammars of an engine: compiled once, kept while there is room; and requests that wait for theirs."""
 
 import threading
+import time
 from concurrent.futures import Future, wait
 
 import pytest
@@ -65,6 +66,44 @@ def test_what_does_not_compile_is_not_kept():
     assert shelf.grammar("start: nothing").exception() is not None
     assert (shelf.compiled, shelf.cached, len(shelf)) == (2, 0, 1)
     shelf.close()
+
+
+def until(condition) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it does not come")
+
+
+def test_a_grammar_that_several_outputs_follow_gets_lanes():
+    guides = GrammarGuides(lambda: TOKENS, VOCAB, threads=3)
+    spec, other = GuideSpec(grammar=LETTERS), GuideSpec(grammar='start: "x"')
+    blueprints = [guides.blueprint(one) for one in (spec, spec, other)]
+    until(lambda: all(blueprint.ready for blueprint in blueprints))
+    followed, alone = (done(guides._shelf.grammar(one.grammar)).result() for one in (spec, other))
+    blueprints[0].guide()
+    blueprints[2].guide()
+    assert not followed.wide
+    blueprints[1].guide()
+    until(lambda: followed.wide)
+    assert (followed.lanes, alone.lanes, alone.wide) == (3, 1, False)
+    blueprints[1].guide()
+    assert followed.lanes == 3 and len(guides._shelf) == 2
+    guides.close()
+
+
+@pytest.mark.parametrize("why", ["no threads", "no room"])
+def test_where_lanes_do_not_pay_there_is_one(why: str):
+    guides = GrammarGuides(lambda: TOKENS, VOCAB, threads=1 if why == "no threads" else 3)
+    guides._shelf._most_bytes = 100_000 if why == "no room" else 2**26
+    blueprint = guides.blueprint(GuideSpec(grammar=LETTERS))
+    until(lambda: blueprint.ready)
+    grammar = done(guides._shelf.grammar(LETTERS)).result()
+    for _ in range(3):
+        blueprint.guide()
+    assert (grammar.wide, grammar.lanes) == (True, 1)
+    guides.close()
 
 
 class SlowTokens:

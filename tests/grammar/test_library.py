@@ -158,3 +158,40 @@ def test_threads_compute_what_each_matcher_would(threads: int):
     for at, matcher in enumerate(matchers[:-1]):
         assert allowed(words[at * size : (at + 1) * size]) == mask(matcher)
     assert [matcher.failed for matcher in matchers] == [False] * 20 + [True]
+
+
+def test_matchers_are_shared_out_among_lanes_wherever_they_are():
+    text = 'start: "ab" /[c-e]{3,8}/ "f"'
+    grammar, tokens = compile_grammar(text, tokens_of()), tokens_of()
+    early = [grammar.matcher() for _ in range(6)]
+    for count, matcher in enumerate(early):
+        matcher.consume(b"abcdec"[:count])
+        matcher.spread()
+    assert len({matcher.lane for matcher in early}) == 1 and not grammar.wide
+    before = [mask(matcher) for matcher in early]
+    grammar.widen([compile_grammar(text, tokens) for _ in range(2)])
+    for matcher in early:
+        matcher.spread()
+    assert grammar.lanes == 3
+    lanes = [matcher.lane for matcher in early]
+    assert sorted(lanes.count(lane) for lane in set(lanes)) == [2, 2, 2]
+    assert [mask(matcher) for matcher in early] == before
+    early[5].consume(b"ccf")
+    assert early[5].complete
+    late = [grammar.matcher() for _ in range(3)]
+    assert {matcher.lane for matcher in late} == set(lanes)
+    for matcher in [*early, *late]:
+        matcher.spread()
+    assert [matcher.lane for matcher in early] == lanes, "once"
+
+
+def test_a_matcher_that_has_come_far_stays_in_its_lane():
+    text = "start: /[a-z]{400}/"
+    grammar = compile_grammar(text, tokens_of())
+    near, far = grammar.matcher(), grammar.matcher()
+    far.consume(b"x" * 300)
+    grammar.widen([compile_grammar(text, tokens_of()) for _ in range(3)])
+    lane = far.lane
+    for matcher in (far, near):
+        matcher.spread()
+    assert far.lane == lane and near.lane != lane
