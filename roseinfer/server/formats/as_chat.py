@@ -1,7 +1,7 @@
 """Other APIs' requests as chats: what the translations of Responses and Messages have in common."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import check_depth
 from roseinfer.server.formats.chat import chat_job
 from roseinfer.server.formats.planning import Refusal
-from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest, parse, unknown_fields
+from roseinfer.server.formats.schemas import ChatRequest, ModelField, OneAnswerRequest, parse, unknown_fields
 from roseinfer.server.http.errors import ApiError, as_api_error, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job
@@ -50,19 +50,19 @@ class Vocabulary:
             raise error from raised
 
 
-def chat_request(request: OneAnswerRequest, translated: dict[str, Any], words: Vocabulary) -> ChatRequest:
-    """A chat with the common fields of `request`, the `translated` ones, and what no schema names.
+def chat_request(request: ModelField, translated: dict[str, Any], words: Vocabulary) -> ChatRequest:
+    """A chat with the fields of `request` that all APIs have, the `translated` ones, and what no schema names.
 
     Raises `ApiError` 400 for what cannot be honoured, and for fields of a chat that the API does not have: what they
     mean there, they do not mean here.
     """
-    common = {name: getattr(request, name) for name in OneAnswerRequest.model_fields}
+    common = {name: getattr(request, name, None) for name in OneAnswerRequest.model_fields}
     extras = unknown_fields(request)
     for name, value in extras.items():
         refuse(name, value, words.refusals)
     done = words.inert | words.refusals.keys()
     extras = {name: value for name, value in extras.items() if name not in done}
-    for name in extras.keys() & ChatRequest.model_fields.keys():
+    for name in extras.keys() & (ChatRequest.model_fields.keys() - OneAnswerRequest.model_fields.keys()):
         raise unsupported(name, "it is a field of /v1/chat/completions")
     given = {name: value for name, value in (common | translated).items() if value is not None}
     with words.errors():
@@ -87,6 +87,12 @@ def refuse(name: str, value: Any, refusals: Mapping[str, Refusal]) -> None:
     refusal = refusals.get(name)
     if value is not None and refusal is not None and refusal.asks(value):
         raise unsupported(name, refusal.why)
+
+
+def ignored_in_tools(tools: list[dict[str, Any]] | None, known: Set[str]) -> list[str]:
+    """Names of fields of tools that are not `known`, each once: to be named among the warnings."""
+    found = {name: None for tool in tools or [] for name, value in tool.items() if value is not None}
+    return [f"tools.{name}" for name in found if name not in known]
 
 
 def check_nesting(value: Any, param: str) -> None:

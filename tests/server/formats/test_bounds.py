@@ -13,6 +13,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
     "/v1/responses": {"input": "x"},
     "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": []},
 }
@@ -21,6 +22,7 @@ SCHEMAS = {
     "/v1/chat/completions": "ChatRequest",
     "/v1/responses": "ResponsesRequest",
     "/v1/messages": "MessagesRequest",
+    "/v1/messages/count_tokens": "CountTokensRequest",
     "/tokenize": "TokenizeRequest",
     "/detokenize": "DetokenizeRequest",
 }

@@ -5,11 +5,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, refuse, text_field, texts_of, unsupported
+from roseinfer.server.formats.as_chat import (
+    Turns,
+    Vocabulary,
+    chat_request,
+    ignored_in_tools,
+    refuse,
+    text_field,
+    texts_of,
+    unsupported,
+)
 from roseinfer.server.formats.planning import Refusal, always, if_set, unless
 from roseinfer.server.formats.schemas import (
     MAX_ITEMS,
     ChatRequest,
+    ModelField,
     OneAnswerRequest,
     Parts,
     RequestModel,
@@ -40,7 +50,7 @@ class ToolChoice(RequestModel):
     disable_parallel_tool_use: bool | None = Field(None, description="one call at most; default false")
 
 
-class CountTokensRequest(OneAnswerRequest):
+class CountTokensRequest(ModelField):
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, max_length=MAX_ITEMS)]
     system: str | Parts | None = Field(None, description="text, or blocks of text")
     tools: Parts | None = Field(None, description="{name, description, input_schema, strict}")
@@ -50,7 +60,7 @@ class CountTokensRequest(OneAnswerRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the template reads")
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, OneAnswerRequest):
     max_tokens: int = Field(description="tokens of the answer, at most")
     stop_sequences: Strings | None = Field(None, description="strings that end the text")
     metadata: dict[str, Any] | None = Field(None, description="accepted, not used")
@@ -84,6 +94,8 @@ _IN_TOOLS = {
     "defer_loading": Refusal("all tools are shown to the model", unless(False)),
     "allowed_callers": _ONLY_OURS,
 }
+# What tools may have beside what is refused there.
+_TOOL_FIELDS = {"type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming"}
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -124,6 +136,7 @@ def ignored_parts(request: CountTokensRequest) -> list[str]:
     """What is ignored within fields: to be named among the warnings."""
     parts = {"output_config": request.output_config, "thinking": request.thinking, "tool_choice": request.tool_choice}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
+    names += ignored_in_tools(request.tools, _IN_TOOLS.keys() | _TOOL_FIELDS)
     blocks = [block for message in request.messages if isinstance(message.content, list) for block in message.content]
     if any(block.get("is_error") for block in blocks):
         names.append("messages.content.is_error")

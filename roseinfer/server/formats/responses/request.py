@@ -9,6 +9,7 @@ from roseinfer.server.formats.as_chat import (
     Vocabulary,
     chat_request,
     check_nesting,
+    ignored_in_tools,
     refuse,
     text_field,
     texts_of,
@@ -115,6 +116,7 @@ def ignored_parts(request: ResponsesRequest) -> list[str]:
     """What is ignored within fields: to be named among the warnings."""
     parts = {"text": request.text, "reasoning": request.reasoning}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
+    names += ignored_in_tools(request.tools, _IN_TOOLS.keys() | _TOOL_FIELDS)
     include = (request.model_extra or {}).get("include")
     return [name[:100] for name in names + [f"include.{name}" for name in include or []]]
 
@@ -196,6 +198,7 @@ def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     return {"type": "function", "function": {name: tool[name] for name in known if tool.get(name) is not None}}
 
 
+_TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
 _IN_TOOLS = {
     "defer_loading": Refusal("all tools are shown to the model", unless(False)),
     "allowed_callers": Refusal("only the model itself calls tools", unless(["direct"])),

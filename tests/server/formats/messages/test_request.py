@@ -212,8 +212,13 @@ def test_what_is_passed_on() -> None:
 
 def test_what_is_ignored_within_fields_is_named() -> None:
     failed = {"type": "tool_result", "tool_use_id": "x", "content": "no", "is_error": True}
-    body = {"messages": [{"role": "user", "content": [failed]}], "max_tokens": 1, "output_config": {"mood": 1}}
-    assert ignored_parts(parse(MessagesRequest, body)) == ["output_config.mood", "messages.content.is_error"]
+    body: Any = {"messages": [{"role": "user", "content": [failed]}], "max_tokens": 1, "output_config": {"mood": 1}}
+    body["tools"] = [TOOL | {"input_examples": [{}], "cache_control": {"type": "ephemeral"}}] * 2
+    assert ignored_parts(parse(MessagesRequest, body)) == [
+        "output_config.mood",
+        "tools.input_examples",
+        "messages.content.is_error",
+    ]
 
 
 def test_counting_needs_no_length() -> None:

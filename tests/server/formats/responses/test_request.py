@@ -277,6 +277,12 @@ def test_what_is_ignored_within_fields_is_named() -> None:
             "reasoning": {"effort": "low", "summary": "auto"},
             "text": {"mood": 1},
             "include": ["reasoning.encrypted_content"],
+            "tools": [TOOL | {"output_schema": {}, "description": None}],
         },
     )
-    assert ignored_parts(request) == ["text.mood", "reasoning.summary", "include.reasoning.encrypted_content"]
+    assert ignored_parts(request) == [
+        "text.mood",
+        "reasoning.summary",
+        "tools.output_schema",
+        "include.reasoning.encrypted_content",
+    ]

@@ -1,0 +1,191 @@
+"""Responses and Messages over random outputs and random bodies."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roseinfer.core.outputs import FinishReason
+from roseinfer.server.formats import as_chat
+from roseinfer.server.formats.messages import request as messages
+from roseinfer.server.formats.messages.format import MessagesFormat
+from roseinfer.server.formats.responses import request as responses
+from roseinfer.server.formats.responses.format import ResponsesFormat
+from roseinfer.server.formats.schemas import parse
+from roseinfer.server.http.errors import ApiError
+from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
+from tests.server.formats.played import Events, chunks, streamed, whole
+
+TEXTS = st.text("ab \n{", max_size=4)
+ENDS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> list[Event]:
+    """As parsers make them: calls one after the other, each with its end."""
+    events: list[Event] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["reasoning", "text", "call"]), max_size=8)):
+        if kind == "call":
+            written = json.dumps(draw(st.dictionaries(st.text("kl", max_size=2), TEXTS, max_size=2)))
+            kept = written[: draw(st.integers(0, len(written)))]
+            cut = draw(st.integers(0, len(kept)))
+            parts = [CallArguments(calls, part) for part in (kept[:cut], kept[cut:])]
+            events += [CallStart(calls, f"call_{calls}", "f"), *parts, CallEnd(calls, kept == written)]
+            calls += 1
+        else:
+            events.append((Reasoning if kind == "reasoning" else Text)(draw(TEXTS)))
+    return events
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=outputs(), finish=ENDS)
+def test_a_stream_of_blocks_is_the_message_in_pieces(events: list[Event], finish: FinishReason) -> None:
+    given_chunks = chunks(events, finish)
+    message = whole(MessagesFormat(), given_chunks)
+    blocks: list[dict[str, Any]] = []
+    open_index = None
+    for name, data in streamed(MessagesFormat(), given_chunks):
+        if name == "content_block_start":
+            assert open_index is None and data["index"] == len(blocks)
+            open_index = data["index"]
+            blocks.append({**data["content_block"], "said": ""})
+        elif name == "content_block_delta":
+            assert data["index"] == open_index
+            blocks[-1]["said"] += next((v for k, v in data["delta"].items() if k not in ("type", "signature")), "")
+        elif name == "content_block_stop":
+            assert data["index"] == open_index
+            open_index = None
+    assert open_index is None and len(blocks) == len(message["content"])
+    for there, here in zip(blocks, message["content"], strict=True):
+        assert there["type"] == here["type"]
+        if here["type"] == "tool_use":
+            complete = parsed(there["said"])
+            assert complete is None or complete == here["input"]
+        else:
+            assert there["said"] == here["text" if here["type"] == "text" else "thinking"] != ""
+    kinds = [block["type"] for block in blocks]
+    for first, second in pairwise(blocks):
+        assert not (first["type"] == "text" and first["said"].isspace() and second["type"] == "tool_use")
+    assert (message["stop_reason"] == "end_turn") <= (
+        "tool_use" not in kinds or not any(type(event) is CallEnd and event.complete for event in events)
+    )
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=outputs(), finish=ENDS)
+def test_the_items_of_a_stream_are_those_of_the_response(events: list[Event], finish: FinishReason) -> None:
+    given_chunks = chunks(events, finish)
+    sent: Events = streamed(ResponsesFormat(), given_chunks)
+    assert [data["sequence_number"] for _, data in sent] == list(range(len(sent)))
+    final = sent[-1][1]["response"]
+    done = [data["item"] for name, data in sent if name == "response.output_item.done"]
+    assert done == final["output"] == whole(ResponsesFormat(), given_chunks)["output"]
+    added = [data["item"]["id"] for name, data in sent if name == "response.output_item.added"]
+    assert added == [item["id"] for item in done] and len(set(added)) == len(added)
+    said = dict.fromkeys(added, "")
+    for name, data in sent:
+        if name.endswith(".delta"):
+            said[data["item_id"]] += data["delta"]
+    for item in done:
+        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert said[item["id"]] == text
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------
+WORDS = st.sampled_from(
+    [
+        "message", "user", "assistant", "system", "text", "input_text", "output_text", "function_call", "tool_use",
+        "function_call_output", "tool_result", "thinking", "reasoning", "function", "custom", "auto", "any", "tool",
+        "allowed_tools", "json_schema", "enabled", "disabled", "f",
+    ]
+)  # fmt: skip
+NAMES = st.sampled_from(
+    [
+        "type", "role", "content", "text", "name", "id", "call_id", "arguments", "output", "summary", "input", "tools",
+        "thinking", "tool_use_id", "mode", "parameters", "input_schema", "schema", "format", "budget_tokens", "effort",
+        "encrypted_content", "strict",
+    ]
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2000) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    body=st.dictionaries(
+        st.sampled_from(
+            [
+                "input", "instructions", "tools", "tool_choice", "text", "reasoning", "metadata", "include",
+                "max_output_tokens", "stop", "background", "prompt", "n", "mood", "temperature",
+            ]
+        ),
+        VALUES,
+    )
+)  # fmt: skip
+def test_any_body_is_a_chat_or_a_wrong_response(body: dict[str, Any]) -> None:
+    try:
+        request = parse(responses.ResponsesRequest, {"input": "x"} | body)
+        responses.as_chat(request)
+        responses.ignored_parts(request)
+    except ApiError as error:
+        assert error.status == 400 and error.param
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    body=st.dictionaries(
+        st.sampled_from(
+            [
+                "messages", "system", "tools", "tool_choice", "thinking", "output_config", "max_tokens", "metadata",
+                "stop_sequences", "container", "n", "mood", "cache_control", "temperature",
+            ]
+        ),
+        VALUES,
+    )
+)  # fmt: skip
+def test_any_body_is_a_chat_or_a_wrong_message(body: dict[str, Any]) -> None:
+    given_body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5} | body
+    try:
+        request = parse(messages.MessagesRequest, given_body)
+        messages.as_chat(request)
+        messages.ignored_parts(request)
+    except ApiError as error:
+        assert error.status == 400 and error.param
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces=st.lists(st.sampled_from(["user", "answer", "think", "call", "result"]), max_size=8))
+def test_pieces_of_a_conversation_keep_their_order(pieces: list[str]) -> None:
+    """However they are put together into messages."""
+    turns = as_chat.Turns()
+    for i, piece in enumerate(pieces):
+        if piece == "user":
+            turns.say("user", [str(i)])
+        elif piece == "answer":
+            turns.answer([str(i)])
+        elif piece == "think":
+            turns.think(str(i))
+        elif piece == "call":
+            turns.call("c", str(i), "{}")
+        else:
+            turns.result("c", [str(i)])
+    found: list[str] = []
+    for message in turns.messages():
+        content = message["content"] or []
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+        found += [*message.get("reasoning_content", ""), *texts, *calls]
+    assert found == [str(i) for i in range(len(pieces))]
