@@ -22,7 +22,7 @@ class JsonCallParser(MarkedParser):
 
     def _object(self) -> Steps[None]:
         """From its opening bracket on. Raises as `_call` does."""
-        call = _Call(self)
+        call = _Call(self, self._sure)
         try:
             yield from self._members(call)
         except Malformed:
@@ -33,7 +33,7 @@ class JsonCallParser(MarkedParser):
             call.cut()
             if not call.whole:
                 raise
-        call.end(self._sure)
+        call.end()
 
     def _list(self) -> Steps[None]:
         """A list of such objects, from its opening bracket on."""
@@ -81,11 +81,20 @@ class JsonCallParser(MarkedParser):
             yield from self.value(_ignore)
 
     def _arguments(self, call: "_Call") -> Steps[None]:
-        if (yield from self.reader.peek()) == "{":
+        """An object, or null for none, or an object that the model has quoted once too often."""
+        first = yield from self.reader.peek()
+        if first == "{":
             call.opened()
             yield from self.value(call.more)
-        elif (yield from self._raw()) != NULL:
-            raise Malformed
+        else:
+            if call.started:
+                self.reader.keep("")
+            text = (yield from self._string()) if first == '"' else (yield from self._raw())
+            arguments = _quoted_arguments(text, first == '"')
+            if call.started:
+                self.reader.forget()
+            call.opened()
+            call.more(arguments)
         call.closed()
 
     def _string(self) -> Steps[str]:
@@ -128,12 +137,15 @@ class JsonCallParser(MarkedParser):
 
 
 class _Call:
-    """What is known of a call so far. Arguments that come before its name wait for it."""
+    """What is known of a call so far. It starts with its name, or, where it is not `sure` to be one, with name and
+    arguments; arguments that come before wait.
+    """
 
-    def __init__(self, parser: JsonCallParser) -> None:
+    def __init__(self, parser: JsonCallParser, sure: bool) -> None:
         self.started = False
         self.whole = False  # the arguments are complete
         self._parser = parser
+        self._sure = sure
         self._name: str | None = None
         self._waiting: list[str] = []
         self._has_arguments = False
@@ -142,12 +154,12 @@ class _Call:
         if self._name is not None or not name:
             raise Malformed
         self._name = name
-        if self._has_arguments:
+        if self._has_arguments or self._sure:
             self._start()
 
     def opened(self) -> None:
         self._has_arguments = True
-        if self._name is not None:
+        if self._name is not None and not self.started:
             self._start()
 
     def more(self, text: str) -> None:
@@ -157,9 +169,6 @@ class _Call:
             self._waiting.append(text)
 
     def closed(self) -> None:
-        if not self._has_arguments:
-            self.opened()
-            self.more("{}")
         self.whole = True
 
     def cut(self) -> None:
@@ -167,12 +176,10 @@ class _Call:
         if self._name is not None and not self.started:
             self._start()
 
-    def end(self, sure: bool) -> None:
+    def end(self) -> None:
         """The object has ended. Without arguments it is a call only if that is sure."""
-        if self._name is None or not (sure or self._has_arguments):
-            raise Malformed
         if not self.started:
-            self._start()
+            raise Malformed
         if not self._has_arguments:
             self._parser.arguments("{}")
         self._parser.finish()
@@ -182,6 +189,18 @@ class _Call:
         self.started = True
         self._parser.start(self._name)
         self._parser.arguments("".join(self._waiting))
+
+
+def _quoted_arguments(text: str, quoted: bool) -> str:
+    """Arguments that came as the JSON string `text`, or as the word null. Raises `Malformed` for anything else."""
+    if not quoted:
+        if text == NULL:
+            return "{}"
+        raise Malformed
+    value = JsonValue()
+    if not text.startswith("{") or value.feed(text, 0) != len(text) or not value.done:
+        raise Malformed
+    return text
 
 
 def _ignore(text: str) -> None:

@@ -174,6 +174,21 @@ def test_half_a_character_is_no_name():
     assert fed(parser("hermes"), [(text, ORDINARY)]) == [["text", text]]
 
 
+def test_a_name_is_sent_once_it_is_whole():
+    for name, opening in (
+        ("hermes", '<tool_call>\n{"name": "f"'),
+        ("qwen_xml", "<tool_call>\n<function=f>"),
+        ("mistral", '[TOOL_CALLS][{"name": "f"'),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{"),
+        ("pythonic", "[f("),
+        ("pythonic", "[f(a="),
+        ("llama_json", '{"name": "f", "parameters": {'),
+    ):
+        early = [*parser(name).feed(opening[:-1], ORDINARY), *parser(name).feed(opening, ORDINARY)]
+        started = [event.name for event in early if isinstance(event, CallStart)]
+        assert started == ([] if opening == "[f(" else ["f"]), opening
+
+
 def test_arguments_stream():
     """A string of a parameter is not held back until it ends."""
     for name, opening, more in (
