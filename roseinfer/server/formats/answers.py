@@ -233,7 +233,6 @@ class EventEncoder:
         """As most streams are: all of an event but the text itself is known beforehand."""
         job, options = self._job, self._options
         told = job.logprobs is not None or job.return_token_ids or options.continuous_usage
-        told = told or any(prompt.parser is not None for prompt in job.prompts)
         return not told and options.interval == 1
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
@@ -245,6 +244,8 @@ class EventEncoder:
         if not self._before or not chunk.token_ids or chunk.finish_reason is not None:
             return None
         if not self._choices.all[index].opened:
+            return None
+        if chunk.events is not None and not _is_text(chunk.events):
             return None
         return self._before[index] + dumps(chunk.text) + self._after
 
@@ -303,6 +304,10 @@ class EventEncoder:
     def _take_once(self) -> bytes:
         once, self._once = self._once, b""
         return once
+
+
+def _is_text(events: list[Event]) -> bool:
+    return len(events) == 1 and type(events[0]) is Text
 
 
 class WholeBody:
