@@ -39,11 +39,13 @@ def measure(tokens: GrammarTokens, rows: int, threads: int, lanes: int, args: ar
     matchers = [kinds[i % len(kinds)].matcher() for i in range(rows)]
     line = TokenMasks.words_per_line(tokens.vocab_size)
     words = np.zeros((rows, line), dtype=np.uint32)
-    pool, rng = MaskThreads(threads), random.Random(args.seed)
+    rng = random.Random(args.seed)
+    pool = MaskThreads(threads)
+    fill = pool._fill_one_by_one if threads == 1 else pool._fill_on_threads
     masks_s, consumed_s = [], []
     for _ in range(args.steps):
         began_s = time.perf_counter()
-        pool.fill(matchers, memoryview(words.reshape(-1)))  # type: ignore[arg-type]  # it is a buffer
+        fill(matchers, memoryview(words.reshape(-1)))  # type: ignore[arg-type]  # it is a buffer
         masks_s.append(time.perf_counter() - began_s)
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         drawn = [int(rng.choice(row.nonzero()[0])) for row in bits]

@@ -7,16 +7,17 @@ grammar does: a matcher enters an error state in which its masks quietly allow t
 import os
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
+from time import perf_counter
 from typing import TypeVar
 
 import llguidance
 from llguidance import gbnf_to_lark as llguidance_gbnf
 
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
+from roseinfer.grammar.faster import Faster
 from roseinfer.text.tokenizer import DecoderKind, Tokenizer
 
-# From so many masks on threads compute them: handing the work over costs about as much as one thread's share of fewer.
-PARALLEL_FROM = 16
+PARALLEL_FROM = 16  # masks; fewer are not worth waking anybody
 MOST_THREADS = 8
 LONGEST_WAY = 256  # tokens that a matcher repeats to change its lane: a third of a millisecond
 MESSAGE_LENGTH = 500
@@ -212,27 +213,43 @@ def compile_grammar(text: str, tokens: GrammarTokens) -> Grammar:
 
 
 class MaskThreads:
-    """Computes the masks of many matchers at once, on threads where it pays. `threads`: None = as many as help."""
+    """Computes the masks of many matchers at once, on threads where that is faster.
+
+    It depends on the machine and on the grammars: masks take 5 us to 2 ms, and waking threads up as much. So it is
+    found out. `threads`: None = as many as may help.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = min(len(os.sched_getaffinity(0)) // 2, MOST_THREADS) if threads is None else threads
         self._executor = llguidance.LLExecutor(self.threads) if self.threads > 1 else None
+        self._faster = Faster()
 
     def fill(self, matchers: Sequence[Matcher], words: memoryview) -> None:
         """Write the mask of each matcher to its line of `words`. Who failed in this says so itself."""
-        line = words.nbytes // len(matchers)
-        at = addressof(c_char.from_buffer(words))
-        if self._executor is None or len(matchers) < PARALLEL_FROM:
-            for matcher in matchers:
-                matcher.raw.unsafe_compute_mask_ptr(at, line)
-                at += line
-        else:
-            for matcher in matchers:
-                matcher.spread()
-            # A thread takes neighbours: those of one lane, as far as possible.
-            order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
-            work = [(matchers[i].raw, i) for i in order]
-            self._executor.unsafe_compute_mask_ptr(work, at, line, len(work))
+        count = len(matchers)
+        if self._executor is None or count < PARALLEL_FROM:
+            self._fill_one_by_one(matchers, words)
+            return
+        way = self._faster.choose(count)
+        began_s = perf_counter()
+        (self._fill_on_threads if way else self._fill_one_by_one)(matchers, words)
+        self._faster.note(way, count, perf_counter() - began_s)
+
+    def _fill_one_by_one(self, matchers: Sequence[Matcher], words: memoryview) -> None:
+        line, at = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
+        for matcher in matchers:
+            matcher.raw.unsafe_compute_mask_ptr(at, line)
+            at += line
+
+    def _fill_on_threads(self, matchers: Sequence[Matcher], words: memoryview) -> None:
+        assert self._executor is not None
+        for matcher in matchers:
+            matcher.spread()
+        # A thread takes neighbours: those of one lane, as far as possible.
+        order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
+        work = [(matchers[i].raw, i) for i in order]
+        line, at = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
+        self._executor.unsafe_compute_mask_ptr(work, at, line, len(work))
 
 
 def _guarded(call: Callable[[], T]) -> T:
