@@ -73,11 +73,11 @@ class Blocks:
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open: Block | None = None
-        self._space = ""
+        self._space: list[str] = []
 
     def add(self, event: Event) -> Iterator[Change]:
         if isinstance(event, CallStart | Reasoning):
-            self._space = ""
+            self._space.clear()
         if isinstance(event, CallStart):
             yield from self._begin(Kind.CALL, event.id, event.name)
         elif isinstance(event, CallArguments):
@@ -91,17 +91,18 @@ class Blocks:
 
     def end(self, complete: bool) -> Iterator[Change]:
         """Nothing more is coming; `complete`: the model came to an end by itself."""
-        if self._space and not any(block.kind is Kind.CALL for block in self.all):
-            yield from self._say(Kind.TEXT, self._space)
-        self._space = ""
+        if not any(block.kind is Kind.CALL for block in self.all):
+            yield from self._say(Kind.TEXT, "".join(self._space))
+        self._space.clear()
         yield from self._close(complete)
 
     def _add_text(self, text: str) -> Iterator[Change]:
-        text, self._space = self._space + text, ""
         if text.isspace() and not self._in(Kind.TEXT):
-            self._space = text
+            self._space.append(text)
         elif text:
-            yield from self._say(Kind.TEXT, text)
+            held = "".join(self._space)
+            self._space.clear()
+            yield from self._say(Kind.TEXT, held + text)
 
     def _in(self, kind: Kind) -> bool:
         return self._open is not None and self._open.kind is kind

@@ -66,3 +66,11 @@ class TestChatModel(ChatModelIntegrationTests):
     @property
     def structured_output_kwargs(self) -> dict[str, Any]:
         return {"method": "json_schema"}
+
+
+class TestThroughResponses(TestChatModel):
+    """The same over `/v1/responses`."""
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "use_responses_api": True}
