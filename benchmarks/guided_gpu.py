@@ -22,7 +22,7 @@ from typing import Any
 
 from roseinfer.bench.load import make_prompts
 from roseinfer.bench.report import header, percentile, table, write_json
-from roseinfer.bench.schemas import constrained, endless_schema
+from roseinfer.bench.schemas import constrained, endless_schema, record_schema
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest
@@ -37,20 +37,6 @@ PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TRAINING_CHARACTERS = 60_000_000
-RECORDS: dict[str, Any] = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {
-            "id": {"type": "integer"},
-            "name": {"type": "string"},
-            "tags": {"type": "array", "items": {"type": "string"}},
-            "active": {"type": "boolean"},
-        },
-        "required": ["id", "name", "tags", "active"],
-        "additionalProperties": False,
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +96,7 @@ def _texts() -> Iterator[str]:
 
 def guide(number: int | None, tokens: int) -> GuideSpec:
     """`number`: which kind of schema; None: the one of the comparison with vLLM."""
-    schema = RECORDS | {"minItems": tokens} if number is None else endless_schema(number, tokens)
+    schema = record_schema(tokens) if number is None else endless_schema(number, tokens)
     text = schema_text(schema, strict=True, options=JsonOptions()).text
     return GuideSpec(grammar=serialised([{"json_schema": json.loads(text)}]))
 

@@ -3,8 +3,10 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roseinfer.bench.config import OpenLoopConfig, parse_numbers
+from roseinfer.bench.schemas import constrained, record_schema
 from roseinfer.bench.slo_classes import LoadClass, read_classes
 
 # Ids below are special tokens of most vocabularies.
@@ -13,13 +15,14 @@ FIRST_ID = 10
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A request to come: `at_s` seconds after the load begins."""
+    """A request to come: `at_s` seconds after the load begins. `schema`: what its output follows."""
 
     number: int
     at_s: float
     prompt_ids: list[int]
     output_len: int
     slo: LoadClass | None = None
+    schema: dict[str, Any] | None = None
 
 
 def classes_of(config: OpenLoopConfig) -> tuple[LoadClass, ...]:
@@ -31,7 +34,7 @@ def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[Plan
     """The load's requests in order of arrival; the same options draw the same requests.
 
     `classes` change nothing but the objectives, and the lengths if they have their own. They do not depend on whether
-    the server is told.
+    the server is told. Which requests have a schema changes nothing else either.
     """
     rng = random.Random(_key(config, classes))
     classes_rng = random.Random(f"classes {_key(config)}")
@@ -55,7 +58,8 @@ def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[Plan
         prompt_ids = _prompt(config, rng, input_len)
         if config.same_prompt and planned:
             prompt_ids = planned[0].prompt_ids
-        planned.append(Planned(number, at_s, prompt_ids, output_len, slo))
+        schema = record_schema(output_len) if constrained(number, config.schema_share) else None
+        planned.append(Planned(number, at_s, prompt_ids, output_len, slo, schema))
     return planned
 
 

@@ -117,6 +117,9 @@ class OpenLoopConfig:
     same_prompt: bool = option(False, "all requests send the first one's prompt")
     vocab: int = option(30_000, "token ids are drawn from [10, vocab)")
     temperature: float = option(0.0, "of every request; 0 = greedy")
+    schema_share: float = option(
+        0.0, "share of the requests whose outputs follow a JSON schema (one that no output can complete)", metavar="S"
+    )
     slo_classes: str | None = option(
         None, "draw a class of latency objectives for each request: JSON, or a server's classes.toml", metavar="FILE"
     )
@@ -133,6 +136,8 @@ class OpenLoopConfig:
         _check_not_negative(self, "in_min", "out_min", "shared_prefix")
         if self.in_min > self.in_len or self.out_min > self.out_len:
             raise ConfigError("in_min and out_min must not exceed in_len and out_len")
+        if not 0 <= self.schema_share <= 1:
+            raise ConfigError(f"schema_share must be between 0 and 1, got {self.schema_share}")
         if self.vocab <= 10:
             raise ConfigError(f"vocab must be above 10, got {self.vocab}")
         if self.workload not in ("burst", "poisson", "gamma", "uniform"):

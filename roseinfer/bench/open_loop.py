@@ -41,13 +41,15 @@ class Outcome:
 
     `due_s`, `start_s`, `end_s`: seconds after the load began. `chunk_s`: when each chunk was read, seconds after the
     request was sent. `output_tokens`: as the server's usage says, else the number of chunks. `ok`: its stream had a
-    proper end. `code`: of the error it was refused with. `class_name`: of its objectives.
+    proper end. `code`: of the error it was refused with. `class_name`: of its objectives. `constrained`: it has a
+    schema.
     """
 
     number: int
     prompt_tokens: int
     wanted_tokens: int
     class_name: str = ""
+    constrained: bool = False
     due_s: float = 0.0
     start_s: float = 0.0
     end_s: float = 0.0
@@ -113,6 +115,7 @@ class StreamClient:
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
+                **_response_format(planned.schema),
                 **(told.body if told else {}),
             }
         ).encode()
@@ -124,6 +127,7 @@ class StreamClient:
             len(planned.prompt_ids),
             planned.output_len,
             class_name=planned.slo.name if planned.slo else "",
+            constrained=planned.schema is not None,
             due_s=planned.at_s,
         )
         headers = self._headers
@@ -164,6 +168,13 @@ class StreamClient:
             if outcome.ok or outcome.error is not None:
                 break
         outcome.output_tokens = len(outcome.chunk_s) if usage is None else usage
+
+
+def _response_format(schema: dict[str, Any] | None) -> dict[str, Any]:
+    if schema is None:
+        return {}
+    named = {"name": "load", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def error_code(text: str) -> str | None:

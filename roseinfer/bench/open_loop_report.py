@@ -23,6 +23,7 @@ def summarise(outcomes: Sequence[Outcome], classes: Sequence[LoadClass] = ()) ->
     Rates are over the time from the first request sent to the last one ended, and count the requests that ended
     properly, as the percentiles do. `short`: of these, how many gave another number of tokens than was asked for.
     `sent_late_ms`: how long after they were due requests went out. `slo`: how objectives were kept, with `classes`.
+    `constrained`: figures of requests with and without a schema, if some have one. `out_tokens`: of all good ones.
     """
     good = [outcome for outcome in outcomes if outcome.ok]
     rejected = sum(outcome.status in REJECTED for outcome in outcomes)
@@ -34,6 +35,7 @@ def summarise(outcomes: Sequence[Outcome], classes: Sequence[LoadClass] = ()) ->
         "failed": len(outcomes) - len(good) - rejected,
         "short": sum(outcome.output_tokens != outcome.wanted_tokens for outcome in good),
         "wall_s": wall_s,
+        "out_tokens": sum(outcome.output_tokens for outcome in good),
         "out_tok_s": _rate(sum(outcome.output_tokens for outcome in good), wall_s),
         "in_tok_s": _rate(sum(outcome.prompt_tokens for outcome in good), wall_s),
         "req_s": _rate(len(good), wall_s),
@@ -42,11 +44,27 @@ def summarise(outcomes: Sequence[Outcome], classes: Sequence[LoadClass] = ()) ->
         summary[key] = {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
     late_s = [outcome.start_s - outcome.due_s for outcome in outcomes]
     summary["sent_late_ms"] = {f"p{p}": 1e3 * percentile(late_s, p) if late_s else None for p in PERCENTILES}
+    if any(outcome.constrained for outcome in outcomes):
+        summary["constrained"] = _by_constraint(good)
     if classes:
         summary["slo"] = attainment.attainment(outcomes, classes)
     errors = Counter(_error(outcome) for outcome in outcomes if outcome.error is not None)
     summary["errors"] = dict(errors.most_common(ERRORS_SHOWN))
     return summary
+
+
+def _by_constraint(good: Sequence[Outcome]) -> dict[str, Any]:
+    """Of the requests with a schema and of those beside them: how many, their tokens, TPOT in milliseconds."""
+    shown = {}
+    for name, wanted in (("constrained", True), ("free", False)):
+        own = [outcome for outcome in good if outcome.constrained is wanted]
+        tpot_s = samples(own)["tpot_ms"]
+        shown[name] = {
+            "requests": len(own),
+            "output_tokens": sum(outcome.output_tokens for outcome in own),
+            "tpot_ms": {f"p{p}": 1e3 * percentile(tpot_s, p) if tpot_s else None for p in PERCENTILES},
+        }
+    return shown
 
 
 def _error(outcome: Outcome) -> str:
@@ -71,12 +89,16 @@ def as_text(summary: dict[str, Any]) -> str:
     counts = ", ".join(f"{summary[key]} {key}" for key in ("ok", "rejected", "failed", "short"))
     lines = [
         f"Requests:   {summary['requests']} ({counts}) in {summary['wall_s']:.2f} s",
-        f"Throughput: {summary['out_tok_s']:.1f} output tok/s, {summary['in_tok_s']:.1f} input tok/s, "
+        f"Throughput: {summary['out_tok_s']:.1f} output tok/s ({summary['out_tokens']} tokens), "
+        f"{summary['in_tok_s']:.1f} input tok/s, "
         f"{summary['req_s']:.2f} requests/s",
     ]
     for key, name in SHOWN.items():
         shown = " ".join(f"{p} {_number(value)}" for p, value in summary[key].items())
         lines.append(f"{name + ' ms:':<13} {shown}")
+    for name, own in summary.get("constrained", {}).items():
+        shown = " ".join(f"{p} {_number(value)}" for p, value in own["tpot_ms"].items())
+        lines.append(f"{name}: {own['requests']} requests, {own['output_tokens']} output tokens, TPOT ms: {shown}")
     if "slo" in summary:
         lines.append(attainment.as_text(summary["slo"]))
     lines += [f"{count} times: {error}" for error, count in summary["errors"].items()]

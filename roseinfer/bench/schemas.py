@@ -30,6 +30,25 @@ _PARTS: tuple[dict[str, Any], ...] = (
 )
 
 
+def record_schema(tokens: int) -> dict[str, Any]:
+    """A list of plain records, of which every document has more than so many tokens: what requests often ask for."""
+    return {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "id": {"type": "integer"},
+                "name": {"type": "string"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "active": {"type": "boolean"},
+            },
+            "required": ["id", "name", "tags", "active"],
+            "additionalProperties": False,
+        },
+        "minItems": tokens,
+    }
+
+
 def endless_schema(number: int, tokens: int) -> dict[str, Any]:
     """A schema, one of several kinds in turn by `number`, of which every document has more than so many tokens."""
     properties = _PARTS[number % len(_PARTS)]

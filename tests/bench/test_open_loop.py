@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 import pytest
 
 from roseinfer import cli
-from roseinfer.bench.arrivals import Planned
+from roseinfer.bench.arrivals import Planned, draw
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.open_loop import EventReader, Outcome, StreamClient, read_event, run
 from roseinfer.bench.open_loop_report import as_text, summarise
@@ -186,3 +186,19 @@ def test_command(tmp_path, capsys):
     result = json.loads(file.read_text())
     assert result["summary"]["out_tok_s"] > 0 and result["label"] == "here" and result["hardware"]["cores"] > 0
     assert "secret" not in file.read_text() + printed.out
+
+
+def test_a_share_of_the_requests_follows_a_schema_and_the_others_are_the_same(capsys):
+    with LiveServer(byte_level()) as live:
+        config = OpenLoopConfig(url=live.url, num=6, procs=1, in_len=4, out_len=5, vocab=300, schema_share=0.5)
+        some, none = (draw(replace(config, schema_share=share)) for share in (0.5, 0.0))
+        assert [planned.schema is None for planned in some] == [True, False] * 3
+        assert [replace(planned, schema=None) for planned in some] == none
+        summary = summarise(run(config))
+        guided = [request.guide is not None for request in live.engine.requests]
+    assert sorted(guided) == [False] * 3 + [True] * 3
+    assert {name: (own["requests"], own["output_tokens"]) for name, own in summary["constrained"].items()} == {
+        "constrained": (3, 15),
+        "free": (3, 15),
+    }
+    assert summary["out_tokens"] == 30 and "constrained: 3 requests, 15 output tokens" in as_text(summary)
