@@ -61,7 +61,7 @@ async def chat_job(call: Call, request: ChatRequest) -> Job:
     ids, ignored = await chat_ids(call.backend, request, draft.keep_last, output)
     draft.warnings += ignored
     if output is not None:
-        draft.guide, draft.parser = await output.guide(ids), output.parser(ids)
+        draft.guide, draft.parser = await output.guide(ids), output.parser()
         draft.tool_parser = output.tool_parser
         draft.warnings += output.warnings
     await draft.spell_out()

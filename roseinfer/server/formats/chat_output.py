@@ -40,6 +40,7 @@ class ChatOutput:
         self.warnings: list[str] = []
         self._backend = backend
         self._calls, self._reasoner = backend.speech.calls, backend.speech.reasoner
+        self._inside = False
         self._use = ToolUse.of(request)
         self._asked = Asked(request)
         self.warnings += self._asked.warnings
@@ -96,7 +97,7 @@ class ChatOutput:
     # --- for the output -------------------------------------------------------------------------------------------
     async def guide(self, prompt_ids: list[int]) -> GuideSpec | None:
         """What constrains the output. Raises `ApiError` 400 and `InvalidRequestError` for what cannot be enforced."""
-        thinking = self._thinking(prompt_ids)
+        thinking = await self._thinking(prompt_ids)
         found = await self._constraint(thinking is not None)
         if found is not None:
             spec, ignored = await self._backend.grammars.guide(*found, thinking)
@@ -130,25 +131,26 @@ class ChatOutput:
         wanted = self._use is not None and self._use.calls is not Calls.NEVER
         return self._calls if wanted else None
 
-    def parser(self, prompt_ids: list[int]) -> Callable[[], OutputParser] | None:
-        """Makes what reads one output; None if all of it is text."""
+    def parser(self) -> Callable[[], OutputParser] | None:
+        """Makes what reads one output; None if all of it is text. `guide` comes first."""
         calls, reasoner = self._calling(), self._reasoner
         reads = None
         if calls is not None and self._use is not None:
             reads = partial(calls.parser, self._use.tools)
         if reasoner is None:
             return reads
-        inside = reasoner.inside(prompt_ids)
+        inside = self._inside
         return lambda: reasoner.parser(inside, None if reads is None else reads())
 
-    def _thinking(self, prompt_ids: list[int]) -> Thinking | None:
+    async def _thinking(self, prompt_ids: list[int]) -> Thinking | None:
         reasoner = self._reasoner
         if reasoner is None:
             return None
+        self._inside = await self._backend.prompts.offload.run(reasoner.inside, prompt_ids)
         words: list[int] = []
         if self._budget is not None:
             words = self._backend.tokenizer.encode(LAST_WORDS + reasoner.end.text, add_special_tokens=False)
-        return reasoner.thinking(reasoner.inside(prompt_ids), self._budget, words)
+        return reasoner.thinking(self._inside, self._budget, words)
 
     def _banned(self) -> tuple[int, ...]:
         """Tools that are shown and must not be called: what opens a call is never said."""

@@ -177,8 +177,20 @@ def _end(ids: list[int], keep_last: int | None) -> list[int]:
 
 
 def _chars(message: dict[str, Any]) -> int:
+    """Of all texts of a message, keys aside. A loop: how deep calls are nested is a stranger's choice."""
     content = message["content"]
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    if isinstance(content, str) and len(message) == 2:
+        return len(content)
+    chars, left = 0, [value for name, value in message.items() if name != "role"]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            chars += len(value)
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return chars
 
 
 def with_object_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:

@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.guide import GuideSpec
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.text.tokenizer import Tokenizer
-from tests.server.fake_engine import INFO
+from tests.server.fake_engine import INFO, rejected
 from tests.server.live import LiveServer
 from tests.text.tokenizers import THINKING, tool_caller
 
@@ -256,6 +256,10 @@ def test_no_budget(server: LiveServer, thinker: LiveServer, name: str) -> None:
     error(fresh(thinker), name, **{name: -2})
 
 
+def test_a_switch_that_the_template_has_not(server: LiveServer) -> None:
+    error(server, "chat_template_kwargs", chat_template_kwargs={"enable_thinking": False})
+
+
 @pytest.mark.parametrize("effort", ["none", "low", "high"])
 def test_an_effort_that_the_template_does_not_read_is_named(server: LiveServer, effort: str) -> None:
     answer = server.post("/v1/chat/completions", {"messages": HI, "reasoning_effort": effort})
@@ -366,3 +370,11 @@ def test_a_template_whose_calls_nobody_can_read() -> None:
     with live(Tokenizer(tokenizer.backend, tokenizer.config, "{{ tools | tojson }}")) as server:
         assert "tool_call_parser" in error(server, "tools", tools=[tool()])["message"]
         assert asked(server, tools=[tool()], tool_choice="none").guide is None
+
+
+def test_refusals_keep_their_form(server: LiveServer) -> None:
+    server.engine.script = lambda request: [rejected()]
+    body = {"messages": HI, "tools": [WEATHER], "tool_choice": "required", "slo": {"ttft_ms": 100}}
+    answers = [server.post("/v1/chat/completions", body | {"stream": stream}) for stream in (False, True)]
+    for answer in answers:
+        assert answer.status_code == 429 and answer.json()["error"]["code"] == "slo_unattainable"

@@ -128,3 +128,17 @@ def test_refused(server: LiveServer, message: dict[str, Any], said: str) -> None
 
 def test_an_id_that_answers_nothing_is_named(server: LiveServer) -> None:
     prompt(server, {"role": "user", "content": "x", "tool_call_id": "c"}, warnings=["messages.tool_call_id"])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        called(f'{{"a": [{{"b": "{"x" * 400_000}"}}]}}'),
+        {"role": "assistant", "content": None, "reasoning": "x" * 400_000},
+    ],
+)
+def test_absurdly_long_calls_are_not_tokenised(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **kwargs: pytest.fail("was tokenised"))
+    assert "maximum context length" in error(server, message)
