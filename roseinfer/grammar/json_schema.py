@@ -167,6 +167,7 @@ def _closed(value: Any, is_schema: bool = True) -> Any:
 # --- what the library says --------------------------------------------------------------------------------------
 _KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _FORMAT = re.compile(r"Unknown format: (.*)")
+_OURS = re.compile(r"(?s)^at \d+\(\d+\): (?=.*\n   1 \| start: TEXT)|\n   1 \| start: TEXT.*")
 _COUNTS = "min/maxProperties only supported"
 
 
@@ -193,4 +194,7 @@ def explained(error: GrammarError) -> GrammarError:
     names = keywords(error.message)
     if names:
         return not_enforceable(names)
-    return GrammarError("no output satisfies the constraint") if "NoExtension" in error.message else error
+    if "NoExtension" in error.message:
+        return GrammarError("no output satisfies the constraint")
+    # Where in a grammar of our own it stands tells a client nothing.
+    return GrammarError(_OURS.sub("", error.message), code=error.code or "invalid_grammar")

@@ -16,18 +16,15 @@ def too_complex(message: str) -> GrammarError:
 
 
 def check_depth(value: Any) -> None:
-    """Raises `GrammarError` for a value of JSON of more than `MAX_DEPTH` levels. A loop: the depth is a stranger's."""
+    """Raises `GrammarError` for more than `MAX_DEPTH` objects and lists within one another. A loop: the depth is a
+    stranger's.
+    """
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for entry in level:
-            if isinstance(entry, dict):
-                below += entry.values()
-            elif isinstance(entry, list):
-                below += entry
-        if not below:
+    for _ in range(MAX_DEPTH):
+        entries = (entry for outer in level for entry in (outer.values() if isinstance(outer, dict) else outer))
+        level = [entry for entry in entries if isinstance(entry, dict | list)]
+        if not level:
             return
-        level = below
     raise too_complex(f"nested deeper than {MAX_DEPTH} levels")
 
 

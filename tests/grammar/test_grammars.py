@@ -31,6 +31,12 @@ def test_choices_are_taken_by_the_letter() -> None:
     assert not accepts(grammar, "abc") and not accepts(grammar, "b")
 
 
+def test_what_is_wrong_with_a_regex_is_said_in_its_own_terms() -> None:
+    with pytest.raises(GrammarError) as raised:
+        make(Regex("a["))
+    assert raised.value.message.startswith('invalid regex "a["') and "start" not in raised.value.message
+
+
 LARK = 'start: greeting " " NAME\ngreeting: "Hello" | "Bye"\nNAME: /[A-Z][a-z]+/'
 GBNF = 'root ::= greeting " " name\ngreeting ::= "Hello" | "Bye"\nname ::= [A-Z] [a-z]+'
 

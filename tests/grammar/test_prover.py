@@ -64,3 +64,10 @@ def test_a_vocabulary_that_grammars_cannot_be_matched_with() -> None:
     answer = ask(prover, JSON_OBJECT)
     prover.close()
     assert isinstance(answer, Refused) and answer.code == "unsupported_tokenizer"
+
+
+def test_it_does_not_outlive_who_started_it(prover: Prover) -> None:
+    assert ask(prover, JSON_OBJECT)
+    process = prover._process
+    process.stdin.close()
+    assert process.wait(10) == 0

@@ -38,6 +38,10 @@ def refused(server: LiveServer, fields: dict[str, Any], path: str = PATHS[0]) ->
     return answer.json()["error"]
 
 
+def deep(levels: int) -> list[Any]:
+    return [deep(levels - 1)] if levels > 1 else []
+
+
 TAG = {
     "type": "structural_tag",
     "structures": [{"begin": "<f>", "schema": NUMBER, "end": "</f>"}],
@@ -149,6 +153,8 @@ def test_what_is_ignored_is_named(server: LiveServer) -> None:
         (json_schema({"$ref": "#/$defs/N", "$defs": {"N": {"$ref": "#/$defs/N"}}}), "response_format",
          "refers to itself", "invalid_grammar"),
         (json_schema({"enum": ["x" * 262144]}), "response_format", "larger than 262144", "grammar_too_complex"),
+        (json_schema({"enum": [deep(99)]}), "response_format", "deeper than 100", "grammar_too_complex"),
+        (json_schema({"enum": [deep(900)]}), "response_format", "deeper than 100", "grammar_too_complex"),
         (json_schema({"type": "string", "pattern": "a" * 8193}), "response_format", "longer than 8192",
          "grammar_too_complex"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "needs 'structures'", "invalid_grammar"),
@@ -215,6 +221,8 @@ HOSTILE: list[dict[str, Any]] = [
 
 def test_hostile_constraints_leave_the_server_answering(server: LiveServer) -> None:
     """Each either works or gets a 400, and requests without one are answered as ever."""
+    endless = refused(server, HOSTILE[0])
+    assert endless["code"] == "grammar_too_complex" and "takes too long" in endless["message"]
     for fields in HOSTILE:
         answer = server.post(PATHS[0], BODIES[PATHS[0]] | fields)
         assert answer.status_code in (200, 400), answer.text
