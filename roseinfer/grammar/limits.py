@@ -20,11 +20,11 @@ def check_depth(value: Any) -> None:
     stranger's.
     """
     level = [value]
-    for _ in range(MAX_DEPTH):
-        entries = (entry for outer in level for entry in (outer.values() if isinstance(outer, dict) else outer))
-        level = [entry for entry in entries if isinstance(entry, dict | list)]
+    for _ in range(MAX_DEPTH + 1):
+        level = [entry for entry in level if isinstance(entry, dict | list)]
         if not level:
             return
+        level = [entry for outer in level for entry in (outer.values() if isinstance(outer, dict) else outer)]
     raise too_complex(f"nested deeper than {MAX_DEPTH} levels")
 
 
