@@ -3,8 +3,7 @@
     roseinfer serve tiny
     python examples/anthropic_messages.py
 
-The model is whatever the server serves. Any other chat model does better than the embedded one, which knows little but
-how to spell.
+Any other chat model does better than the embedded one, which knows little but how to spell.
 """
 
 import argparse
@@ -95,10 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="without /v1, which the package adds")
     parser.add_argument("--api-key", default="none")
-    parser.add_argument("--model", default="tiny")
     args = parser.parse_args()
     with anthropic.Anthropic(base_url=args.base_url, api_key=args.api_key) as client:
-        for line in (told(client, args.model), parsed(client, args.model), *answered(client, args.model)):
+        model = client.models.list().data[0].id
+        for line in (told(client, model), parsed(client, model), *answered(client, model)):
             print(line)
 
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from roseinfer.core.slo import Cause
 from roseinfer.server.formats.bounds import constrain
-from roseinfer.server.formats.messages import document as messages
+from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
-from roseinfer.server.formats.responses import document as responses
+from roseinfer.server.formats.responses import document as response_shapes
 from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.formats.schemas import (
     ChatRequest,
@@ -228,9 +228,15 @@ class _Described:
 _INFERENCE = {
     "/v1/completions": _Described(CompletionRequest, Completion),
     "/v1/chat/completions": _Described(ChatRequest, ChatCompletion),
-    "/v1/responses": _Described(ResponsesRequest, responses.ResponseObject, responses.DESCRIPTION, responses.EXAMPLE),
+    "/v1/responses": _Described(
+        ResponsesRequest, response_shapes.ResponseObject, response_shapes.DESCRIPTION, response_shapes.EXAMPLE
+    ),
     "/v1/messages": _Described(
-        MessagesRequest, messages.Message, messages.DESCRIPTION, messages.EXAMPLE, messages.MessageErrorBody
+        MessagesRequest,
+        message_shapes.Message,
+        message_shapes.DESCRIPTION,
+        message_shapes.EXAMPLE,
+        message_shapes.MessageErrorBody,
     ),
 }
 
