@@ -97,6 +97,8 @@ def ignored_in_tools(tools: list[dict[str, Any]] | None, known: Set[str]) -> lis
 
 def check_nesting(value: Any, param: str) -> None:
     """Of what is sent back, which cannot be written if it is too deep. Raises `ApiError` 400."""
+    if not isinstance(value, dict | list):
+        return
     try:
         check_depth(value)
     except GrammarError as error:
