@@ -197,5 +197,6 @@ class ReasoningParser:
 
 
 def _begun(text: str, mark: str) -> int:
-    """The length of the longest end of `text` that `mark` begins with, and is more than."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+    """The length of the end of `text` that `mark` begins with, and is more than: marks begin as they never go on."""
+    at = text.rfind(mark[0])
+    return len(text) - at if at >= 0 and mark.startswith(text[at:]) else 0

@@ -13,6 +13,14 @@ from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reas
 
 def delta(events: Sequence[Event]) -> bytes:
     """The `delta` of a chunk. `{}` while there is nothing to show."""
+    if len(events) == 1:  # as nearly always
+        event = events[0]
+        if isinstance(event, CallArguments):
+            arguments = dumps(event.text)
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (event.index, arguments)
+        if isinstance(event, Reasoning):
+            text = dumps(event.text)
+            return b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
     fields: dict[str, Any] = {}
     for event in events:
         if isinstance(event, Text):

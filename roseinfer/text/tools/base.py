@@ -179,6 +179,9 @@ class MarkedParser:
         self._opened = ""  # the mark of the last call
         self._calling = False  # a mark was taken, and what follows it is read
         self._plain = False  # nothing is held back, and only a mark is of interest
+        # Set while what comes may be arguments that change nothing of what the parser waits for: what is said then of a
+        # text, None if it has to be looked at.
+        self._flow: Callable[[str], str | None] | None = None
         self._steps = self._run()
         next(self._steps)
 
@@ -196,6 +199,10 @@ class MarkedParser:
         return 0
 
     def feed(self, text: str, token_id: int | None) -> list[Event]:
+        if self._flow is not None:
+            said = self._flow(text)
+            if said is not None:
+                return [CallArguments(self._index, said)] if said else []
         mark = None if token_id is None else self._by_id.get(token_id)
         if self._plain and mark is None and self._unmarked(text, token_id):
             return [Text(text)] if text else []

@@ -85,7 +85,7 @@ class JsonCallParser(MarkedParser):
         first = yield from self.reader.peek()
         if first == "{":
             call.opened()
-            yield from self.value(call.more)
+            yield from self.value(call.more, said=call.started)
         else:
             if call.started:
                 self.reader.keep("")
@@ -121,9 +121,17 @@ class JsonCallParser(MarkedParser):
             raise Malformed
         return self.reader.take(1)
 
-    def value(self, sink: Callable[[str], object]) -> Steps[None]:
-        """Take a JSON value; `sink` gets it as it comes."""
-        value, reader = JsonValue(), self.reader
+    def value(self, sink: Callable[[str], object], said: bool = False) -> Steps[None]:
+        """Take a JSON value; `sink` gets it as it comes. `said`: it is said at once, as arguments of the open call."""
+        value = JsonValue()
+        try:
+            self._flow = value.within_string if said else None
+            yield from self._rest_of(value, sink)
+        finally:
+            self._flow = None
+
+    def _rest_of(self, value: JsonValue, sink: Callable[[str], object]) -> Steps[None]:
+        reader = self.reader
         while not value.done and (yield from reader.more()):
             end = value.feed(reader.text, reader.at)
             if end > reader.at:

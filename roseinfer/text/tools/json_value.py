@@ -48,6 +48,11 @@ class JsonValue:
                 at += self._begin(text[at])
         return at
 
+    def within_string(self, text: str) -> str | None:
+        """The text, if all of it is within a string: then nothing changes. Else None, and it has not been read."""
+        plain = self._within == "string" and '"' not in text and "\\" not in text
+        return text if plain else None
+
     def end(self) -> None:
         """The text has ended: a number that nothing follows is complete."""
         if self._within == "number" and not self._open and self._so_far in ENOUGH:

@@ -7,7 +7,7 @@ from json.encoder import encode_basestring
 from roseinfer.text.tools.base import Cut, Malformed
 from roseinfer.text.tools.reader import Reader, Steps
 
-MOST_DEPTH = 64
+MOST_DEPTH = 32
 WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
 WORD = re.compile(r"[\w.]+")
 IDENTIFIERS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

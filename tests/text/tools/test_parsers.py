@@ -129,7 +129,7 @@ LONG = {
         '[TOOL_CALLS][{"name": "',
     ],
 }
-TAILS = ["x", "[", '"', "\\", "1", " ", "<tool_call>", '{"name": "f", "arguments": {}}, ', "f(a=1), ", "</parameter"]
+TAILS = ["[", '"', "\\", " ", "<tool_call>", '{"name": "f", "arguments": {}}, ', "f(a=1), ", "</parameter"]
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -100,7 +100,7 @@ class MistralParser(JsonCallParser):
         if not name or (taken and word != ARGS) or (yield from reader.peek()) != "{":
             raise Malformed
         self.start(name, id if id is not None and _is_id(id) else None)
-        yield from self.value(self.arguments)
+        yield from self.value(self.arguments, said=True)
         self.finish()
 
 

@@ -121,7 +121,10 @@ class QwenXmlParser(MarkedParser):
         """Whether the value counts: an empty one of a type that has none is left out."""
         if only_text(types):
             self.arguments(f'{before}"')
-            yield from self._text_up_to_end(lambda text: self.arguments(quoted(text)[1:-1]))
+            try:
+                yield from self._text_up_to_end(self._say_text, self._text_alone)
+            finally:
+                self._flow = None
             self.arguments('"')
             return True
         pieces: list[str] = []
@@ -131,12 +134,22 @@ class QwenXmlParser(MarkedParser):
             self.arguments(before + value)
         return value is not None
 
-    def _text_up_to_end(self, sink: Callable[[str], object]) -> Steps[None]:
+    def _say_text(self, text: str) -> None:
+        self.arguments(quoted(text)[1:-1])
+
+    def _text_alone(self, text: str) -> str | None:
+        """See `_flow`."""
+        return None if "<" in text or "\n" in text else quoted(text)[1:-1]
+
+    def _text_up_to_end(
+        self, sink: Callable[[str], object], flow: Callable[[str], str | None] | None = None
+    ) -> Steps[None]:
         """All before the end mark, which is taken, but for one line break at either end."""
         reader, held = self.reader, ""
         if (yield from reader.peek()) == "\n":
             reader.take(1)
         while char := (yield from reader.peek()):
+            self._flow = None
             if char == "\n":
                 sink(held)
                 held = reader.take(1)
@@ -146,6 +159,7 @@ class QwenXmlParser(MarkedParser):
                 return
             sink(held + taken)
             held = ""
+            self._flow = flow
             yield from reader.run(PLAIN, sink)
         raise Cut
 
