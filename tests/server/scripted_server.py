@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from roseinfer.core.config import ServerConfig
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.transport import ThreadTransport
 from roseinfer.text.tokenizer import Tokenizer
@@ -12,8 +13,8 @@ from tests.server.live import LiveServer
 class ScriptedServer(LiveServer):
     """`runner`: what was said against the grammar is in its `forbidden`."""
 
-    def __init__(self, tokenizer: Tokenizer, script: Script) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, script: Script, config: ServerConfig | None = None) -> None:
+        super().__init__(tokenizer, config)
         self._script = script
         self.runner: ScriptedRunner
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from roseinfer.core.config import ServerConfig
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 
@@ -177,3 +178,41 @@ def test_a_budget_ends_the_thinking(model: Model, budget: int) -> None:
 def test_a_budget_that_is_enough_changes_nothing(model: Model) -> None:
     message, _ = model.said("<think>short</think>So.", thinking_token_budget=50)
     assert (message["reasoning"], message["content"]) == ("short", "So.") and not model.forbidden
+
+
+# --- formats ------------------------------------------------------------------------------------------------------
+XML = "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
+OBJECT = '{{"name": "weather", "{}": {{"city": "{}"}}}}'
+# Name -> one call, and two of them.
+FORMATS = {
+    "hermes": (BONN, f"{BONN}\n{call(city='Rome')}"),
+    "qwen_xml": (XML.format("Bonn"), f"{XML.format('Bonn')}\n{XML.format('Rome')}"),
+    "llama_json": (OBJECT.format("parameters", "Bonn"), ""),
+    "pythonic": ('[weather(city="Bonn")]', '[weather(city="Bonn"), weather(city="Rome")]'),
+    "mistral": (
+        f"[TOOL_CALLS][{OBJECT.format('arguments', 'Bonn')}]",
+        f"[TOOL_CALLS][{OBJECT.format('arguments', 'Bonn')}, {OBJECT.format('arguments', 'Rome')}]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_from_request_to_answer(name: str) -> None:
+    one, two = FORMATS[name]
+    with ScriptedServer(tool_caller(), script, ServerConfig(tool_call_parser=name)) as server:
+        model = Model(server)
+        for choice in ("auto", "required", {"type": "function", "function": {"name": "weather"}}):
+            message, end = model.said(one, tools=[WEATHER, CLOCK], tool_choice=choice)
+            assert (arguments(message), end) == ([("weather", {"city": "Bonn"})], "tool_calls")
+            assert message["content"] is None
+        for choice in ("auto", "required") if two else ():
+            message, end = model.said(two, tools=[WEATHER, CLOCK], tool_choice=choice)
+            assert [city for _, city in arguments(message)] == [{"city": "Bonn"}, {"city": "Rome"}]
+            ids = [entry["id"] for entry in message["tool_calls"]]
+            assert len(set(ids)) == 2 and all(len(id) == (9 if name == "mistral" else 29) for id in ids)
+        message, end = model.said(one + " and so on", tools=[WEATHER], parallel_tool_calls=False)
+        assert (len(arguments(message)), end, message["content"]) == (1, "tool_calls", None)
+        assert not model.forbidden
+        message, end = model.said("It is {sunny} [1], I think.", tools=[WEATHER])
+        assert (message, end) == ({"role": "assistant", "content": "It is {sunny} [1], I think."}, "stop")
+        assert not model.forbidden
