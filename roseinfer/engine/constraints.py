@@ -83,7 +83,7 @@ class Following:
 
     __slots__ = ("_matcher",)
 
-    blind = False
+    blind = edits = False
 
     def __init__(self, grammar: Grammar) -> None:
         self._matcher = grammar.matcher()
@@ -101,6 +101,8 @@ class Following:
 
 class Awakening:
     """The output is free until a trigger is said; then the trigger's grammar holds, and behind it freedom again."""
+
+    edits = True
 
     __slots__ = ("_active", "_ends_after", "_grammars", "_listener", "_vocabulary", "_woken")
 
@@ -222,6 +224,10 @@ class Thoughtful:
 
     blind = False
 
+    @property
+    def edits(self) -> bool:
+        return self._start or self._guide.edits
+
     def __init__(self, thinking: Thinking, guide: Guide, vocabulary: Vocabulary) -> None:
         self._spec = thinking
         self._guide = guide
@@ -290,6 +296,8 @@ class Thoughtful:
 
 class Banning:
     """Takes tokens away from what another guide allows."""
+
+    edits = True
 
     __slots__ = ("_banned", "_guide", "_others")
 

@@ -253,8 +253,7 @@ class EngineCore:
         """Commit the steps in flight that sample for the guided rows of `plan`, which is launched but not sampled."""
         outputs: list[RequestOutput] = []
         if self._in_flight:
-            asking = self._guided.seeing(plan)
-            while any(not asking.isdisjoint(_guided_names(step.plan)) for step in self._in_flight):
+            while any(self._guided.sees(plan, _guided_names(step.plan)) for step in self._in_flight):
                 outputs += self._commit_oldest()
         return outputs
 

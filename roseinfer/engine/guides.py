@@ -6,10 +6,10 @@ Whatever a guide raises ends its sequence with an error, and nothing else.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, thread_time
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.core.guide import GuideSpec
@@ -31,7 +31,10 @@ class MaskTooSlowError(RoseinferError):
 
 
 class MaskSource(Protocol):
-    """Computes the mask that a grammar allows; see `grammar.library.Matcher`."""
+    """Computes the mask that a grammar allows; see `grammar.library.Matcher`. `halted`: it is complete, or failed."""
+
+    @property
+    def halted(self) -> bool: ...
 
     @property
     def failed(self) -> bool: ...
@@ -42,10 +45,13 @@ class MaskSource(Protocol):
 
 
 class Guide(Protocol):
-    """The constraint of one sequence. `blind`: its masks are the same whatever was said."""
+    """The constraint of one sequence. `blind`: its masks are the same whatever was said. `edits`: it changes masks."""
 
     @property
     def blind(self) -> bool: ...
+
+    @property
+    def edits(self) -> bool: ...
 
     def advance(self, token_ids: Sequence[int]) -> bool:
         """Take the tokens said since the last call. True: the output is complete, the sequence ends behind them."""
@@ -58,7 +64,7 @@ class Guide(Protocol):
     def filled(self, words: memoryview) -> bool:
         """The mask of the grammar that `mask` named is in `words`, to be changed if need be.
 
-        True: it shows that the output is complete.
+        Called if the guide `edits` masks, or the grammar has halted. True: the output is complete.
         """
         ...
 
@@ -106,14 +112,6 @@ class GuideEnd:
     error: str | None = None
 
 
-class _Asking(NamedTuple):
-    """A row whose mask a grammar computes."""
-
-    name: str
-    guide: Guide
-    source: MaskSource
-
-
 class GuidedSequences:
     """The guides of the sequences of one engine core. `live`: sequence -> its guide. `used`: somebody wanted one.
 
@@ -151,10 +149,15 @@ class GuidedSequences:
         if self.guides is not None:
             self.guides.wait(timeout_s)
 
-    def seeing(self, plan: StepPlan) -> set[str]:
-        """The sequences that `plan` samples for under masks that depend on all that was said."""
-        names = {plan.rows[row].request_id for row in plan.guided}
-        return {name for name in names if name in self.live and not self.live[name].blind}
+    def sees(self, plan: StepPlan, sampled: Collection[str]) -> bool:
+        """Whether masks of `plan` depend on what one of the sequences `sampled` says."""
+        for row in plan.guided:
+            name = plan.rows[row].request_id
+            if name in sampled:
+                guide = self.live.get(name)
+                if guide is not None and not guide.blind:
+                    return True
+        return False
 
     def advance(self, outputs: Iterable[RequestOutput]) -> list[GuideEnd]:
         """Tell the guides what their sequences said. A sequence that has ended needs no guide any more."""
@@ -181,11 +184,14 @@ class GuidedSequences:
         """
         began_s = perf_counter()
         ends: list[GuideEnd] = []
-        asking: dict[int, _Asking] = {}
+        rows: list[int] = []  # those whose masks a grammar computes; with its source, name and guide
+        sources: list[MaskSource] = []
+        asking: list[tuple[str, Guide]] = []
         fixed: dict[int, memoryview] = {}
+        live, plan_rows = self.live, plan.rows
         for row in plan.guided:
-            name = plan.rows[row].request_id
-            guide = self.live.get(name)
+            name = plan_rows[row].request_id
+            guide = live.get(name)
             if guide is None:
                 continue  # ended while the step was launched: its token will be dropped
             self._rows += 1
@@ -199,19 +205,25 @@ class GuidedSequences:
             elif isinstance(mask, memoryview):
                 fixed[row] = mask
             else:
-                asking[row] = _Asking(name, guide, mask)
-        words = space(len(asking) + len(fixed)) if asking or fixed else memoryview(b"")
-        ends += self._fill(list(asking.values()), words[: len(asking) * self._words]) if asking else []
-        for at, line in enumerate(fixed.values(), start=len(asking)):
+                rows.append(row)
+                sources.append(mask)
+                asking.append((name, guide))
+        words = space(len(rows) + len(fixed)) if rows or fixed else memoryview(b"")
+        if sources:
+            ends += self._fill(sources, asking, words[: len(rows) * self._words])
+        for at, line in enumerate(fixed.values(), start=len(rows)):
             words[at * self._words : (at + 1) * self._words] = line
         self.mask_s = perf_counter() - began_s
-        return TokenMasks((*asking, *fixed), words), ends
+        return TokenMasks((*rows, *fixed), words), ends
 
-    def _fill(self, asking: list[_Asking], words: memoryview) -> list[GuideEnd]:
+    def _fill(self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview) -> list[GuideEnd]:
         """Have the grammars write their masks. Returns who ends."""
-        late = self._compute([row.source for row in asking], words)
+        late = self._compute(sources, words)
         ends = []
-        for at, (name, guide, source) in enumerate(asking):
+        for at, source in enumerate(sources):
+            name, guide = asking[at]
+            if late is None and not source.halted and not guide.edits:
+                continue
             try:
                 if source.failed:
                     raise source.failure()

@@ -114,8 +114,9 @@ class Matcher:
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens. Raises `MatcherError` for one that the grammar forbids, or behind its end."""
+        consume = self.raw.consume_token
         for token_id in token_ids:
-            if not self.raw.consume_token(token_id):
+            if not consume(token_id):
                 raise self.failure()
         if self._said is not None:
             self._said += token_ids
@@ -140,6 +141,11 @@ class Matcher:
         self.raw.unsafe_compute_mask_ptr(addressof(c_char.from_buffer(words)), words.nbytes)
         if self.raw.is_error():
             raise self.failure()
+
+    @property
+    def halted(self) -> bool:
+        """Complete, or failed."""
+        return self.raw.is_stopped()
 
     @property
     def complete(self) -> bool:

@@ -23,6 +23,7 @@ class CudaMasks:
         self._head = aligned(max_rows)
         size = self._head + max_rows * self._line
         self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
+        self._arrays = [buffer.numpy() for buffer in self._pinned]
         self._on_device = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(_TURNS)]
         self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
         self._copies = torch.cuda.Stream(device)
@@ -32,8 +33,8 @@ class CudaMasks:
         """The next buffer's words, once the device has copied what was in it. See `Runner.mask_space`."""
         self._turn = (self._turn + 1) % _TURNS
         self._copied[self._turn].synchronize()
-        words = self._pinned[self._turn][self._head : self._head + lines * self._line]
-        return memoryview(words.numpy().view("uint32"))  # type: ignore[arg-type]  # it is a buffer
+        words = self._arrays[self._turn][self._head : self._head + lines * self._line]
+        return memoryview(words.view("uint32"))  # type: ignore[arg-type]  # it is a buffer
 
     def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
         """Queue the copy of what was written to the buffer that `take` gave last. See `RowMasks.of`."""
@@ -41,7 +42,7 @@ class CudaMasks:
         if not at:
             return None
         host, device = self._pinned[self._turn], self._on_device[self._turn]
-        host[: len(at)] = torch.tensor(at, dtype=torch.int32)
+        self._arrays[self._turn][: len(at)] = at
         size = self._head + len(at) * self._line
         # The buffer was read last by a step that has been collected since: the host has seen the tokens behind it.
         with torch.cuda.stream(self._copies):

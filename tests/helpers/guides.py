@@ -42,9 +42,7 @@ class Arithmetic:
     def allows(self, token: int) -> bool:
         return (token + sum(self.said)) % self._modulus == 0
 
-    @property
-    def blind(self) -> bool:
-        return False
+    blind = edits = False
 
     def mask(self) -> memoryview | None:
         assert not self.complete
