@@ -110,7 +110,8 @@ class ModelRunner:
             self._change_state(plan)
         if plan.rows:
             self._forward(handle, Columns.of(plan.rows))
-        handle.timer.stop()
+        if not plan.guided:  # else the step waits for its masks, which is part of what it takes
+            handle.timer.stop()
         self._unsampled = handle
         return handle
 
@@ -124,7 +125,8 @@ class ModelRunner:
         assert handle is self._unsampled, "steps are sampled in the order submitted, once"
         assert masks is not None or not handle.plan.guided, "rows with a guide are sampled under its mask"
         self._unsampled = None
-        handle.timer.start()
+        if not handle.plan.guided:
+            handle.timer.start()
         if handle.logits is not None:
             rows = [handle.plan.rows[i] for i in handle.sampling]
             seats, ends = [row.seat for row in rows], [row.start + row.count for row in rows]

@@ -5,9 +5,9 @@ from array import array
 import pytest
 import torch
 
-from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.clock import ManualClock, MonotonicClock
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.plan import TokenMasks
+from roseinfer.core.plan import Admission, Row, StepPlan, TokenMasks
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
@@ -161,3 +161,26 @@ def test_the_embedded_model_obeys_guides_in_a_mixed_batch():
     assert all(obeys(said[f"guided-{i}:0"], f"{i + 3},6,{i}") for i in range(3))
     assert [len(said[f"guided-{i}:0"]) for i in range(3)] == [6] * 3 and len(said["free:0"]) == 9
     assert said_under_guides(overlap=True) == said
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_a_step_that_waits_for_its_masks_takes_that_long(monkeypatch, guided):
+    """What the cost model is told. The clock is the test's."""
+    clock = ManualClock()
+    monkeypatch.setattr("roseinfer.runner.device.perf_counter", clock.now)
+    with LLM("tiny", threads=1, num_kv_blocks=8, max_num_seqs=1, device="cpu") as llm:
+        runner = llm.core._runner
+        params = SamplingParams(max_tokens=4)
+        plan = StepPlan(
+            0,
+            [Row("a", 0, 0, 2, 1, True, 0, 0, ())],
+            [Admission("a", 0, [5, 6], 2, params, 0, (), (0,))],
+            num_tokens=2,
+            guided=(0,) if guided else (),
+        )
+        handle = runner.submit(plan)
+        words = runner.mask_space(1)
+        words[:] = memoryview(array("I", [0xFFFFFFFF] * len(words)))
+        clock.advance(3.0)
+        runner.sample(handle, TokenMasks((0,), words) if guided else None)
+        assert runner.collect(handle).duration_s == (3.0 if guided else 0.0)
