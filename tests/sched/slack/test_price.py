@@ -78,10 +78,20 @@ def test_a_pace_alone_waits_for_those_that_cannot_although_there_is_room() -> No
     assert list(made.admitted(made.begin())) == ["hasty"]
 
 
-@pytest.mark.parametrize(("rows", "starts"), [(24, True), (30, False)])
-def test_a_pace_alone_leaves_room_for_those_that_will_come_while_not_all_can_be_served(rows: int, starts: bool) -> None:
-    """Of the .8 that steps of 50 ms leave, .15 are kept, and a tenth of the rest."""
-    made = machine(rows, offered=1.5, patient=True)
+@pytest.mark.parametrize(("now_s", "starts"), [(5.0, False), (7.0, True)])
+def test_a_pace_alone_leaves_room_for_the_others_while_any_come(now_s: float, starts: bool) -> None:
+    """Until second 5 requests that cannot wait take a tenth of the machine. 24 rows take .48 of .8 of it."""
+    made = state(ROWS)
+    price = made.policy.state.price
+    for i in range(60):
+        price.offer(Offer(i / 12, 0.1, 0.1, 0.050, patient=True))
+    for i in range(100):
+        price.offer(Offer(4 + i / 100, 0.005, 0.005, 0.050))
+    made.now_s = now_s
+    for i in range(24):
+        made.run(f"{i}", tpot_s=0.050)
+    price.update(now_s, 1.0, STEP_S)
+    made.wait("patient", 1, tpot_s=0.050)
     assert ("patient" in made.admitted(made.begin())) == starts
 
 

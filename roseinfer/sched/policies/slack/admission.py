@@ -16,7 +16,6 @@ from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 ROOMY_FOR_PATIENT = 0.9
 SPARE_FOR_HASTY = 0.15  # of the machine, which requests that can wait leave free while not all can be served
-EVICTABLE = 0.5  # how much of a request that is far ahead counts against the KV cache: it can give its blocks up
 
 
 class SlackAdmission:
@@ -205,10 +204,11 @@ class SlackAdmission:
         idle = not self._view.running and not self.admitted
         if smallest_s < inf and not track.request.preemptions and not idle:
             share = state.keep(smallest_s) - self._overhead(smallest_s)
+            spare = SPARE_FOR_HASTY if state.price.load else 0.0
             if (
                 track.patient
                 and state.price.crowded
-                and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * (share - SPARE_FOR_HASTY)
+                and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * (share - spare)
             ):
                 return self._hold(track, Cause.RUNNING)
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
@@ -237,24 +237,15 @@ class SlackAdmission:
         if not self._view.running or self._growth + context + track.length <= self._blocks * size:
             return True
         state = self._state
-        lefts = state.left(self._context)
-        rows = [self._held(*row) for row in zip(self._context, lefts, self._slacks, strict=True)]
-        for other in state.preempted.values():
-            if other is not track:
-                left = max(0.0, other.length - other.outputs)
-                rows.append(self._held(len(other.tokens), left, other.due_s - self._now_s))
+        rows = [*zip(self._context, state.left(self._context), strict=True)]
+        preempted = [other for other in state.preempted.values() if other is not track]
+        rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in preempted]
         starting = [*state.ledger.filling.values(), *(admitted for admitted, _ in self.admitted), *self._kept, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.owed:  # else they make room
             rows += [(len(other.tokens), 0.0) for other in state.leftover.values()]
         held = sum([request.planned for request in self._view.running])
         return peak_tokens(rows) <= self._view.free_blocks * size + held
-
-    def _held(self, tokens: int, left: float, slack: float) -> tuple[float, float]:
-        """What a request counts against the KV cache: less if it could be computed again before it is owed a token."""
-        if slack < self._tuning.evict_s + 4 * self._params.prefill_s(0, tokens):
-            return tokens, left
-        return EVICTABLE * tokens, EVICTABLE * left
 
     def _could_yield(self, track: Track) -> list[Request]:
         """Requests that are owed nothing, and whose KV blocks are what the prompt of this one lacks; none if there are

@@ -18,6 +18,7 @@ SHORT = 2  # of these, where only prompts count: how soon one can be through
 PRICED = (Cause.PRICE, Cause.PACE)  # not worth their cost: what `PriceLimit.objection` says
 REFUSED = 0.03  # of those that are worth their cost
 LEAST_FILL, STEP = 0.7, 0.01
+QUIET = 10.0  # times the mean time between two requests, after which they have ceased to come
 KEPT = 0.9  # of what was learnt, at each update
 
 
@@ -146,9 +147,9 @@ class Offer(NamedTuple):
 class PriceLimit:
     """Which requests are worth their cost when not all can be served. `limit_s`: seconds of work per request, inf while
     everything fits. `pace_s`: the shortest time between steps that is worth its cost; 0 = any. `load`: seconds of work
-    that were offered, per second, by requests that cannot wait. `crowded`: not all that came can be served; those that
-    can wait do. `gain`: how many times as many are served at the pace that is held as at the fastest.
-    `fastest_s`: the shortest time between steps that any asked for.
+    that were offered, per second, by requests that cannot wait, 0 once none come any more. `crowded`: not all that came
+    can be served; those that can wait do. `gain`: how many times as many are served at the pace that is held as at the
+    fastest. `fastest_s`: the shortest time between steps that any asked for.
 
     If those of the last `window_s` seconds ask for more than the machine can do, most are served well if the cheapest
     are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
@@ -221,7 +222,8 @@ class PriceLimit:
         span_s = min(self._window_s, max(now_s - self._first_s, self._window_s / 6))
         self.limit_s, self.pace_s, self.gain = inf, 0.0, 1.0
         hasty = [offer for offer in offered if not offer.patient]
-        self.load = sum([offer.work_s for offer in hasty]) / span_s
+        they_come = hasty and now_s - hasty[-1].at_s <= QUIET * span_s / len(hasty)
+        self.load = sum([offer.work_s for offer in hasty]) / span_s if they_come else 0.0
         paces = self._paces(offered)
         self.fastest_s = paces[0] if paces[0] < inf else 0.0
         self.crowded = sum([offer.work_s for offer in offered]) > self._time(paces[0], keep, step_s) * span_s

@@ -47,7 +47,6 @@ class Tuning:
     longest_step: float = LONGEST_STEP  # times the smallest TPOT objective
     gap_limit: float = 4.0  # times the request's TPOT objective, between two tokens
     smallest_chunk: int = 16
-    evict_s: float = 2.0  # ahead of its deadlines, from which on a request may give up its KV blocks
     catch_up: float = 32.0  # steps in which requests that are behind should be in time again
     unsteady: float = 1.1  # how much longer than planned a step may be, where a first token is due at its end
     guard_steps: float = 6.0
