@@ -125,6 +125,8 @@ class Turns:
             message["content"] = _parts(message["content"])
             if "reasoning_content" in message:
                 message["reasoning_content"] = "".join(message["reasoning_content"])
+            if message["role"] == "assistant" and "tool_calls" not in message and message["content"] is None:
+                message["content"] = ""  # such as one that was cut while it thought
         return self._said
 
     def say(self, role: str, texts: list[str]) -> None:

@@ -95,7 +95,7 @@ def test_what_does_not_fit_into_a_message_begins_the_next() -> None:
     assert messages(CALL, SAID, THOUGHT) == [
         {"role": "assistant", "tool_calls": [tool_call()]},
         {"role": "assistant", "content": "Well"},
-        {"role": "assistant", "reasoning_content": "Hm"},
+        {"role": "assistant", "reasoning_content": "Hm", "content": ""},
     ]
 
 

@@ -53,6 +53,12 @@ def test_the_next_turn_takes_what_was_put_out(client: OpenAI, server: LiveServer
     )
 
 
+def test_a_turn_that_was_cut_while_it_thought_can_be_sent_back(server: LiveServer) -> None:
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+    turns = [{"role": "user", "content": "hello"}, thought, {"role": "user", "content": "def"}]
+    assert server.post(PATH, {"input": turns}).status_code == 200
+
+
 def test_the_response_repeats_its_request(server: LiveServer) -> None:
     body = {
         "input": "x",
