@@ -58,6 +58,8 @@ async def chat_job(call: Call, request: ChatRequest) -> Job:
     call.offer_request_id(request.request_id)
     draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
     output = output_of(call.backend, request)
+    if output is not None:
+        output.begin()
     ids, ignored = await chat_ids(call.backend, request, draft.keep_last, output)
     draft.warnings += ignored
     if output is not None:

@@ -15,6 +15,7 @@ from roseinfer.server.formats.schemas import ChatRequest
 from roseinfer.server.formats.tool_fields import Calls, ToolUse
 from roseinfer.server.formats.tool_grammar import tool_constraint
 from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.grammars import Proof
 from roseinfer.server.request.service import Backend
 from roseinfer.text.output import OutputParser
 from roseinfer.text.tools.base import ToolFormat
@@ -41,6 +42,7 @@ class ChatOutput:
         self._backend = backend
         self._calls, self._reasoner = backend.speech.calls, backend.speech.reasoner
         self._inside = False
+        self._proof: Proof | None = None
         self._use = ToolUse.of(request)
         self._asked = Asked(request)
         self.warnings += self._asked.warnings
@@ -95,12 +97,19 @@ class ChatOutput:
         return None
 
     # --- for the output -------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Have a format proved while the prompt is made, if it is all that constrains the output."""
+        asked = self._asked
+        if asked.constraint is not None and self._calling() is None:
+            thinks = self._reasoner is not None
+            self._proof = self._backend.grammars.begin(asked.constraint, asked.param, thinks)
+
     async def guide(self, prompt_ids: list[int]) -> GuideSpec | None:
         """What constrains the output. Raises `ApiError` 400 and `InvalidRequestError` for what cannot be enforced."""
         thinking = await self._thinking(prompt_ids)
         found = await self._constraint(thinking is not None)
         if found is not None:
-            spec, ignored = await self._backend.grammars.guide(*found, thinking)
+            spec, ignored = await self._backend.grammars.guide(*found, thinking, self._proof)
             self.warnings += [warning for warning in ignored if warning not in self.warnings]
         else:
             spec = GuideSpec(thinking=thinking)

@@ -40,11 +40,12 @@ class CompletionFormat:
         prompts = split_prompts(request.prompt, call.limits.max_prompts)
         asked = completion_logprobs(request, call.limits)
         draft = Draft(call, request, completion_max_tokens(request), asked, len(prompts))
+        constrained = draft.begin_to_constrain()
         echo = bool(request.echo)
         special = given(request.add_special_tokens, True)
         encoded = await call.backend.prompts.completion(prompts, special, echo, draft.keep_last)
         await draft.spell_out()
-        await draft.constrain()
+        await draft.constrain(constrained)
         return draft.job(CompletionWriter.whole_object, "cmpl", encoded, "prompt", echo)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:

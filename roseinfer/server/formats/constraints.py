@@ -5,7 +5,7 @@ from typing import Any
 
 from orjson import JSONDecodeError, loads
 
-from roseinfer.core.guide import GuideSpec, Thinking
+from roseinfer.core.guide import GuideSpec
 from roseinfer.grammar.constraint import (
     JSON_OBJECT,
     Choice,
@@ -63,15 +63,21 @@ class Asked:
         self.constraint, self.param = constraint, param
 
 
-async def guide_of(
-    request: GenerationRequest, grammars: Grammars, thinking: Thinking | None = None
-) -> tuple[GuideSpec | None, list[str]]:
-    """What the engine gets, and warnings. Raises `ApiError` 400 or 503, `InvalidRequestError`."""
-    asked = Asked(request)
-    if asked.constraint is None:
-        return None, asked.warnings
-    spec, warnings = await grammars.guide(asked.constraint, asked.param, thinking)
-    return spec, asked.warnings + warnings
+class Constrained:
+    """What a request's fields ask of its output, being proved from now on. Raises `ApiError` 400."""
+
+    def __init__(self, request: GenerationRequest, grammars: Grammars) -> None:
+        self._asked = asked = Asked(request)
+        self._grammars = grammars
+        self._proof = None if asked.constraint is None else grammars.begin(asked.constraint, asked.param)
+
+    async def guide(self) -> tuple[GuideSpec | None, list[str]]:
+        """What the engine gets, and warnings. Raises `ApiError` 503, `InvalidRequestError`."""
+        asked = self._asked
+        if asked.constraint is None:
+            return None, asked.warnings
+        spec, warnings = await self._grammars.guide(asked.constraint, asked.param, proof=self._proof)
+        return spec, asked.warnings + warnings
 
 
 # --- response_format --------------------------------------------------------------------------------------------

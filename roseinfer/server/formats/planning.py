@@ -7,7 +7,7 @@ from typing import Any
 
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import kept_prompt_tokens
-from roseinfer.server.formats import constraints
+from roseinfer.server.formats.constraints import Constrained
 from roseinfer.server.formats.schemas import (
     GenerationRequest,
     LogprobsAsked,
@@ -69,10 +69,16 @@ class Draft:
             service, tokenizer = self.call.service, self.call.backend.tokenizer
             self.params = await service.offload.run(spelled_out, self.params, tokenizer, self.call.limits)
 
-    async def constrain(self) -> None:
-        """Finds what constrains the outputs. Raises `InvalidRequestError`, `ApiError` 400 or 503."""
-        if any(getattr(self.request, name) is not None for name in CONSTRAINTS):
-            self.guide, ignored = await constraints.guide_of(self.request, self.call.backend.grammars)
+    def begin_to_constrain(self) -> Constrained | None:
+        """What is asked of the outputs, being proved while the prompts are made. Raises `ApiError` 400."""
+        if all(getattr(self.request, name) is None for name in CONSTRAINTS):
+            return None
+        return Constrained(self.request, self.call.backend.grammars)
+
+    async def constrain(self, constrained: Constrained | None) -> None:
+        """Raises `InvalidRequestError`, `ApiError` 503."""
+        if constrained is not None:
+            self.guide, ignored = await constrained.guide()
             self.warnings += ignored
 
     def _kept_of_prompts(self, max_tokens: int | None) -> int | None:

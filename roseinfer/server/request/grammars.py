@@ -30,6 +30,9 @@ MAX_CACHED_BYTES = 64 * 2**20
 RETRY_S = 2.0
 
 
+Proof = asyncio.Future[BuiltGrammar]
+
+
 class GrammarObserver(Protocol):
     def compiled(self, seconds: float) -> None:
         """A constraint has been built and proved, or found wanting, in so long."""
@@ -64,14 +67,21 @@ class Grammars:
         self._known: OrderedDict[bytes, Answer] = OrderedDict()
         self._known_bytes = 0
 
+    def begin(self, constraint: Constraint, param: str, leading_space: bool = False) -> Proof:
+        """`prove` beside what else there is to do, such as the prompt. Whoever begins need not wait for the end."""
+        proof = asyncio.ensure_future(self.prove(constraint, param, leading_space))
+        proof.add_done_callback(_retrieved)
+        return proof
+
     async def guide(
-        self, constraint: Constraint, param: str, thinking: Thinking | None = None
+        self, constraint: Constraint, param: str, thinking: Thinking | None = None, proof: Proof | None = None
     ) -> tuple[GuideSpec, list[str]]:
-        """What the engine gets, and warnings. `thinking`: how the model thinks before what is constrained.
+        """What the engine gets, and warnings. `thinking`: how the model thinks before what is constrained. `proof`: if
+        it was begun before, with `leading_space` if the model thinks.
 
         Raises `InvalidRequestError` that names `param`, `ApiError` 503 if too many wait.
         """
-        made = await self.prove(constraint, param, leading_space=thinking is not None)
+        made = await (proof or self.prove(constraint, param, leading_space=thinking is not None))
         spec = GuideSpec(grammar=made.grammar, triggers=made.triggers, ends_after=made.ends_after, thinking=thinking)
         return spec, [f"{param}: {name} is not enforced" for name in made.warnings]
 
@@ -134,8 +144,7 @@ class Grammars:
 
     def _forget(self, key: bytes, task: "asyncio.Task[Answer]") -> None:
         del self._pending[key]
-        if not task.cancelled():
-            task.exception()  # nobody may be waiting for it any more
+        _retrieved(task)
 
     async def _turn(self) -> None:
         if self._waiting < MAX_WAITING:
@@ -174,3 +183,9 @@ class Grammars:
     def _encoded_vocabulary(self) -> bytes:
         tokenizer, vocab_size, eos_ids = self._vocabulary
         return msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), vocab_size, list(eos_ids)))
+
+
+def _retrieved(done: "asyncio.Future[Result]") -> None:
+    """Nobody may be waiting for it any more."""
+    if not done.cancelled():
+        done.exception()

@@ -68,6 +68,21 @@ def test_behind_thinking_white_space_may_come_first() -> None:
     run(work)
 
 
+def test_a_proof_can_be_begun_before_it_is_asked_for() -> None:
+    async def work(grammars: Grammars, notes: Notes) -> None:
+        thinking = Thinking(inside=True, begin=(), end=(1,))
+        proof = grammars.begin(JSON_OBJECT, "x", leading_space=True)
+        spec, _ = await grammars.guide(JSON_OBJECT, "x", thinking, proof)
+        assert spec == (await grammars.guide(JSON_OBJECT, "x", thinking))[0] and accepts(spec.grammar, "\n{}")
+        assert (notes.compilations, notes.hits) == (1, 1)
+        failing = grammars.begin(Regex("("), "x")
+        with pytest.raises(InvalidRequestError, match="unclosed group"):
+            await grammars.guide(Regex("("), "x", proof=failing)
+        grammars.begin(Regex("(("), "x")  # nobody waits for it
+
+    run(work)
+
+
 def test_refusals_name_the_field_and_are_remembered() -> None:
     async def work(grammars: Grammars, notes: Notes) -> None:
         for _ in range(2):
