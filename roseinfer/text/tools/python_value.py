@@ -21,6 +21,21 @@ CODES = {"x": 2, "u": 4, "U": 8}
 HEX = re.compile(r"[0-9A-Fa-f]")
 
 
+# What `PythonValue` reads, as rules of a Lark grammar; names and expressions aside.
+VALUE_RULES = r"""
+python_value: PYTHON_STRING | PYTHON_NUMBER | PYTHON_WORD | python_list | python_dict
+python_list: "[" PYTHON_SPACE (python_value python_item*)? PYTHON_SPACE "]"
+python_item: PYTHON_SPACE "," PYTHON_SPACE python_value
+python_dict: "{" PYTHON_SPACE (python_pair python_next_pair*)? PYTHON_SPACE "}"
+python_pair: PYTHON_STRING PYTHON_SPACE ":" PYTHON_SPACE python_value
+python_next_pair: PYTHON_SPACE "," PYTHON_SPACE python_pair
+PYTHON_STRING: /'([^'\\\x00-\x1f]|PYTHON_ESCAPE)*'/ | /"([^"\\\x00-\x1f]|PYTHON_ESCAPE)*"/
+PYTHON_NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/
+PYTHON_WORD: "True" | "False" | "None" | "true" | "false" | "null"
+PYTHON_SPACE: /[ \n]{0,4}/
+""".replace("PYTHON_ESCAPE", r"""\\['"\\\/nrtbf]|\\u[0-9a-fA-F]{4}""")
+
+
 class PythonValue:
     """Reads one literal; `json` is what came of it so far.
 

@@ -159,9 +159,9 @@ def test_calls_that_the_model_opens(name: str, language: Language):
     wrong = call.replace("days", "dayz")
     assert not language.accepts(*opened(format, wrong, tools=STRICT))
     assert not language.accepts(*opened(format, wrong, others=False))
-    if name != "pythonic":
-        assert language.accepts(*opened(format, wrong)), "no schema is forced on a tool that is not strict"
-        other = call.replace("get_weather", "get_time")
+    assert language.accepts(*opened(format, wrong)), "no schema is forced on a tool that is not strict"
+    other = call.replace("get_weather", "get_time")
+    if name != "pythonic":  # there the name of a tool is what opens a call
         assert language.accepts(*opened(format, other)) and language.accepts(*opened(format, other, tools=STRICT))
         assert not language.accepts(*opened(format, other, others=False))
     assert not language.accepts(*opened(format, call[:-3] + "!!!"))
@@ -174,8 +174,19 @@ def test_a_list_of_something_else_opens_no_call(language: Language):
         "",
         "",
     )
-    assert language.accepts(text, rest)
-    assert not language.accepts(text, rest.replace("days=1", "days=0"))
+    assert language.accepts(text, rest) and language.accepts(text, rest.replace("days=1", "days=0"))
+    text, rest = opened(format, "[list.files(), get_weather(city='x', days=0)]", tools=STRICT) or ("", "")
+    assert not language.accepts(text, rest)
+
+
+def test_python_as_models_write_it(language: Language):
+    format = tool_format("pythonic", language.tokenizer)
+    call = """[get_weather(city='it\\'s "x" \\n ü', a=True, b=none, c=[1,2, -3.5e2 ,'y'], d={'k': {"l": None}})]"""
+    assert not language.accepts(*opened(format, call)), "a variable"
+    call = call.replace("none", "None")
+    assert language.accepts(*opened(format, call)) and language.accepts(*opened(format, call.replace(", ", ",\n ")))
+    ((kind, _, arguments, complete),) = fed(format.parser(TOOLS), [(call, ORDINARY)])
+    assert (kind, complete) == ("call", True) and json.loads(arguments)["city"] == 'it\'s "x" \n ü'
 
 
 def test_a_document_may_look_like_a_call_of_llamas(language: Language):

@@ -7,13 +7,20 @@ from roseinfer.core.guide import Trigger
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.base import CallParser, Cut, Malformed, Mark, MarkedParser, Schemas, Tool, literal, other_name
 from roseinfer.text.tools.parameters import Parameter, Parameters, refusal
-from roseinfer.text.tools.python_value import PythonValue, quoted
+from roseinfer.text.tools.python_value import VALUE_RULES, PythonValue, quoted
 from roseinfer.text.tools.reader import Steps
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 # Models take dots and dashes over from the names that they were told.
 NAME = re.compile(r"[\w.-]+")
 ANY_NAME = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
+# Whatever arguments, and the closing bracket.
+ANY_REST = (
+    'any_rest: (any_argument next_argument{0,63})? PYTHON_SPACE ")"\n'
+    'next_argument: PYTHON_SPACE "," PYTHON_SPACE any_argument\n'
+    'any_argument: ANY_NAME PYTHON_SPACE "=" PYTHON_SPACE python_value\n'
+    f"ANY_NAME: {ANY_NAME}\n{VALUE_RULES}"
+)
 
 
 class Pythonic:
@@ -40,31 +47,29 @@ class Pythonic:
 
     def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
         """Behind the name of a tool only: a list of something else is no call."""
-        calls = [f"{literal(f'{tool.name}(')} rest_{i}" for i, tool in enumerate(tools)]
-        rules = self._rests(tools, schemas)
+        held = [tool for tool in tools if tool.strict or not others]
+        rests = [f"rest_{held.index(tool)}" if tool in held else "any_rest" for tool in tools]
+        calls = [f"{literal(f'{tool.name}(')} rest_{i}" for i, tool in enumerate(held)]
+        rules = self._rests(held, schemas)
         if others:
             calls.append('OTHER_NAME "(" any_rest')
-            rules += f"OTHER_NAME: {other_name([tool.name for tool in tools], ANY_NAME)}\n"
+            rules += f"OTHER_NAME: {other_name([tool.name for tool in held], ANY_NAME)}\n"
         rules += f"call: {' | '.join(calls)}\n"
-        more = f" (/,[ \\n]{{0,4}}/ call){{0,{most - 1}}}" if most > 1 else ""
+        more = f' (PYTHON_SPACE "," PYTHON_SPACE call){{0,{most - 1}}}' if most > 1 else ""
+        end = f'{more} PYTHON_SPACE "]"\n{rules}'
         triggers = [
-            Trigger(grammar=f'start: rest_{i}{more} "]"\n{rules}', text=f"[{tool.name}(", at_start=True)
-            for i, tool in enumerate(tools)
+            Trigger(grammar=f"start: {rest}{end}", text=f"[{tool.name}(", at_start=True)
+            for tool, rest in zip(tools, rests, strict=True)
         ]
         if self._begin.id is not None:
-            triggers.append(self._begin.trigger(f'start: /[ \\n]{{0,4}}/ "[" call{more} "]"\n{rules}'))
+            triggers.append(self._begin.trigger(f'start: PYTHON_SPACE "[" call{end}'))
         return tuple(triggers)
 
     def _rests(self, tools: Sequence[Tool], schemas: Schemas) -> str:
         """Rule `rest_i`: tool i's arguments and the closing bracket."""
         for tool in tools:
             _check(tool)
-        rests = "".join(_rest_rules(i, tool, schemas) for i, tool in enumerate(tools))
-        return rests + (
-            f'any_rest: (any_argument (", " any_argument){{0,63}})? ")"\n'
-            f'any_argument: ANY_NAME "=" %json {schemas({}, False)}\n'
-            f"ANY_NAME: {ANY_NAME}\n"
-        )
+        return "".join(_rest_rules(i, tool, schemas) for i, tool in enumerate(tools)) + ANY_REST
 
 
 class PythonicParser(MarkedParser):
