@@ -102,18 +102,23 @@ class _Spelt:
 
 
 class Matcher:
-    """Follows one output through a grammar. Not thread safe. `lane`: masks of one lane cannot be computed at once."""
+    """Follows one output through a grammar. Not thread safe. `lane`: masks of one lane cannot be computed at once.
 
-    __slots__ = ("_grammar", "_said", "lane", "raw")
+    `first`: the mask behind no token at all, which is the grammar's; None once a token was consumed.
+    """
+
+    __slots__ = ("_grammar", "_said", "first", "lane", "raw")
 
     def __init__(self, grammar: "Grammar") -> None:
         self._grammar = grammar
         self.raw, self.lane = grammar.start()
+        self.first: bytes | None = grammar.first
         # What it was told, while there may be a better lane to go to and the way there is short.
         self._said: list[int] | None = None if grammar.wide else []
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens. Raises `MatcherError` for one that the grammar forbids, or behind its end."""
+        self.first = None
         consume = self.raw.consume_token
         for token_id in token_ids:
             if not consume(token_id):
@@ -138,6 +143,9 @@ class Matcher:
 
     def fill(self, words: memoryview) -> None:
         """Write which tokens may come next into all of a line of `TokenMasks`. Raises `MatcherError`."""
+        if self.first is not None:
+            _copy(self.first, words, 0)
+            return
         self.raw.unsafe_compute_mask_ptr(addressof(c_char.from_buffer(words)), words.nbytes)
         if self.raw.is_error():
             raise self.failure()
@@ -161,15 +169,17 @@ class Matcher:
 
 
 class Grammar:
-    """A compiled grammar. `text`: what it was compiled from. `wide`: it has all lanes that it will have.
+    """A compiled grammar. `text`: what it was compiled from. `first`: the first mask, a line of `TokenMasks` as bytes.
+    `wide`: it has all lanes that it will have.
 
     What the library finds out about a grammar while masks are computed is kept by the compiled grammar, behind a lock
     that all its matchers share. So masks of one grammar would be computed one by one, whatever the threads. Where that
     matters it is compiled several times: into lanes, among which matchers are shared out.
     """
 
-    def __init__(self, proved: llguidance.LLMatcher, text: str) -> None:
+    def __init__(self, proved: llguidance.LLMatcher, text: str, first: bytes) -> None:
         self.text = text
+        self.first = first
         self.wide = False
         self.users = 0  # for whoever counts them
         self._next = 0
@@ -211,11 +221,10 @@ def compile_grammar(text: str, tokens: GrammarTokens) -> Grammar:
     """
     limits = llguidance.LLParserLimits(verbose_errors=False)
     matcher = _guarded(lambda: llguidance.LLMatcher(tokens.raw, text, log_level=0, limits=limits))
-    if not matcher.is_error():
-        _guarded(matcher.compute_bitmask)
+    first = b"" if matcher.is_error() else _guarded(matcher.compute_bitmask)
     if matcher.is_error():
         raise GrammarError(_message(matcher.get_error()) or "no output satisfies the grammar")
-    return Grammar(matcher, text)
+    return Grammar(matcher, text, first)
 
 
 class MaskThreads:
@@ -242,10 +251,12 @@ class MaskThreads:
         self._faster.note(way, count, perf_counter() - began_s)
 
     def _fill_one_by_one(self, matchers: Sequence[Matcher], words: memoryview) -> None:
-        line, at = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
-        for matcher in matchers:
-            matcher.raw.unsafe_compute_mask_ptr(at, line)
-            at += line
+        line, start = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
+        for i, matcher in enumerate(matchers):
+            if matcher.first is None:
+                matcher.raw.unsafe_compute_mask_ptr(start + i * line, line)
+            else:
+                _copy(matcher.first, words, i)
 
     def _fill_on_threads(self, matchers: Sequence[Matcher], words: memoryview) -> None:
         assert self._executor is not None
@@ -253,9 +264,17 @@ class MaskThreads:
             matcher.spread()
         # A thread takes neighbours: those of one lane, as far as possible.
         order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
-        work = [(matchers[i].raw, i) for i in order]
-        line, at = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
-        self._executor.unsafe_compute_mask_ptr(work, at, line, len(work))
+        work = [(matchers[i].raw, i) for i in order if matchers[i].first is None]
+        line, start = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
+        self._executor.unsafe_compute_mask_ptr(work, start, line, len(matchers))
+        for i, matcher in enumerate(matchers):
+            if matcher.first is not None:
+                _copy(matcher.first, words, i)
+
+
+def _copy(line: bytes, words: memoryview, number: int) -> None:
+    """Write a line of masks."""
+    words.cast("B")[number * len(line) : (number + 1) * len(line)] = line
 
 
 def _guarded(call: Callable[[], T]) -> T:
