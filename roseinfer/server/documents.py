@@ -69,6 +69,12 @@ class CachedTokens(Answer):
     cached_tokens: int
 
 
+class ReasoningTokens(Answer):
+    """Of models that think, and of requests with tools."""
+
+    reasoning_tokens: int
+
+
 class SloUsage(Answer):
     """As the server saw them, in ms; the worst of all choices."""
 
@@ -82,6 +88,7 @@ class UsageFields(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
     slo: SloUsage | None = None
 
 
@@ -136,16 +143,34 @@ class ChatLogprobs(Answer):
     content: list[ChatLogprob]
 
 
+class CalledFunction(Answer):
+    """`arguments`: JSON, as the model wrote it; cut if the answer ended with `length`."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Answer):
+    """`content` is null if there is none beside `tool_calls` or reasoning, which has two names."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Answer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "timeout"]
+    finish_reason: Literal["stop", "length", "tool_calls", "timeout"]
     stop_reason: int | str | None
     token_ids: list[int] | None = None
 

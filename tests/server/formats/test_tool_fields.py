@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from roseinfer.core.config import ServerConfig
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.engine.api import GenerateRequest
+from roseinfer.server.documents import ChatCompletion
+from roseinfer.server.request.speech import Speech
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, rejected
 from tests.server.live import LiveServer
@@ -20,8 +24,8 @@ CLOCK = {"type": "function", "function": {"name": "clock", "description": "the t
 STRICT = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
 
 
-def live(tokenizer: Tokenizer) -> LiveServer:
-    made = LiveServer(tokenizer)
+def live(tokenizer: Tokenizer, **options: Any) -> LiveServer:
+    made = LiveServer(tokenizer, ServerConfig(**options))
     made.info = replace(INFO, max_model_len=4096)
     return made
 
@@ -200,7 +204,9 @@ def test_a_document_behind_thinking(thinker: LiveServer) -> None:
 def test_a_call_in_an_answer(server: LiveServer) -> None:
     server.engine.reply = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
     body = {"messages": HI, "tools": [WEATHER]}
-    choice = server.post("/v1/chat/completions", body).json()["choices"][0]
+    answer = server.post("/v1/chat/completions", body).json()
+    ChatCompletion.model_validate(answer)
+    choice = answer["choices"][0]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'}
     assert choice["message"]["content"].strip() == "Let me see." and choice["finish_reason"] == "tool_calls"
@@ -276,6 +282,21 @@ def test_an_effort_that_the_template_reads() -> None:
     assert THINKING in template
     with live(Tokenizer(tokenizer.backend, tokenizer.config, template)) as server:
         assert prompt(server, asked(server, reasoning_effort="low")).endswith("low")
+
+
+def test_options_go_before_what_the_template_says() -> None:
+    with live(tool_caller(thinks=True), reasoning=False, tool_call_parser="none") as server:
+        request = asked(server)
+        assert request.parser is None and request.guide is None
+        assert "tool_call_parser" in error(fresh(server), "tools", tools=[WEATHER])["message"]
+    with live(tool_caller(), tool_call_parser="mistral") as server:
+        (trigger,) = guide(server, tools=[WEATHER]).triggers
+        assert trigger.text == "[TOOL_CALLS]"
+
+
+def test_there_is_no_such_parser(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="hermes"):
+        Speech.of(tokenizer, ServerConfig(tool_call_parser="nonsense"))
 
 
 # --- refused ------------------------------------------------------------------------------------------------------
