@@ -6,11 +6,20 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.plan import StepLimits
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
 from roseinfer.engine import guides as guides_module
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.shelf import GrammarGuides
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.registry import make_policy, scheduler_config
+from roseinfer.sched.scheduler import Scheduler
+from roseinfer.sim.machine import Machine, PricedRunner
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 from tests.helpers.guides import ArithmeticGuides, obeys
@@ -271,3 +280,29 @@ def test_what_is_counted() -> None:
     counted = core.stats().guides
     assert (counted.compiled, counted.cached, counted.refused, counted.grammars) == (2, 1, 0, 2)
     assert (counted.rows, counted.dormant_rows) == (18, 6)
+
+
+def test_the_cost_model_learns_what_masks_take() -> None:
+    """Masks of 15 ms beside forward passes of 10 ms: the policy then knows that a token takes 15 ms."""
+    clock = ManualClock()
+
+    class SlowMasks(FakeRunner):
+        def mask_space(self, lines: int) -> memoryview:
+            clock.advance(0.015)
+            return super().mask_space(lines)
+
+    config = scheduler_config(scheduling_policy="slack", max_num_seqs=4, max_num_batched_tokens=32)
+    limits = StepLimits.of(config, 400)
+    scheduler = Scheduler(config, KvManager(128, 4), make_policy(config), 400, limits)
+    cost = CostParams(step_s=0.010, token_s=0.0, pair_s=0.0, row_s=0.0, context_s=0.0)
+    runner = PricedRunner(SlowMasks(128, 4), Machine(cost), clock)
+    core = EngineCore(scheduler, runner, clock, vocab_size=50, guides=ArithmeticGuides())
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    slo = RequestMeta(slo=Slo(tpot_s=0.1))
+    core.add(Add("a", PROMPT, params, meta=slo, guide=GuideSpec(grammar="3,200")))
+    for _ in range(120):
+        core.step()
+    assert core.stats().policy.predicted_step_s == pytest.approx(0.015, rel=0.03)
+    core.abort(["a:0"])
+    while core.busy:
+        core.step()
