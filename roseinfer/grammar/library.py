@@ -224,7 +224,8 @@ def compile_grammar(text: str, tokens: GrammarTokens) -> Grammar:
     first = b"" if matcher.is_error() else _guarded(matcher.compute_bitmask)
     if matcher.is_error():
         raise GrammarError(_message(matcher.get_error()) or "no output satisfies the grammar")
-    return Grammar(matcher, text, first)
+    # The library leaves room for one token more than there are.
+    return Grammar(matcher, text, first[: 4 * -(-tokens.vocab_size // 32)])
 
 
 class MaskThreads:

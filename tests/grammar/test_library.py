@@ -163,6 +163,16 @@ def test_threads_compute_what_each_matcher_would(threads: int):
     assert [matcher.failed for matcher in matchers] == [False] * 20 + [True]
 
 
+@pytest.mark.parametrize("vocab_size", [287, 288, 289, 320])
+def test_the_first_mask_has_the_length_of_a_line(vocab_size: int):
+    grammar = compile_grammar('start: "a"', tokens_of(vocab_size=vocab_size))
+    first, second = (grammar.matcher() for _ in range(2))
+    words = memoryview(array("I", bytes(8 * TokenMasks.words_per_line(vocab_size))))
+    MaskThreads(1).fill([first, second], words)
+    half = len(words) // 2
+    assert allowed(words[:half]) == allowed(words[half:]) == {ord("a")}
+
+
 def test_matchers_are_shared_out_among_lanes_wherever_they_are():
     text = 'start: "ab" /[c-e]{3,8}/ "f"'
     grammar, tokens = compile_grammar(text, tokens_of()), tokens_of()
