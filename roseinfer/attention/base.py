@@ -15,6 +15,9 @@ from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
 
+# Integers of an entry of a map of chunks, of which the first is -1 in those that only fill it up.
+CHUNK_FIELDS = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
@@ -70,9 +73,12 @@ class MixedGraphableAttention(GraphableAttention, Protocol):
     """A backend whose chunk rows can be described by a table on the device: steps that have some can be captured."""
 
     def map_chunks(
-        self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]
+        self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int], room: int
     ) -> np.ndarray:
-        """[g, 2] int32 for chunk rows `first_row` and following of a step that is captured with `tokens` tokens."""
+        """[g, CHUNK_FIELDS] int32 for chunk rows `first_row` and following of a step captured with `tokens` tokens.
+
+        No more than `room` entries if that can be.
+        """
         ...
 
     def max_chunks(self, tokens: int, rows: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from roseinfer.attention.base import AttentionShape
+from roseinfer.attention.base import CHUNK_FIELDS, AttentionShape
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
@@ -19,14 +19,16 @@ from roseinfer.kernels.prefill_attention import (
     SMALL_STEP,
     PrefillConfig,
     choose_prefill_config,
-    map_blocks,
     prefill_attention,
     queries_per_block,
 )
+from roseinfer.kernels.prefill_shares import PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
 
 # A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
 # would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).
 _SHORT_CHUNKS = 32
+# And for this many undivided chunks beside as many parts as there is a workspace for.
+_BESIDE_PARTS = 8
 # The largest that the kernels' tiles are laid out for.
 _LONGEST_HEAD = 256
 
@@ -54,6 +56,8 @@ class TritonAttention:
         self._workspaces = {spec.window: _workspace(spec, shape) for spec in dict.fromkeys(shape.specs)}
         self._side = SideStream(shape.device)
         self._prefill_config = self._config_for(1)
+        self._division, self._parts = _division(shape, self._prefill_config)
+        self._divides = self._merges = False  # whether the step's map may divide contexts, and whether it does
         self._block_map: torch.Tensor | None = None
         self._lengths: torch.Tensor | None = None
         self._batch: ForwardBatch | None = None
@@ -62,20 +66,29 @@ class TritonAttention:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of each layer of the store
 
     def map_chunks(
-        self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int]
+        self,
+        tokens: int,
+        first_row: int,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        room: int | None = None,
     ) -> np.ndarray:
-        """What the `chunk_map` of a step of `tokens` tokens, padding included, holds for its chunk rows: [g, 2] int32.
+        """What the `chunk_map` of a step of `tokens` tokens, padding included, holds for its chunk rows: [g, 4] int32.
 
-        Chunk rows are `first_row` and following.
+        Chunk rows are `first_row` and following. See `map_blocks`.
         """
-        return map_blocks(first_row, query_lens, context_lens, self._queries(tokens))
+        division = self._division if tokens <= SMALL_STEP else None
+        return map_blocks(first_row, query_lens, context_lens, self._queries(tokens), division, room)
 
     def max_chunks(self, tokens: int, rows: int) -> int:
         """Entries of the `chunk_map` of a captured step; a map is filled up with -1, and one that is longer is not run.
 
         Maps of up to 32 chunks are never longer.
         """
-        return tokens // self._queries(tokens) + min(rows, _SHORT_CHUNKS)
+        blocks = tokens // self._queries(tokens) + min(rows, _SHORT_CHUNKS)
+        if tokens > SMALL_STEP:
+            return blocks
+        return max(blocks, min(self._division.slots + _BESIDE_PARTS, tokens + rows))
 
     def prepare_capture(self, batch: ForwardBatch, store: KVStore) -> None:
         self.begin(batch, store)
@@ -96,8 +109,10 @@ class TritonAttention:
             for workspace in self._workspaces.values():
                 plan_decode(self._lengths, decodes, workspace)
         self._block_map = batch.chunk_map
+        self._divides = self._merges = tokens <= SMALL_STEP
         if self._block_map is None and decodes < len(batch.query_lens):
             blocks = self.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
+            self._merges = bool(blocks[0, PARTS] > 1)  # divided blocks come first
             self._block_map = _upload(blocks, batch.context_len.device)
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
@@ -125,7 +140,10 @@ class TritonAttention:
         with self._side.beside() if mixed else nullcontext():
             if self._block_map is not None:
                 starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
-                prefill_attention(q, *cache, starts, lengths, out, blocks, scale, config, spec.window or 0)
+                parts = self._parts if self._divides else None
+                prefill_attention(q, *cache, starts, lengths, out, blocks, scale, config, spec.window or 0, parts)
+                if self._merges:
+                    merge_parts(blocks, starts, self._parts, out)
         if batch.num_decodes:
             workspace = self._workspaces[spec.window]
             decode_attention(q, *cache, decode_lens, out, scale, workspace)
@@ -143,14 +161,26 @@ class TritonAttention:
         spec, dtype, device = self._spec, self._shape.dtype, self._shape.device
         q = torch.empty((1, spec.heads + 2 * spec.kv_heads, spec.head_dim), dtype=dtype, device=device)[:, : spec.heads]
         out = torch.empty((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
-        nothing = torch.full((1, 2), -1, dtype=torch.int32, device=device)
+        nothing = torch.full((1, CHUNK_FIELDS), -1, dtype=torch.int32, device=device)
         cache = (*self._caches[0], batch.paging[0].tables, batch.table_rows)
         for workspace in self._workspaces.values():
             for tokens in (SMALL_STEP, SMALL_STEP + 1):
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
-                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, workspace.window)
+                parts = self._parts if tokens <= SMALL_STEP else None
+                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, workspace.window, parts)
+            merge_parts(nothing, batch.query_start, self._parts, out)
             plan_decode(batch.context_len, 0, workspace)
             decode_attention(q, *cache, batch.context_len, out, 1.0, workspace)
+
+
+def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, PrefillWorkspace]:
+    """Of contexts in steps of small tiles, and where their parts go."""
+    spec = shape.specs[0]
+    # Layers with windows take shares of fewer tiles than the plan counts, which costs them little.
+    window = 0 if None in {spec.window for spec in shape.specs} else max(spec.window or 0 for spec in shape.specs)
+    division = Division.of(_processors(shape.device), spec.kv_heads, config.block_n, window)
+    parts = PrefillWorkspace.allocate(division.slots, spec.kv_heads, config.block_m, spec.head_dim, shape.device)
+    return division, parts
 
 
 def _workspace(spec: AttentionSpec, shape: AttentionShape) -> DecodeWorkspace:

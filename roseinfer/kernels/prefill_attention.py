@@ -4,13 +4,12 @@ The query heads that share a KV head lie side by side in one tile of queries, so
 them and that a short prompt still fills a tile.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
+from roseinfer.kernels.prefill_shares import PrefillWorkspace
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 
 
@@ -55,20 +54,6 @@ def choose_prefill_config(tokens: int, group: int, head_dim: int, dtype: torch.d
     return PrefillConfig(max(64, least), 64, 4, 2 if head_dim > 64 else 3)
 
 
-def map_blocks(first_row: int, query_lens: Sequence[int], context_lens: Sequence[int], queries: int) -> np.ndarray:
-    """Cut rows first_row .. into blocks of at most `queries` queries: [G, 2] int32 = row, first query within the row.
-
-    The blocks with the longest contexts come first, so that no long one begins when the others are about to end.
-    """
-    counts = np.asarray(query_lens, dtype=np.int64)
-    blocks = -(-counts // queries)
-    row = np.repeat(np.arange(len(counts)), blocks)
-    first = (np.arange(row.shape[0]) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * queries
-    position = (np.asarray(context_lens, dtype=np.int64) - counts)[row] + first
-    order = np.argsort(-position, kind="stable")
-    return np.stack((row[order] + first_row, first[order]), axis=1).astype(np.int32)
-
-
 def prefill_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -82,6 +67,7 @@ def prefill_attention(
     scale: float,
     config: PrefillConfig,
     window: int = 0,
+    workspace: PrefillWorkspace | None = None,
 ) -> None:
     """softmax(q K^T * scale) V, each query over the tokens up to its own, for the rows that `block_map` names.
 
@@ -90,8 +76,9 @@ def prefill_attention(
     q: [T, heads, D], tokens any distance apart; the last of row r's queries, query_start[r] .. query_start[r + 1], is
     the last of its context_len[r] tokens. k_cache, v_cache: [num_blocks, block_size, kv_heads, D], dense but for the
     distance of blocks, and filled for all tokens of the contexts. tables: [S, max_blocks] int32; row r's is
-    tables[table_rows[r]]. out: [T, heads, D]. block_map: [G, 2] int32 of `map_blocks` with
-    `queries_per_block(config, heads // kv_heads)`; entries with row -1 are passed over.
+    tables[table_rows[r]]. out: [T, heads, D]. block_map: [G, 4] int32 of `map_blocks` with
+    `queries_per_block(config, heads // kv_heads)`; entries with row -1 are passed over. With a workspace (for tiles of
+    `config.block_m`) the map may divide contexts, and `merge_parts` writes the results of blocks for which it does.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
@@ -105,6 +92,8 @@ def prefill_attention(
         context_len,
         out,
         block_map,
+        out if workspace is None else workspace.sums,
+        out if workspace is None else workspace.peaks,
         scale * LOG2_E,
         q.stride(0),
         k_cache.stride(0),
@@ -117,6 +106,7 @@ def prefill_attention(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         WINDOW=window,
+        DIVIDED=workspace is not None,
         STAGES=config.num_stages,
         num_warps=config.num_warps,
     )
@@ -166,6 +156,8 @@ def _prefill_kernel(
     context_len,
     out,
     block_map,
+    sums,
+    peaks,
     scale,
     q_stride,
     block_stride,
@@ -178,12 +170,14 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    DIVIDED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Program (h, i): KV head h with its query heads, block i."""
+    """Program (h, i): KV head h with its query heads, entry i of the map: a block, or with DIVIDED a part of one."""
     kv_head = tl.program_id(0)
-    row = tl.load(block_map + 2 * tl.program_id(1))
-    first = tl.load(block_map + 2 * tl.program_id(1) + 1)
+    entry = tl.program_id(1)
+    row = tl.load(block_map + 4 * entry)
+    first = tl.load(block_map + 4 * entry + 1)
     if row < 0:
         return
     begin = tl.load(query_start + row)
@@ -218,8 +212,20 @@ def _prefill_kernel(
         # The window's border goes through the tiles from the first query's first key to the last query's.
         seen_from = tl.maximum(position_of_first - WINDOW + 1, 0)
         inner = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW, 0), BLOCK_N), visible_to_all)
+    begin_tile = seen_from // BLOCK_N
+    parts = 1
+    if DIVIDED:
+        part = tl.load(block_map + 4 * entry + 2)
+        parts = tl.load(block_map + 4 * entry + 3)
+        tiles = end - begin_tile
+        end = begin_tile + (part + 1) * tiles // parts
+        begin_tile += part * tiles // parts
+        # A part has some of each of the three ranges, or none.
+        inner = tl.maximum(tl.minimum(inner, end), begin_tile)
+        visible_to_all = tl.maximum(tl.minimum(visible_to_all, end), begin_tile)
+    if WINDOW > 0:
         peak, total, acc = _attend(
-            queries, k_head, v_head, table, seen_from // BLOCK_N, inner, position, seen_from, context, scale,
+            queries, k_head, v_head, table, begin_tile, inner, position, seen_from, context, scale,
             block_stride, peak, total, acc, True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
         )  # fmt: skip
     peak, total, acc = _attend(
@@ -230,8 +236,14 @@ def _prefill_kernel(
         queries, k_head, v_head, table, visible_to_all, end, position, seen_from, context, scale,
         block_stride, peak, total, acc, True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
     )  # fmt: skip
-    target = out + ((token * KV_HEADS * GROUP + head) * D)[:, None] + dim[None, :]
-    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+    if parts == 1:
+        target = out + ((token * KV_HEADS * GROUP + head) * D)[:, None] + dim[None, :]
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+    elif DIVIDED:
+        slot = entry * KV_HEADS + kv_head
+        tl.store(sums + (slot * BLOCK_M + pair)[:, None] * D + dim[None, :], acc, mask=mask)
+        tl.store(peaks + slot * 2 * BLOCK_M + pair, peak, mask=real)
+        tl.store(peaks + slot * 2 * BLOCK_M + BLOCK_M + pair, total, mask=real)
 
 
 @triton.jit

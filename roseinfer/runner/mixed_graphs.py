@@ -83,7 +83,7 @@ class MixedGraphs:
         if bucket is None:
             return self._eager.run(columns)
         room = self._chunks(bucket)
-        chunk_map = self._map(columns, bucket)
+        chunk_map = self._map(columns, bucket, room)
         if len(chunk_map) > room:
             return self._eager.run(columns)
         with self._span("prepare"):
@@ -102,10 +102,10 @@ class MixedGraphs:
             return None
         return self._buckets[bisect_left(self._buckets, num_tokens)]
 
-    def _map(self, columns: Columns, bucket: int) -> np.ndarray:
+    def _map(self, columns: Columns, bucket: int, room: int) -> np.ndarray:
         first = columns.num_decodes
         counts = columns.count[first:]
-        return self._attention.map_chunks(bucket, first, counts, list(map(add, columns.start[first:], counts)))
+        return self._attention.map_chunks(bucket, first, counts, list(map(add, columns.start[first:], counts)), room)
 
     def _chunks(self, bucket: int) -> int:
         return self._attention.max_chunks(bucket, min(bucket, self._inputs.max_rows))
@@ -125,8 +125,8 @@ class MixedGraphs:
         return self._model.forward(batch, self._attention)
 
     def _stage_padding(self, bucket: int) -> None:
-        padding = Columns.of([])
-        self._inputs.stage_mixed(padding, bucket, self._map(padding, bucket), self._chunks(bucket))
+        padding, room = Columns.of([]), self._chunks(bucket)
+        self._inputs.stage_mixed(padding, bucket, self._map(padding, bucket, room), room)
 
     def _launch_seconds(self) -> float:
         """Host time of launching a small step kernel by kernel; what it computes belongs to the spare seat."""

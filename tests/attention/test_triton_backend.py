@@ -61,6 +61,7 @@ class Case:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         windows: tuple[int | None, ...] = (None,) * LAYERS,
+        max_len: int = MAX_LEN,
     ) -> None:
         # In bfloat16 the torch backend rounds after each of norm, weight and rotation, the kernels only once.
         self.roundings = 4 if dtype == torch.bfloat16 else 1
@@ -76,7 +77,7 @@ class Case:
         self.blocks = Blocks(num_blocks, block_size)
         specs = [transform.spec for transform in self.transforms]
         shape = shape_of(
-            *specs, max_rows=MAX_ROWS, max_model_len=MAX_LEN, block_size=block_size, dtype=dtype, device=device
+            *specs, max_rows=MAX_ROWS, max_model_len=max_len, block_size=block_size, dtype=dtype, device=device
         )
         self.backends = TritonAttention(shape), TorchAttention(specs)
 
@@ -101,10 +102,11 @@ class Case:
         decode_len = batch.context_len.clone()
         decode_len[decodes:] = 0
         tokens = len(batch.input_ids)
-        found = self.backends[0].map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
         longest = self.backends[0].max_chunks(tokens, rows)
+        chunks = batch.query_lens[decodes:], batch.context_lens[decodes:]
+        found = self.backends[0].map_chunks(tokens, decodes, *chunks, longest)
         assert len(found) <= longest
-        chunk_map = torch.full((longest, 2), -1, dtype=torch.int32, device=self.device)
+        chunk_map = torch.full((longest, 4), -1, dtype=torch.int32, device=self.device)
         chunk_map[: len(found)] = torch.from_numpy(found)
         return replace(
             batch,
@@ -151,6 +153,20 @@ def test_random_batches(captured, windows, device) -> None:
             lengths[seat] += counts[seat]
 
 
+@pytest.mark.parametrize(("captured", "windows"), [(False, (None, 30)), (True, (None, None)), (True, (250, 70))])
+def test_long_contexts_are_divided(captured, windows, device) -> None:
+    """A chunk behind one, with a short chunk and a decode beside it; later steps find the workspace as it was left."""
+    case = Case(head_transform(4, 2, 16, device, llama=False), 16, device, windows=windows, max_len=1024)
+    long, short = case.table(400), case.table(100)
+    case.stores[1].data.copy_(case.stores[0].data.normal_())
+    for start in (0, 8):
+        chunks = [row(long, 350 + start, 8), row(short, 1 + start, 5)]
+        batch = make_batch(chunks, 16, device)
+        entries = case.backends[0].map_chunks(14, 1, batch.query_lens, batch.context_lens)
+        assert entries[0, 0] == 1 and entries[0, 3] > 1
+        case.step([row(short, start, 1), *chunks], captured=captured)
+
+
 def test_tokens_that_are_in_the_cache_already_are_not_written_again(device) -> None:
     case = Case(head_transform(4, 2, 16, device, llama=True), 16, device)
     table = case.table(64)
@@ -169,8 +185,8 @@ def test_the_map_of_a_captured_step_has_room_for_32_chunks_of_any_size(tokens, d
     for chunks in (1, 5, min(32, tokens // 2)):
         cuts = sorted(rng.sample(range(1, tokens // 2), chunks - 1))
         counts = [2 * (end - begin) for begin, end in zip([0, *cuts], [*cuts, tokens // 2], strict=True)]
-        found = backend.map_chunks(tokens, 3, counts, counts)
-        assert len(found) <= backend.max_chunks(tokens, chunks)
+        room = backend.max_chunks(tokens, chunks)
+        assert len(backend.map_chunks(tokens, 3, counts, counts, room)) <= room
     assert backend.max_chunks(tokens, 64) == backend.max_chunks(tokens, 32)
 
 

@@ -193,8 +193,8 @@ class _Steps:
         first = columns.num_decodes
         counts = columns.count[first:]
         contexts = [start + count for start, count in zip(columns.start[first:], counts, strict=True)]
-        chunk_map = self._backend.map_chunks(bucket, first, counts, contexts)
         room = self._backend.max_chunks(bucket, min(bucket, self._sizes.rows))
+        chunk_map = self._backend.map_chunks(bucket, first, counts, contexts, room)
         assert isinstance(chunk_map, np.ndarray) and len(chunk_map) <= room
         self._inputs.stage_mixed(columns, bucket, chunk_map, room)
         self._attend(self._inputs.mixed_batch(bucket, room))

@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from roseinfer.kernels.prefill_attention import (
-    SMALL_STEP,
-    PrefillConfig,
-    choose_prefill_config,
-    map_blocks,
-    prefill_attention,
-    prefill_attention_reference,
-    queries_per_block,
-)
+from roseinfer.kernels.prefill_attention import SMALL_STEP, PrefillConfig, choose_prefill_config, queries_per_block
 from tests.helpers.interpreter import allow_loaded_loop_bounds
-from tests.helpers.paged import PagedCase, assert_near, paged_case
+from tests.helpers.paged import assert_near, paged_case
+from tests.helpers.prefill import attend, block_map, reference
 
 SMALL = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
 # Position of the first query, count of queries: whole prompts, chunks behind a prefix, single tokens, borders of tiles.
@@ -28,44 +21,6 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 @pytest.fixture(autouse=True)
 def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_loaded_loop_bounds(monkeypatch)
-
-
-def block_map(case: PagedCase, config: PrefillConfig, first_row: int = 0) -> np.ndarray:
-    group = case.q.shape[1] // case.k_cache.shape[2]
-    counts = case.query_start.diff().tolist()[first_row:]
-    return map_blocks(first_row, counts, case.context_len.tolist()[first_row:], queries_per_block(config, group))
-
-
-def attend(case: PagedCase, config: PrefillConfig, blocks: np.ndarray, window: int = 0) -> torch.Tensor:
-    prefill_attention(
-        case.q,
-        case.k_cache,
-        case.v_cache,
-        case.tables,
-        case.table_rows,
-        case.query_start,
-        case.context_len,
-        case.out,
-        torch.from_numpy(blocks).to(case.q.device),
-        case.scale,
-        config,
-        window,
-    )
-    return case.out
-
-
-def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
-    return prefill_attention_reference(
-        case.q,
-        case.k_cache,
-        case.v_cache,
-        case.tables,
-        case.table_rows,
-        case.query_start,
-        case.context_len,
-        case.scale,
-        window,
-    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +98,7 @@ def test_rows_before_the_first_are_left_alone(device) -> None:
 def test_a_map_may_be_padded(device) -> None:
     case = paged_case([(0, 9), (5, 20)], 4, 2, 16, 16, torch.float32, device)
     blocks = block_map(case, SMALL)
-    padded = np.full((len(blocks) + 3, 2), -1, dtype=np.int32)
+    padded = np.full((len(blocks) + 3, 4), -1, dtype=np.int32)
     padded[1:-2] = blocks
     assert_near(attend(case, SMALL, padded), reference(case))
 
@@ -154,20 +109,6 @@ def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=float("inf"))
     assert_near(attend(case, SMALL, block_map(case, SMALL)), reference(case))
-
-
-def test_the_map_of_no_rows() -> None:
-    assert map_blocks(3, [], [], 4).shape == (0, 2)
-
-
-def test_the_map_has_every_query_once_and_long_contexts_first() -> None:
-    counts, contexts = [5, 12, 1, 8], [5, 112, 31, 8]
-    blocks = map_blocks(2, counts, contexts, 4).tolist()
-    queries = [(row, query) for row, first in blocks for query in range(first, min(first + 4, counts[row - 2]))]
-    assert sorted(queries) == [(row + 2, query) for row, count in enumerate(counts) for query in range(count)]
-    assert all(first % 4 == 0 for _, first in blocks)
-    ends = [contexts[row - 2] - counts[row - 2] + first for row, first in blocks]
-    assert ends == sorted(ends, reverse=True)
 
 
 @pytest.mark.parametrize(

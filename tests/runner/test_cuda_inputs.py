@@ -72,7 +72,7 @@ def test_any_step_padded_to_any_bucket(inputs: CudaInputs, seed: int) -> None:
     columns = Columns.of(rows)
     num_tokens, decodes = sum(columns.count), columns.count.count(1)
     bucket = rng.randint(num_tokens, TOKENS)
-    found = np.array([[row, 0] for row in range(decodes, len(rows))][:CHUNKS], np.int32).reshape(-1, 2)
+    found = np.array([[row, 0, 0, 1] for row in range(decodes, len(rows))][:CHUNKS], np.int32).reshape(-1, 4)
     staged = inputs.stage_mixed(columns, bucket, found, CHUNKS)
     batch = inputs.mixed_batch(bucket, CHUNKS)
 
@@ -82,7 +82,7 @@ def test_any_step_padded_to_any_bucket(inputs: CudaInputs, seed: int) -> None:
     assert batch.context_len[: len(rows)].tolist() == contexts
     assert batch.decode_len is not None and batch.chunk_map is not None
     assert batch.decode_len.tolist() == contexts[:decodes] + [0] * (batch.num_rows - decodes)
-    assert batch.chunk_map.tolist() == found.tolist() + [[-1, -1]] * (CHUNKS - len(found))
+    assert batch.chunk_map.tolist() == found.tolist() + [[-1] * 4] * (CHUNKS - len(found))
     assert batch.table_rows[: len(rows)].tolist() == list(columns.seat)
     check_tokens(inputs, columns, batch)
     assert batch.paging[0].slots[num_tokens:].eq(-1).all() and batch.positions[num_tokens:].eq(0).all()

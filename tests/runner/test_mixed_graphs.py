@@ -19,9 +19,9 @@ class Attention:
     def __init__(self) -> None:
         self.mapped: list[int] = []
 
-    def map_chunks(self, tokens, first_row, query_lens, context_lens):
+    def map_chunks(self, tokens, first_row, query_lens, context_lens, room):
         self.mapped.append(tokens)
-        assert len(query_lens) == len(context_lens)
+        assert len(query_lens) == len(context_lens) and room == ROOM
         return np.array([[first_row + i, context] for i, context in enumerate(context_lens)], np.int32).reshape(-1, 2)
 
     def max_chunks(self, tokens, rows):
