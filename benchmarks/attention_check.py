@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from roseinfer.attention.base import AttentionBackend, AttentionShape
+from roseinfer.attention.base import CHUNK_FIELDS, AttentionBackend, AttentionShape
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.attention.triton_backend import TritonAttention
+from roseinfer.kernels.prefill_shares import PARTS
 from roseinfer.kernels.triton_support import cdiv
 
 # Of the norm of a result, the norm of the difference: both sides round to bfloat16, in different order.
@@ -177,6 +178,57 @@ def check_graph(bench: Bench) -> None:
         check(f"captured, contexts {min(lengths)} to {max(lengths)}", out, expected)
 
 
+def check_mixed_graph(bench: Bench) -> None:
+    """A captured step of decodes and small chunks, replayed for other starts, against plain torch.
+
+    Behind long contexts the chunks' contexts are divided, behind short ones they are not.
+    """
+    longest = bench.sizes.longest
+    counts = [1] * 6 + [40, 18]
+    room = max(counts)
+    for window in (bench.sizes.spec.window, None):
+        ours, theirs = bench.by_kernels(window), bench.in_torch(window)
+        assert isinstance(ours.backend, TritonAttention)
+        batch = as_captured(ours.backend, bench.batch([(0, count) for count in counts]))
+        given = bench.qkv(batch)
+        ours.attend(batch, given)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = ours.attend(batch, given)
+        for start in (0, 100, longest // 3, longest - room):
+            now = bench.batch([(max(0, start - 11 * i), count) for i, count in enumerate(counts)])
+            fresh = as_captured(ours.backend, now)
+            for name in ("context_len", "decode_len", "chunk_map"):
+                getattr(batch, name).copy_(getattr(fresh, name))
+            batch.paging[0].slots.copy_(now.paging[0].slots)
+            qkv = bench.qkv(now)
+            expected = theirs.attend(now, qkv.clone())
+            given.copy_(qkv)
+            out.fill_(float("nan"))
+            graph.replay()
+            parts = int(fresh.chunk_map[0, PARTS]) if fresh.chunk_map is not None else 0
+            check(f"captured chunks behind {start} in {parts} parts, window {window}", out, expected)
+
+
+def as_captured(backend: TritonAttention, batch: ForwardBatch) -> ForwardBatch:
+    """The same step in the form that graphs are made of: which rows decode is on the device alone."""
+    decodes, rows, tokens = batch.num_decodes, batch.num_rows, len(batch.positions)
+    room = backend.max_chunks(tokens, rows)
+    found = backend.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:], room)
+    chunk_map = torch.full((room, CHUNK_FIELDS), -1, dtype=torch.int32)
+    chunk_map[: len(found)] = torch.from_numpy(found)
+    decode_len = batch.context_len.clone()
+    decode_len[decodes:] = 0
+    return replace(
+        batch,
+        query_lens=[1] * rows,
+        context_lens=[1] * rows,
+        num_decodes=rows,
+        decode_len=decode_len,
+        chunk_map=chunk_map.to(batch.context_len.device),
+    )
+
+
 def timed_us(launch: Callable[[], object]) -> float:
     """Device time of one call, from replays of a graph of several."""
     launch()
@@ -225,6 +277,7 @@ def main() -> None:
     bench = Bench(MISTRAL_7B, device)
     check_results(bench)
     check_graph(bench)
+    check_mixed_graph(bench)
     measure(bench)
     print("all results agree")
 
