@@ -33,7 +33,7 @@ PERCENTILES = (50, 95, 99)
 OF_RANDOM_LOADS = frozenset({"random_loads", "traces", "cache", "policies", "jobs", "seed", "json"})
 # What names one policy where none are compared.
 NAMING = ("scheduling_policy", "prefill_admission_policy")
-COST_CONSTANTS = frozenset({"step_ms", "token_us", "row_us", "context_ns", "pair_ns"})
+COST_CONSTANTS = frozenset({"step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns"})
 # Column of the table -> member of a point.
 COLUMNS = {
     "goodput": ("goodput_req_s",),

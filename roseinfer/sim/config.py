@@ -152,13 +152,14 @@ class CostConfig:
     """What a step costs: a constant, and so much per prompt token, per decoding request and per token attended to."""
 
     cost: str | None = option(
-        None, "the next five from a file that `roseinfer calibrate` wrote; beats a setup's", metavar="FILE"
+        None, "the next six from a file that `roseinfer calibrate` wrote; beats a setup's", metavar="FILE"
     )
     step_ms: float = option(5.0, "milliseconds of any step: reading the weights, launching")
     token_us: float = option(20.0, "microseconds per prompt token computed")
     row_us: float | None = option(None, "microseconds per request that decodes; default: token_us")
     context_ns: float = option(20.0, "nanoseconds per token of K/V that a decoding request attends to")
     pair_ns: float | None = option(None, "nanoseconds per token that a prompt token attends to; default: context_ns")
+    chunk_context_ns: float = option(0.0, "nanoseconds per token before each chunk of a prompt, which reads it once")
     noise: float = option(0.0, "a step takes 1 + |N(0, noise)| times what it costs")
     max_model_len: int = option(4096, "context in tokens")
     num_kv_blocks: int = option(8192, "KV blocks")
@@ -166,7 +167,7 @@ class CostConfig:
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
     def __post_init__(self) -> None:
-        for name in ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "noise"):
+        for name in ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns", "noise"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must not be negative, got {value}")
@@ -183,7 +184,12 @@ class CostConfig:
         row_us = self.token_us if self.row_us is None else self.row_us
         pair_ns = self.context_ns if self.pair_ns is None else self.pair_ns
         return CostParams(
-            self.step_ms * 1e-3, self.token_us * 1e-6, pair_ns * 1e-9, row_us * 1e-6, self.context_ns * 1e-9
+            step_s=self.step_ms * 1e-3,
+            token_s=self.token_us * 1e-6,
+            pair_s=pair_ns * 1e-9,
+            row_s=row_us * 1e-6,
+            context_s=self.context_ns * 1e-9,
+            chunk_context_s=self.chunk_context_ns * 1e-9,
         )
 
     @property

@@ -22,7 +22,7 @@ from roseinfer.sim.workload import Arrival, Hints, Prefixes, TrafficClass, Workl
 SEATS = ("max_num_seqs", "max_num_batched_tokens")
 LIKELY = 0.01  # least share of a law that is within its bounds: what is outside is drawn again
 _MACHINE = tuple(f.name for f in fields(CostConfig) if f.name != "cost")
-_CONSTANTS = ("step_ms", "token_us", "row_us", "context_ns", "pair_ns")
+_CONSTANTS = ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns")
 _OBJECTIVES = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
 
 

@@ -28,10 +28,12 @@ def row(start: int, count: int) -> Row:
 
 
 def test_the_price_of_a_step() -> None:
-    cost = CostConfig(step_ms=5.0, token_us=20.0, row_us=10.0, context_ns=1000.0, pair_ns=500.0).machine.cost
+    cost = CostConfig(
+        step_ms=5.0, token_us=20.0, row_us=10.0, context_ns=1000.0, pair_ns=500.0, chunk_context_ns=50.0
+    ).machine.cost
     assert work_of([row(10, 3), row(0, 1), row(7, 1)]) == Work(3, 11 + 12 + 13, 2, 1 + 8, 10)
     assert cost.seconds(Work()) == pytest.approx(0.005)
-    assert cost.seconds(Work(3, 36.0, 2, 9)) == pytest.approx(0.005 + 60e-6 + 18e-6 + 20e-6 + 9e-6)
+    assert cost.seconds(Work(3, 36.0, 2, 9, 10)) == pytest.approx(0.005 + 60e-6 + 18e-6 + 20e-6 + 9e-6 + 0.5e-6)
 
 
 def test_one_request_takes_what_its_steps_cost() -> None:

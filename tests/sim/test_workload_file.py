@@ -37,6 +37,7 @@ token_us = 50
 pair_ns = 2
 row_us = 60
 context_ns = 30
+chunk_context_ns = 40
 noise = 0.1
 stalls = { every_s = 20, lasts_s = 1.5 }
 slowdown = [{ at_s = 30, factor = 1.5 }, { at_s = 60, factor = 1 }]
@@ -88,7 +89,7 @@ def test_all_that_a_file_may_say(tmp_path: Path) -> None:
     found = read(tmp_path, FULL)
     workload, machine = found.workload, found.machine
     assert (found.requests, workload.rate, workload.process, workload.hints) == (50, 4.0, Gamma(2), Noisy(100))
-    assert machine.cost == CostParams(0.010, pytest.approx(50e-6), 2e-9, pytest.approx(60e-6), pytest.approx(30e-9))
+    assert machine.cost.values() == pytest.approx((0.010, 50e-6, 2e-9, 60e-6, 30e-9, 40e-9))
     assert (machine.noise, machine.stalls) == (0.1, Stalls(20, 1.5))
     assert machine.slowdown == ((30.0, 1.5), (60.0, 1.0))
     assert (machine.max_model_len, machine.num_kv_blocks, machine.block_size) == (9000, 700, 32)
