@@ -88,7 +88,7 @@ class TritonAttention:
         blocks = tokens // self._queries(tokens) + min(rows, _SHORT_CHUNKS)
         if tokens > SMALL_STEP:
             return blocks
-        return max(blocks, min(self._division.slots + _BESIDE_PARTS, tokens + rows))
+        return max(blocks, min(self._division.slots + _BESIDE_PARTS, tokens + min(rows, tokens)))
 
     def prepare_capture(self, batch: ForwardBatch, store: KVStore) -> None:
         self.begin(batch, store)

@@ -39,10 +39,11 @@ def choose_prefill_config(tokens: int, group: int, head_dim: int, dtype: torch.d
         16/8/128    268/253   428/400   324/303         187/172   64/90          70/82     8/9
         12/12/64    248/234   372/333   213/240         112/124   31/44          36/48     4/6
 
-    Large is 128 x 64 with 8 warps and 3 stages, small 64 x 64 with 4 warps and 2 stages (3 in the last two lines; in
-    the first, 3 stages give 173, 138 and 18 in the last three columns). The number of tokens does not tell 32 prompts
-    of 65 tokens (26/35, 20/24, 16/17) from 4 of 512, and what they lose is a few us. Heads of more than 128, and
-    float32, have one size of tiles, the largest whose sums stay in registers; they were not measured.
+    Large is 128 x 64 with 8 warps and 3 stages, small 64 x 64 with 4 warps and 3 stages (2 in the first line; 3 give
+    173, 138 and 18 in its last three columns, and are up to a third faster behind long contexts, where they were
+    chosen: see `prefill_shares`). The number of tokens does not tell 32 prompts of 65 tokens (26/35, 20/24, 16/17)
+    from 4 of 512, and what they lose is a few us. Heads of more than 128, and float32, have one size of tiles, the
+    largest whose sums stay in registers; they were not measured.
     """
     least = next_power_of_2(group)
     if dtype == torch.float32:
@@ -51,7 +52,7 @@ def choose_prefill_config(tokens: int, group: int, head_dim: int, dtype: torch.d
         return PrefillConfig(max(64, least), 64, 8, 2)
     if tokens > SMALL_STEP:
         return PrefillConfig(max(128, least), 64, 8, 3)
-    return PrefillConfig(max(64, least), 64, 4, 2 if head_dim > 64 else 3)
+    return PrefillConfig(max(64, least), 64, 4, 3)
 
 
 def prefill_attention(

@@ -18,8 +18,11 @@ from roseinfer.kernels.triton_support import cdiv, tl, triton
 
 # Columns of a map of blocks.
 ROW, FIRST, PART, PARTS = range(4)
-RESIDENT = 2  # programs of small tiles that a multiprocessor runs at once, of which each is as fast as one alone
-_MERGE_TILES = 4  # what writing parts and merging them takes, in the time of one tile of keys
+# In the time that a program of small tiles takes for a tile of keys if it has a multiprocessor to itself (0.9 us for 64
+# keys of 128, H200): what a program takes to begin, and what it takes to merge parts, as many as run at once.
+_BEGIN_TILES = 4
+_MERGE_TILES, _MERGE_TILES_FULL = 6, 10
+_RESIDENT, _CROWDED = 2, 1.4  # programs that a multiprocessor runs at once, and how much slower each is then
 _LEAST_TILES = 2  # of a part
 _GAIN = 0.9  # of the time of undivided contexts, at most
 _MOST_ROUNDS = 2
@@ -39,7 +42,7 @@ class Division:
 
     @classmethod
     def of(cls, processors: int, kv_heads: int, block_n: int, window: int = 0) -> "Division":
-        programs = max(1, processors * RESIDENT // kv_heads)
+        programs = max(1, processors * _RESIDENT // kv_heads)
         return cls(programs, _MOST_ROUNDS * programs, block_n, window)
 
 
@@ -111,32 +114,46 @@ def _parts(
     tiles = -(-end // division.block_n)
     if division.window:
         tiles -= np.maximum(position - division.window + 1, 0) // division.block_n
-    length = part_length(int(tiles.max()), int(tiles.sum()), division.programs)
-    if length is None:
-        return None, tiles
-    # An eighth too long is better than one more part.
-    parts = np.maximum(-(-(8 * tiles - length) // (8 * length)), 1)
-    taken = int(parts.sum())
-    if taken - int((parts == 1).sum()) > division.slots or (room is not None and taken > room):
-        return None, tiles
-    return parts, tiles
+    longest, total = int(tiles.max()), int(tiles.sum())
+    wide = int(np.count_nonzero(2 * tiles > longest))
+    most = longest // _LEAST_TILES
+    while (count := part_count(longest, total, wide, division.programs, most)) > 1:
+        length = cdiv(longest, count)
+        # An eighth too long is better than one more part.
+        parts = np.maximum(-(-(8 * tiles - length) // (8 * length)), 1)
+        taken = int(parts.sum())
+        if taken - int(np.count_nonzero(parts == 1)) <= division.slots and (room is None or taken <= room):
+            return parts, tiles
+        most = 3 * count // 4
+    return None, tiles
 
 
-def part_length(longest: int, total: int, programs: int) -> int | None:
-    """Tiles of a part at most, so that all are done soonest; None if undivided blocks are, or about.
+def part_count(longest: int, total: int, wide: int, programs: int, most: int) -> int:
+    """Into how many parts, of `most`, the longest block is best cut; others are cut into parts of that length.
 
-    longest, total: tiles of the longest block, and of all. Programs begin longest first, `programs` of them at once,
-    so that they take about as many rounds of the longest as hold all tiles.
+    longest, total: tiles of the longest block, and of all. wide: blocks of more than half of that length. programs:
+    that run at once. What a step takes is estimated in tiles: programs begin longest first, so they run in about as
+    many rounds as hold all tiles, and all parts of wide blocks.
     """
-    best, found = _GAIN * longest * cdiv(total, longest * programs) - _MERGE_TILES, None
-    for parts in range(2, longest // _LEAST_TILES + 1):
-        length = cdiv(longest, parts)
-        rounds = cdiv(total, length * programs)
-        if rounds > _MOST_ROUNDS:
+    best = _GAIN * _step_tiles(longest, max(cdiv(total, longest), wide), programs)
+    found = 1
+    for count in range(2, most + 1):
+        length = cdiv(longest, count)
+        parts = max(cdiv(total, length), wide * count)
+        if parts > _MOST_ROUNDS * programs or best <= _MERGE_TILES + _BEGIN_TILES:
             break
-        if length * rounds < best:
-            best, found = length * rounds, length
+        merging = _MERGE_TILES + (_MERGE_TILES_FULL - _MERGE_TILES) * parts / programs
+        tiles = merging + _step_tiles(length, parts, programs)
+        if tiles < best:
+            best, found = tiles, count
     return found
+
+
+def _step_tiles(length: int, number: int, programs: int) -> float:
+    """Time of `number` programs of `length` tiles each."""
+    if _RESIDENT * number <= programs:
+        return length + _BEGIN_TILES
+    return _CROWDED * (length + _BEGIN_TILES) * cdiv(number, programs)
 
 
 def merge_parts(
@@ -161,9 +178,7 @@ def merge_parts(
         D=head_dim,
         D_PAD=padded_dim(head_dim),
         BLOCK_M=block_m,
-        PAIRS=4,
-        AT_ONCE=8,
-        num_warps=4,
+        num_warps=4 if head_dim <= 128 else 8,
         **early_start.options(out.device),
     )
 
@@ -180,8 +195,6 @@ def _merge_kernel(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    PAIRS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (h, i): KV head h of the block that entry i is a part of; each of its parts' programs takes some of its
@@ -189,7 +202,6 @@ def _merge_kernel(
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    kv_head = tl.program_id(0)
     entry = tl.program_id(1)
     row = tl.load(block_map + 4 * entry)
     first = tl.load(block_map + 4 * entry + 1)
@@ -197,11 +209,31 @@ def _merge_kernel(
     parts = tl.load(block_map + 4 * entry + 3)
     if parts < 2:
         return
+    # As many numbers at once whatever the number of parts: with few of them a program takes many pairs, else few.
+    if parts <= 2:
+        _merge(query_start, sums, peaks, out, row, first, entry, part, parts, KV_HEADS, GROUP, D, D_PAD, BLOCK_M, 2)
+    elif parts <= 4:
+        _merge(query_start, sums, peaks, out, row, first, entry, part, parts, KV_HEADS, GROUP, D, D_PAD, BLOCK_M, 4)
+    elif parts <= 8:
+        _merge(query_start, sums, peaks, out, row, first, entry, part, parts, KV_HEADS, GROUP, D, D_PAD, BLOCK_M, 8)
+    else:
+        _merge(query_start, sums, peaks, out, row, first, entry, part, parts, KV_HEADS, GROUP, D, D_PAD, BLOCK_M, 16)
+
+
+@triton.jit
+def _merge(
+    query_start, sums, peaks, out, row, first, entry, part, parts,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """What the program of one part does of the merging of its block, `AT_ONCE` parts at a time."""
+    kv_head = tl.program_id(0)
     begin = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - begin
     QUERIES: tl.constexpr = BLOCK_M // GROUP
+    PAIRS: tl.constexpr = BLOCK_M // AT_ONCE
     dim = tl.arange(0, D_PAD)
-    for piece in range(part, BLOCK_M // PAIRS, parts):
+    for piece in range(part, AT_ONCE, parts):
         pair = piece * PAIRS + tl.arange(0, PAIRS)
         query = first + pair // GROUP
         real = (query < count) & (pair < QUERIES * GROUP)

@@ -9,6 +9,7 @@ import torch
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_frequencies
 from roseinfer.attention.torch_backend import TorchAttention
+from roseinfer.kernels import prefill_shares
 from roseinfer.kernels.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
@@ -154,8 +155,10 @@ def test_random_batches(captured, windows, device) -> None:
 
 
 @pytest.mark.parametrize(("captured", "windows"), [(False, (None, 30)), (True, (None, None)), (True, (250, 70))])
-def test_long_contexts_are_divided(captured, windows, device) -> None:
+def test_long_contexts_are_divided(captured, windows, device, monkeypatch) -> None:
     """A chunk behind one, with a short chunk and a decode beside it; later steps find the workspace as it was left."""
+    for constant in ("_BEGIN_TILES", "_MERGE_TILES", "_MERGE_TILES_FULL"):  # so that a short one is worth it
+        monkeypatch.setattr(prefill_shares, constant, 0)
     case = Case(head_transform(4, 2, 16, device, llama=False), 16, device, windows=windows, max_len=1024)
     long, short = case.table(400), case.table(100)
     case.stores[1].data.copy_(case.stores[0].data.normal_())
