@@ -29,7 +29,7 @@ from roseinfer.kernels.prefill_attention import (
 from roseinfer.kernels.prefill_shares import PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
 
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
-CONTEXTS = (0, 2048, 8192, 16384, 28672)
+CONTEXTS = (0, 512, 2048, 8192, 16384, 28672)
 HEADS = ((32, 8, 128), (16, 8, 128))
 LAYERS, CALLS, BLOCK = 6, 12, 16
 TOLERANCE = 1e-2  # of the norm of a result; both sides round to bfloat16

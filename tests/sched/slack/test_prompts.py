@@ -10,6 +10,8 @@ from tests.sched.slack.test_slack import state
 
 # As COST, and 10 us for each token that a prompt token attends to.
 PAIRS = CostParams(0.010, 0.001, 1e-5, 0.001, 0.0)
+# As COST, and 10 us for each token before a chunk.
+BEFORE = CostParams(0.010, 0.001, 0.0, 0.001, 0.0, 1e-5)
 
 
 def chunks(made: State, decision: Decision) -> dict[str, int]:
@@ -114,6 +116,21 @@ def test_a_chunk_is_shorter_the_more_tokens_it_attends_to() -> None:
         tokens = chunk(planned)
         assert PAIRS.prefill_s(planned, tokens) <= 0.039 < PAIRS.prefill_s(planned, tokens + 1)
     assert chunk(0) > 5 * chunk(500)
+
+
+def test_no_chunk_that_would_spend_most_of_its_time_on_what_is_before_it() -> None:
+    """Of the 39 ms that are left of 50 a chunk behind 1,000 tokens takes 10 for these, one behind 3,000 takes 30."""
+
+    def chunk(planned: int, *, left: int = 100, ttft_s: float = 9.0) -> int:
+        made = state(BEFORE)
+        made.run("a", tpot_s=0.050)
+        filling(made, "long", planned + left, planned=planned, ttft_s=ttft_s)
+        return chunks(made, made.begin()).get("long", 0)
+
+    assert chunk(1000) == pytest.approx(29, abs=2)
+    assert chunk(3000) == 0
+    assert chunk(3000, left=5) == 5, "the last one"
+    assert chunk(3000, ttft_s=0.15) > 0, "it is about to be late"
 
 
 def test_the_pairs_of_a_prompt_count_in_whether_it_can_be_in_time() -> None:

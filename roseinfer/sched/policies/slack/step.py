@@ -162,7 +162,8 @@ class SlackStep:
         if self._rows and room_s < p.prefill_s(0, tuning.smallest_chunk):
             room_s = 0.0
         rest_share = tuning.rest_share if any(track.owed for track, _ in prompts) else 1.0
-        if room_s <= 0 and prompts:
+        guarded = room_s <= 0
+        if guarded and prompts:
             room_s = self._guard(*next((prompt for prompt in prompts if prompt[0].owed), prompts[0]))
             if not room_s:
                 room_s, rest_share = self._guard(*prompts[0]), 1.0
@@ -180,6 +181,9 @@ class SlackStep:
             spend_s = min(room_s, rest_s) if aged else room_s
             seconds = p.prefill_s(start, tokens)
             if seconds > spend_s:
+                worth = guarded or p.worth_a_chunk(start, room_s)
+                if not worth and not self._guard(track, wanted):  # later, in a step that has more room
+                    continue
                 tokens = int(p.prefill_tokens(start, spend_s) + 1e-6)
                 seconds = p.prefill_s(start, tokens)
             if tokens <= 0:
