@@ -93,6 +93,8 @@ def _tool(entry: dict[str, Any], place: str) -> Tool:
         raise bad_request(f"{place}.function.description must be text", "tools")
     if not isinstance(parameters, dict | None):
         raise bad_request(f"{place}.function.parameters must be a JSON schema, an object", "tools")
+    if parameters and parameters.get("type", "object") != "object":
+        raise bad_request(f"{place}.function.parameters must be a JSON schema of type 'object'", "tools")
     if not isinstance(strict, bool | None):
         raise bad_request(f"{place}.function.strict must be true or false", "tools")
     return Tool(name, parameters, bool(strict))

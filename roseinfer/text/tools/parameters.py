@@ -12,7 +12,6 @@ DEFINITIONS = ("$defs", "definitions")
 # Of an object's schema: what these formats can keep to, and what says nothing about values.
 KEPT = frozenset({"type", "properties", "required", "additionalProperties", *DEFINITIONS})
 KEPT |= {"title", "description", "$schema", "$id", "$comment", "default", "examples"}
-MOST_DEPTH = 32
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
@@ -27,7 +26,7 @@ class Parameter:
     @property
     def types(self) -> frozenset[str]:
         """JSON types that its values may have, as far as the schema says so. Null may be what it defaults to."""
-        found = frozenset(_types(self.schema, self.schema, MOST_DEPTH))
+        found = frozenset(_types(self.schema))
         return found | {"null"} if found and self.schema.get("default", "") is None else found
 
 
@@ -101,23 +100,32 @@ def _refs(schema: Any) -> Iterator[str]:
             left += part
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """JSON types that `schema` allows values of, some of them twice."""
-    if not isinstance(schema, dict) or not depth:
-        return
-    kinds = schema.get("type")
-    if kinds is not None:
-        yield from [kinds] if isinstance(kinds, str) else [kind for kind in kinds if isinstance(kind, str)]
-        return
+def _types(schema: Mapping[str, Any]) -> Iterator[str]:
+    """JSON types that `schema` allows values of, some of them twice. It may be no proper schema."""
+    left: list[Any] = [schema]
+    followed: set[str] = set()
+    while left:
+        part = left.pop()
+        if not isinstance(part, dict):
+            continue
+        kinds = part.get("type")
+        if kinds is not None:
+            yield from (kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str))
+            continue
+        yield from _types_of_values(part)
+        ref = part.get("$ref")
+        if isinstance(ref, str) and ref not in followed:
+            followed.add(ref)
+            left.append(_resolved(ref, schema))
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(part.get(key), list):
+                left += part[key]
+
+
+def _types_of_values(schema: Mapping[str, Any]) -> Iterator[str]:
+    """What it says without a type."""
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    for value in values:
-        yield TYPES.get(type(value), "null")
-    if isinstance(schema.get("$ref"), str):
-        yield from _types(_resolved(schema["$ref"], root), root, depth - 1)
-    for key in ("anyOf", "oneOf", "allOf"):
-        parts = schema.get(key)
-        for part in parts if isinstance(parts, list) else ():
-            yield from _types(part, root, depth - 1)
+    yield from (TYPES.get(type(value), "null") for value in values)
     if "properties" in schema:
         yield "object"
     if "items" in schema:

@@ -321,6 +321,7 @@ def tool(name: Any = "f", **function: Any) -> dict[str, Any]:
         [tool("f"), tool("f")],
         [tool(parameters=[])],
         [tool(parameters="{}")],
+        [tool(parameters={"type": "string"})],
         [tool(strict="yes")],
         [tool(description=1)],
         ["f"],
