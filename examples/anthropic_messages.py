@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import anthropic
 from pydantic import BaseModel, Field
 
-CITIES = ("Oslo", "Rome", "Lima")
+FILM = "The film was great fun, five stars! Write that down as JSON with stars and mood."
 # Sampling fields, and those that Anthropic's API does not have.
 GREEDY = {"temperature": 0}
 
@@ -33,7 +33,7 @@ TOOL: Any = {
     "strict": True,
     "input_schema": {
         "type": "object",
-        "properties": {"city": {"enum": list(CITIES)}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"enum": [1, 3, 7]}},
         "required": ["city", "days"],
         "additionalProperties": False,
     },
@@ -55,7 +55,7 @@ def told(client: anthropic.Anthropic, model: str) -> str:
 
 def parsed(client: anthropic.Anthropic, model: str) -> str:
     """A pydantic model in, an instance of it out."""
-    question = says("A review of a film, as JSON with stars and mood.")
+    question = says(FILM)
     message = client.messages.parse(
         model=model, max_tokens=200, messages=[question], output_format=Review, extra_body=GREEDY
     )
@@ -64,7 +64,7 @@ def parsed(client: anthropic.Anthropic, model: str) -> str:
 
 def answered(client: anthropic.Anthropic, model: str) -> list[str]:
     """The model calls the tool, and answers with what it returns. Here it must call; `auto` leaves it the choice."""
-    messages = [says("Will the sun shine in Rome?")]
+    messages = [says("What is the weather in Rome for the next 3 days?")]
     counted = client.messages.count_tokens(model=model, messages=messages, tools=[TOOL])
     lines = [f"prompt: {counted.input_tokens} tokens"]
     first = client.messages.create(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import openai
 from pydantic import BaseModel, Field
 
-CITIES = ("Oslo", "Rome", "Lima")
+FILM = "The film was great fun, five stars! Write that down as JSON with stars and mood."
 
 
 class Review(BaseModel):
@@ -34,7 +34,7 @@ TOOL: Any = {
     "strict": True,
     "parameters": {
         "type": "object",
-        "properties": {"city": {"enum": list(CITIES)}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"enum": [1, 3, 7]}},
         "required": ["city", "days"],
         "additionalProperties": False,
     },
@@ -50,15 +50,13 @@ def told(client: openai.OpenAI, model: str) -> str:
 
 def parsed(client: openai.OpenAI, model: str) -> str:
     """A pydantic model in, an instance of it out."""
-    response = client.responses.parse(
-        model=model, input="A review of a film, as JSON with stars and mood.", text_format=Review, temperature=0
-    )
+    response = client.responses.parse(model=model, input=FILM, text_format=Review, temperature=0)
     return f"parsed: {response.output_parsed!r}"
 
 
 def answered(client: openai.OpenAI, model: str) -> list[str]:
     """The model calls the tool, and answers with what it returns. Here it must call; `auto` leaves it the choice."""
-    items: list[Any] = [{"role": "user", "content": "Will the sun shine in Rome?"}]
+    items: list[Any] = [{"role": "user", "content": "What is the weather in Rome for the next 3 days?"}]
     first = client.responses.create(
         model=model, input=items, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, temperature=0
     )
