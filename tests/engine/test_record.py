@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from roseinfer import cli
-from roseinfer.core.errors import ConfigError
+from roseinfer.core.errors import ConfigError, InvalidRequestError
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import RowResult, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
@@ -89,6 +90,14 @@ def test_what_the_file_has_no_room_for_is_refused(tmp_path: Path) -> None:
         recorder = Recorder(tmp_path / f"{number}.jsonl")
         with pytest.raises(ConfigError, match="drafts or guides cannot be recorded"):
             RecordingCore(recorder, core.scheduler, core._runner, core._clock, vocab_size=50, **guides)
+
+
+def test_an_engine_that_records_constrains_nothing_and_says_so(tmp_path: Path) -> None:
+    with LLM("tiny", threads=1, num_kv_blocks=16, record=str(tmp_path / "run.jsonl")) as llm:
+        params = SamplingParams(max_tokens=2)
+        with pytest.raises(InvalidRequestError, match="cannot constrain outputs"):
+            llm.generate("x", params, guide=GuideSpec(grammar='start: "a"'))
+        assert llm.generate("x", params)[0].samples[0].token_ids
 
 
 def test_refused_requests_are_left_out(tmp_path: Path) -> None:
