@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ import httpx
 import openai
 
 PATIENCE_S = 60.0
+# The openai package speaks through httpx, or httpx2 since its version 3.
+_SPEAKS_THROUGH = next(kind for kind in openai.DefaultHttpxClient.__mro__ if not kind.__module__.startswith("openai"))
+HTTP_ERROR: type[Exception] = import_module(_SPEAKS_THROUGH.__module__.partition(".")[0]).HTTPError
 OPTIONS = ("--port", "0", "--api-workers", "1", "--threads", "1", "--num-kv-blocks", "80", "--max-num-seqs", "16")
 IDLE = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0, "vllm:kv_cache_usage_perc": 0.0}
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from tests.server.real_server import PATIENCE_S, RealServer, alive, children, until
+from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, alive, children, until
 
 WORKERS = 2
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "import os\n", "extra_body": {"ignore_eos": True}, "stream": True}
@@ -55,7 +54,7 @@ class Streams:
             return [chunk.choices[0].finish_reason for chunk in stream][-1] or "cut"
         except openai.APIError as error:
             return error.code or "cut"
-        except httpx.HTTPError:
+        except HTTP_ERROR:
             return "cut"
 
     def __enter__(self) -> "Streams":
