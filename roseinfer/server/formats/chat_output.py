@@ -38,6 +38,7 @@ class ChatOutput:
     """
 
     def __init__(self, backend: Backend, request: ChatRequest) -> None:
+        backend.prompts.check_template()
         self.warnings: list[str] = []
         self._backend = backend
         self._calls, self._reasoner = backend.speech.calls, backend.speech.reasoner

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.request import context_error
-from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -61,6 +61,11 @@ class PromptEncoder:
         self._vocab_size = vocab_size
         self._max_token_bytes: int | None = None
 
+    def check_template(self) -> None:
+        """Raises `ApiError` 400 if messages cannot become a prompt."""
+        if self._template is None:
+            raise _no_template()
+
     @property
     def template_variables(self) -> frozenset[str]:
         """What a request may set of the model's chat template."""
@@ -100,7 +105,7 @@ class PromptEncoder:
     ) -> list[int]:
         """`kwargs`: variables of the template that the client names itself; `output`: others, which those go before."""
         if self._template is None:
-            raise bad_request("The model has no chat template; use /v1/completions", "messages", "no_chat_template")
+            raise _no_template()
         known = self._template.kwargs - _NO_TEMPLATE_KWARGS
         unknown = [name for name, value in kwargs.items() if value is not None and name not in known]
         if unknown:
@@ -174,6 +179,10 @@ class PromptEncoder:
 
 def _end(ids: list[int], keep_last: int | None) -> list[int]:
     return ids if keep_last is None else ids[-keep_last:]
+
+
+def _no_template() -> ApiError:
+    return bad_request("The model has no chat template; use /v1/completions", "messages", "no_chat_template")
 
 
 def _chars(message: dict[str, Any]) -> int:

@@ -400,3 +400,9 @@ def test_refusals_keep_their_form(server: LiveServer) -> None:
     answers = [server.post("/v1/chat/completions", body | {"stream": stream}) for stream in (False, True)]
     for answer in answers:
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "slo_unattainable"
+
+
+def test_a_model_without_a_template_says_so_first() -> None:
+    tokenizer = tool_caller()
+    with live(Tokenizer(tokenizer.backend, tokenizer.config, None)) as server:
+        assert error(server, "messages", tools=[WEATHER])["code"] == "no_chat_template"
