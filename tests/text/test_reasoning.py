@@ -1,6 +1,10 @@
 """Thinking apart from what is answered."""
 
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from roseinfer.core.guide import Thinking
@@ -155,3 +159,20 @@ def test_what_the_engine_is_told():
     assert spelled is not None
     thinking = spelled.thinking(inside=False)
     assert thinking.begin == () and len(thinking.end) > 1
+
+
+PIECES = ["<think>", "</think>", "<th", "</", "think>", "<", " ", "\n\n", "a", "b c", CALL, "<tool_call>", "\U0001f600"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.booleans(), st.randoms(use_true_random=False))
+def test_streamed_is_whole(text: str, inside: bool, rng: random.Random):
+    whole = fed(parser(plain_tokenizer(), inside), [(text, 0)])
+    cuts = sorted(rng.choices(range(len(text) + 1), k=4))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert fed(parser(plain_tokenizer(), inside), [(piece, 0) for piece in pieces]) == whole
+    assert fed(parser(plain_tokenizer(), inside), [(char, 0) for char in text]) == whole
+    tokenizer = marked_tokenizer()
+    said = fed(parser(tokenizer, inside), by_ids(tokenizer, text))
+    thought = "".join(entry[1] for entry in said if entry[0] == "reasoning")
+    assert "</think>" not in thought and (inside or "<think>" in text or not thought)
