@@ -40,6 +40,8 @@ class ParsedText(SequenceText):
         stop = None
         if self._matcher is not None:
             events, stop = self._up_to_stop(self._matcher, events, len(chunk.token_ids), last)
+        if stop is not None and not last:
+            parser.end()  # what it would say is behind the end; one that waits for more is a cycle
         chunk.events = events
         chunk.text = "".join([event.text for event in events if type(event) is Text])
         chunk.reasoning_tokens = parser.reasoning_tokens

@@ -1,6 +1,8 @@
 """Outputs that a parser reads: what it is fed, what is shown, where stop strings count."""
 
+import gc
 import random
+import weakref
 from dataclasses import asdict
 
 import pytest
@@ -10,7 +12,8 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import merge
 from roseinfer.engine.parsed import ParsedText
-from roseinfer.text.output import CallArguments, CallEnd, CallStart, Reasoning, Text, joined
+from roseinfer.text.output import CallArguments, CallEnd, CallStart, OutputParser, Reasoning, Text, joined
+from roseinfer.text.tools.formats.hermes import Hermes
 from tests.helpers.parsers import BracketParser
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
 
@@ -32,7 +35,7 @@ def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]
     ]
 
 
-def said(steps: list[RequestOutput], params: SamplingParams, parser: BracketParser | None = None) -> SequenceChunk:
+def said(steps: list[RequestOutput], params: SamplingParams, parser: OutputParser | None = None) -> SequenceChunk:
     """All chunks until the sequence ends, as one, with its events joined."""
     text, whole = ParsedText(0, params, TOKENIZER, parser or BracketParser()), None
     for output in steps:
@@ -122,3 +125,18 @@ def test_how_many_tokens_come_at_once_changes_nothing(min_tokens: int) -> None:
         assert asdict(said(outputs(tokens, cuts, end), params)) == asdict(expected)
         stopped += expected.stop_reason in params.stop
     assert stopped > 3
+
+
+@pytest.mark.parametrize("stop", [(), ("!",)])
+def test_an_output_that_has_ended_leaves_no_cycle(stop: tuple[str, ...]) -> None:
+    """A parser of calls waits in the middle of its work."""
+    parser = Hermes(TOKENIZER).parser()
+    gone, steps = weakref.ref(parser), outputs(list(b"Hi <tool_call> no!"), [], LENGTH)
+    gc.collect()
+    gc.disable()
+    try:
+        assert said(steps, SamplingParams(stop=stop), parser).finish_reason is not None
+        del parser
+        assert gone() is None
+    finally:
+        gc.enable()
