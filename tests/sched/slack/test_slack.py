@@ -303,6 +303,17 @@ def test_demand_counts_nothing_before_slack_is_used_up() -> None:
     assert arriving.with_one(0.0, 1.0, 0.25, 0.1).peak == pytest.approx(0.1 + 0.5 + 0.1)
 
 
+def test_steps_are_needed_less_often_while_the_one_that_needs_most_is_ahead() -> None:
+    """A step of 10 ms every 20, and rows that take a tenth: .6 of the machine, and less if there is slack."""
+    tight, ahead = (Demand.of([slack], [0.0], [0.020], 1 / 32) for slack in (0.0, 32.0))
+    assert not tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.59, 0.010)
+    assert tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.61, 0.010)
+    assert ahead.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.30, 0.010)
+    assert not ahead.with_one(0.1, 0.020, 0.0, 0.1).fits(1.0, 0.59, 0.010), "the new one needs its own"
+    assert tight.taken_s(1.0, 0.010) == pytest.approx(0.5)
+    assert ahead.taken_s(1.0, 0.010) < 0.1
+
+
 def offered(works_s: list[float]) -> PriceLimit:
     """Ten seconds of requests, a tenth of a second apart."""
     price = PriceLimit(window_s=10.0, every_s=1.0)

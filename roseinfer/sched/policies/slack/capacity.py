@@ -29,7 +29,7 @@ class Demand:
     A request that is ahead of its token deadlines by `slack` needs nothing until then, and afterwards `weight` seconds
     of the machine per second: over a horizon h that is weight * max(0, h - slack). Nobody is assumed to leave: those
     that do are replaced, and a wrong guess of who leaves costs more than it gains. Steps are needed as often as the one
-    that needs most within h: max(0, h - slack) / pace.
+    asks for that needs most within h, where half of its slack counts: others that come need its pace too.
 
     `arriving`: the share that prompts have had lately, and will need again. That much counts for prompts at least; half
     of it on top of those that are known, since these are part of it.
@@ -66,7 +66,7 @@ class Demand:
         rows = list(zip(slacks, weights, paces_s, strict=True))
         decoding = [sum([(h - s) * w for s, w, _ in rows if s < h]) / h for h in horizons_s]
         least = 1 / (LONGEST_STEP * smallest_s)
-        steps = [max([least, *[(1 - s / h) / pace_s for s, _, pace_s in rows]]) for h in horizons_s]
+        steps = [max([least, *[_paced(s, h) / pace_s for s, _, pace_s in rows]]) for h in horizons_s]
         return cls(horizons_s, decoding, [0.0] * len(horizons_s), steps, arriving)
 
     def with_one(self, weight: float, pace_s: float, work_s: float, due_s: float) -> "Demand":
@@ -99,6 +99,13 @@ class Demand:
         """What decoding and the constant part of steps take of the next `seconds`, by the nearest longer horizon."""
         place = min(bisect_left(self._horizons_s, seconds), len(self._horizons_s) - 1)
         return seconds * (self._decoding[place] + min(MOST_CONSTANT, step_s * self._steps[place]))
+
+
+def _paced(slack: float, horizon_s: float) -> float:
+    """The share of the horizon in which a request needs its pace, if half of its slack counts."""
+    if slack < horizon_s:
+        return 1 - max(0.0, slack) / (2 * horizon_s)
+    return horizon_s / (2 * slack)
 
 
 class Margins:

@@ -17,6 +17,9 @@ from roseinfer.sched.policy import View, rejectable
 from roseinfer.sched.tenants import TenantShares
 
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
+HELD_UP = (
+    2.0  # the same, from the first token to an end: a faster pace would hold up all others for one guess of a length
+)
 UNKNOWN = 256.0  # tokens by which an expected length is wrong, before it is known better
 LIKELY = 64.0  # tokens that many outputs have, whatever was expected of them
 FEW = 0.1  # of those that run
@@ -161,7 +164,7 @@ class SlackState:
         track.length = track.outputs + left
         own_s = slo.tpot_s or inf
         worth_s = max(self.price.pace_s, self.price.fastest_s)
-        least_s = max(FASTEST * self.alone_s(track), worth_s, track.floor_s)
+        least_s = max(HELD_UP * self.alone_s(track), worth_s, track.floor_s)
         pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self._wrong_by(track)), least_s)
         if not track.floor_s:
             track.floor_s = HURRY * pace_s
