@@ -131,7 +131,7 @@ def test_how_many_tokens_come_at_once_changes_nothing(min_tokens: int) -> None:
 def test_an_output_that_has_ended_leaves_no_cycle(stop: tuple[str, ...]) -> None:
     """A parser of calls waits in the middle of its work."""
     parser = Hermes(TOKENIZER).parser()
-    gone, steps = weakref.ref(parser), outputs(list(b"Hi <tool_call> no!"), [], LENGTH)
+    gone, steps = weakref.ref(parser), outputs(list(b"Hi <tool_call> no! no"), [], LENGTH)
     gc.collect()
     gc.disable()
     try:
