@@ -38,6 +38,8 @@ _LEAST_CHANGE = 0.1  # relative, of that median
 _CLEARLY = 4.5  # times the median's usual deviation
 _USUAL_GAIN = 1 / 64
 
+_CHUNK_WORTH = 4.0  # times what it takes to read the context before it
+
 STALL_FACTOR = 2.0  # times what a step should have taken
 STALLS_WINDOW_S = 120.0
 _LEAST_WINDOW_S = 30.0  # one stall in the first second says little of how many there will be
@@ -117,10 +119,10 @@ class CostParams:
     def worth_a_chunk(self, start: int, seconds: float) -> bool:
         """Whether so many seconds for a prompt are well spent on a chunk from position `start` on.
 
-        No more than half of them may go into reading what comes before it: each chunk does that, so that many small
-        ones behind a long context would take far longer than a few larger ones later.
+        No more than a quarter of them may go into reading what comes before it: each chunk does that, so that many
+        small ones behind a long context would take far longer than a few larger ones later.
         """
-        return seconds >= 2 * self.chunk_context_s * start
+        return _CHUNK_WORTH * self.chunk_context_s * start <= seconds
 
     def slower(self, factor: float) -> "CostParams":
         """Those of a machine that takes `factor` times as long."""

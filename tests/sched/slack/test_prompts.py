@@ -118,8 +118,8 @@ def test_a_chunk_is_shorter_the_more_tokens_it_attends_to() -> None:
     assert chunk(0) > 5 * chunk(500)
 
 
-def test_no_chunk_that_would_spend_most_of_its_time_on_what_is_before_it() -> None:
-    """Of the 39 ms that are left of 50 a chunk behind 1,000 tokens takes 10 for these, one behind 3,000 takes 30."""
+def test_no_chunk_that_would_spend_much_of_its_time_on_what_is_before_it() -> None:
+    """Of the 39 ms that are left of 50 a chunk behind 900 tokens takes 9 for these, one behind 3,000 takes 30."""
 
     def chunk(planned: int, *, left: int = 100, ttft_s: float = 9.0) -> int:
         made = state(BEFORE)
@@ -127,7 +127,7 @@ def test_no_chunk_that_would_spend_most_of_its_time_on_what_is_before_it() -> No
         filling(made, "long", planned + left, planned=planned, ttft_s=ttft_s)
         return chunks(made, made.begin()).get("long", 0)
 
-    assert chunk(1000) == pytest.approx(29, abs=2)
+    assert chunk(900) == pytest.approx(30, abs=2)
     assert chunk(3000) == 0
     assert chunk(3000, left=5) == 5, "the last one"
     assert chunk(3000, ttft_s=0.15) > 0, "it is about to be late"
