@@ -54,6 +54,13 @@ def test_what_lengths_are_wrong_by_is_planned_for_within_reason(error: float, to
     assert decoding(made, request).tpot_s == pytest.approx(6.0 / tokens, rel=0.01)
 
 
+def test_and_for_the_pace_that_it_is_judged_by_while_it_waits() -> None:
+    made = state()
+    made.policy.state.length_error = 50.0
+    made.wait("a", e2e_s=10.0, predicted=100)
+    assert made.policy.state.ledger.waiting["a"].tpot_s == pytest.approx(0.9 * 10.0 / 150)
+
+
 @pytest.mark.parametrize(("now_s", "pace_s"), [(3.0, 7.0 / 43), (6.0, 0.75 * 0.199)], ids=["in time", "hurried"])
 def test_who_outlives_its_length_needs_a_faster_pace(now_s: float, pace_s: float) -> None:
     """30 more in what is left of its time, and a quarter of those it has had; at most a third faster than before."""

@@ -150,7 +150,7 @@ class SlackState:
         latest_s = max(whole_s - steps_s, 0.1 * whole_s)
         if latest_s < track.ttft_s:
             track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
-        track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, track.length), FASTEST * self.alone_s(track)))
+        track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, behind), FASTEST * self.alone_s(track)))
 
     def _wrong_by(self, track: Track) -> float:
         """Tokens by which its expected length may be wrong: as others were, but at most half of it, or `LIKELY`."""
