@@ -211,14 +211,22 @@ class GuidedSequences:
         words = space(len(rows) + len(fixed)) if rows or fixed else memoryview(b"")
         if sources:
             ends += self._fill(sources, asking, words[: len(rows) * self._words])
-        for at, line in enumerate(fixed.values(), start=len(rows)):
-            words[at * self._words : (at + 1) * self._words] = line
+        for at, (row, line) in enumerate(fixed.items(), start=len(rows)):
+            try:
+                words[at * self._words : (at + 1) * self._words] = line
+            except ValueError as error:  # not a line
+                ends.append(_failed(plan_rows[row].request_id, error))
         self.mask_s = perf_counter() - began_s
         return TokenMasks((*rows, *fixed), words), ends
 
     def _fill(self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview) -> list[GuideEnd]:
         """Have the grammars write their masks. Returns who ends."""
-        late = self._compute(sources, words)
+        try:
+            late = self._compute(sources, words)
+        except Exception as error:  # nobody knows whose: the engine goes on without all of them
+            log.exception("masks could not be computed")
+            words.cast("B")[:] = b"\xff" * words.nbytes
+            return [_failed(name, error) for name, _ in asking]
         ends = []
         for at, source in enumerate(sources):
             name, guide = asking[at]

@@ -1,5 +1,7 @@
 """Outputs under guides: masks come between the launch of a step and its sampling, whatever happens around them."""
 
+from array import array
+
 import pytest
 
 from roseinfer.core.clock import ManualClock
@@ -306,3 +308,30 @@ def test_the_cost_model_learns_what_masks_take() -> None:
     core.abort(["a:0"])
     while core.busy:
         core.step()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_masks_that_cannot_be_computed_end_the_constrained_outputs_and_not_the_engine(depth: int) -> None:
+    class Broken(GrammarGuides):
+        masks = 0
+
+        def fill(self, sources, words) -> None:
+            self.masks += 1
+            if self.masks == 3:
+                raise ValueError("no such memory")
+            super().fill(sources, words)
+
+    done = lettered(FakeRunner(64, 4, VOCAB), Broken(lambda: TOKENS, VOCAB), depth)
+    failed = [done[name] for name in ("a:0", "b:0", "c:0") if done[name].reason is FinishReason.ERROR]
+    assert failed and all("no such memory" in one.end.error for one in failed)
+
+
+def test_a_line_of_another_length_ends_its_output_alone(monkeypatch) -> None:
+    core = guided_core()
+    add(core, "a", PROMPT, guide="3,6", seed=1)
+    add(core, "b", PROMPT, guide="3,6", seed=1)
+    core.step()
+    wrong = core._guided.live["b:0"]
+    monkeypatch.setattr(wrong, "mask", lambda: memoryview(array("I", [1] * 7)))
+    done = run_dry(core)
+    assert done["b:0"].reason is FinishReason.ERROR and done["a:0"].reason is FinishReason.STOP
