@@ -1,7 +1,7 @@
 """A process that builds grammars and proves them: `python -m roseinfer.grammar.prover`.
 
 Some grammars of a few hundred bytes would be compiled for hours, and a thread cannot be stopped. A process can: the
-system ends one that takes too long or too much memory, and the next question finds a new one.
+system ends one that takes too long, too much memory or too much stack, and the next question finds a new one.
 
 Both ways go frames: the length of a message in 4 bytes, little end first, then msgpack. First comes `Vocabulary`, then
 questions, each with an answer.
@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import IO
@@ -30,6 +31,9 @@ from roseinfer.text.tokenizer import Tokenizer
 COMPILE_CPU_S = 2.0
 COMPILE_WALL_S = 8.0
 MEMORY_BYTES = 4 * 2**30
+# The library's recursion is as deep as the grammar. The engine's threads have twice as much, wherever it runs: what is
+# proved within this does not end the engine.
+STACK_BYTES = 2**20
 HEADER_BYTES = 4
 
 
@@ -182,6 +186,13 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK_BYTES)
+    worker = threading.Thread(target=_answer_all, args=(questions, answers))
+    worker.start()
+    worker.join()
+
+
+def _answer_all(questions: IO[bytes], answers: IO[bytes]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         vocabulary = msgspec.msgpack.decode(read(questions), type=Vocabulary)
         answerer = Answerer(vocabulary)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from roseinfer.grammar.constraint import JSON_OBJECT, BuiltGrammar, Constraint, JsonSchema
+from roseinfer.grammar.constraint import JSON_OBJECT, BuiltGrammar, Constraint, GrammarText, JsonSchema
 from roseinfer.grammar.prover import Answer, Prover, Question, Refused, Vocabulary
 from tests.helpers.grammars import tiny_tokenizer
 
@@ -47,6 +47,13 @@ def test_what_would_never_end_ends_it_and_the_next_one_answers(prover: Prover) -
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert ask(prover, JSON_OBJECT)
+
+
+def test_what_it_accepts_does_not_need_the_whole_stack_of_the_engines_threads(prover: Prover) -> None:
+    """The library goes down the rules; beyond the stack it would take the engine along."""
+    deep = "".join(f'r{i}: "a" r{i + 1} "b"\n' for i in range(1500)) + 'r1500: "x"\n'
+    assert ask(prover, GrammarText(f"start: r0\n{deep}")) is None
+    assert ask(prover, GrammarText('start: "a"')), "the next one answers"
 
 
 def test_it_can_be_ended_while_it_works(prover: Prover) -> None:
