@@ -213,10 +213,13 @@ class SlackAdmission:
                 return self._hold(track, Cause.RUNNING)
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
             keep, step_s = state.keep(smallest_s), self._params.step_s
-            if demand.peak + track.weight > limit * keep:
+            if not demand.fits(limit, keep, step_s, track.weight):
                 return self._hold(track, Cause.RUNNING, full)
+            unreserved = limit - self._reserve(track, smallest_s)
+            if not demand.fits(unreserved, keep, step_s, track.weight):
+                return self._hold(track, Cause.RUNNING)
             demand = state.demand_with(demand, track, own_s, self._now_s)
-            if not demand.fits(limit - self._reserve(track, smallest_s), keep, step_s):
+            if not demand.fits(unreserved, keep, step_s):
                 fits = demand.fits(limit, keep, step_s)
                 return self._hold(track, Cause.RUNNING, Verdict.SKIP if fits else full)
         else:

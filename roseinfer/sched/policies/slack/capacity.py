@@ -86,12 +86,13 @@ class Demand:
             self._arriving,
         )
 
-    def fits(self, limit: float, keep: float, step_s: float) -> bool:
-        """Whether at most `limit` of what is there is needed in each horizon: of the share `keep` of the time, what
-        steps leave that cost `step_s` each, whatever they hold.
+    def fits(self, limit: float, keep: float, step_s: float, weight: float = 0.0) -> bool:
+        """Whether at most `limit` of what is there is needed in each horizon, with `weight` more: of the share `keep` of
+        the time, what steps leave that cost `step_s` each, whatever they hold.
         """
         for share, rate in zip(self._shares, self._steps[SHORT:], strict=True):
-            if share > limit * (keep - min(MOST_CONSTANT, step_s * rate)):
+            constant = step_s * rate
+            if share + weight > limit * (keep - (constant if constant < MOST_CONSTANT else MOST_CONSTANT)):
                 return False
         return True
 
