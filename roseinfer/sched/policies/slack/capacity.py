@@ -87,8 +87,8 @@ class Demand:
         )
 
     def fits(self, limit: float, keep: float, step_s: float, weight: float = 0.0) -> bool:
-        """Whether at most `limit` of what is there is needed in each horizon, with `weight` more: of the share `keep` of
-        the time, what steps leave that cost `step_s` each, whatever they hold.
+        """Whether at most `limit` of what is there is needed in each horizon, with `weight` more: of the share `keep`
+        of the time, what steps leave that cost `step_s` each, whatever they hold.
         """
         for share, rate in zip(self._shares, self._steps[SHORT:], strict=True):
             constant = step_s * rate
