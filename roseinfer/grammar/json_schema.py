@@ -5,6 +5,7 @@ The library refuses what it cannot enforce, or, when lenient, ignores it and say
 - that keys which no schema names may come twice, so that they count for less than `minProperties` wants;
 - that it leaves control characters out of the texts that `const` and `enum` name, without that `\\u`;
 - that in older drafts an `$id` beside a `$ref` means nothing;
+- that it takes bounds of numbers as 64-bit floats, and those of integers as 64-bit integers, the nearest there are;
 - that a schema which only refers to itself has no instance. Such a grammar compiles, and its matchers run into it;
 - keywords that no draft knows, which are no mistake.
 """
@@ -111,6 +112,8 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
             raise GrammarError("const and enum with control characters cannot be enforced", code="unsupported_schema")
         if _counts_keys_twice(part):
             yield from _unless_strict("minProperties", strict)
+        for name in _moved_bounds(part):
+            yield from _unless_strict(name, strict)
         if "$ref" in part and "$id" in part and part is not schema:
             yield from _unless_strict("$id beside $ref", strict)
 
@@ -136,6 +139,21 @@ def _counts_keys_twice(part: Schema) -> bool:
         return False
     names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else ()
     return least > len(names)
+
+
+def _moved_bounds(part: Schema) -> Iterator[str]:
+    """The bounds of numbers that the library moves outwards, so that more is allowed than the schema allows."""
+    kinds = part.get("type")
+    only_integers = kinds == "integer" or (isinstance(kinds, list) and "integer" in kinds and "number" not in kinds)
+    for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        bound = part.get(name)
+        if not isinstance(bound, int | float) or isinstance(bound, bool):
+            continue
+        taken: int | float = float(bound)
+        if only_integers:
+            taken = max(-(2**63), min(taken, 2**63 - 1))
+        if taken < bound if name.endswith("inimum") else taken > bound:
+            yield name
 
 
 def _names(value: Any) -> list[str]:

@@ -82,6 +82,10 @@ UNSUPPORTED = [
     ({"type": "object", "maxProperties": 1, "properties": {"a": {}, "b": {}}}, "maxProperties"),
     (WITH_IDS, "$id beside $ref"),
     ({"type": "object", "minProperties": 2, "additionalProperties": {"type": "null"}}, "minProperties"),
+    ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**54}, "minimum"),
+    ({"type": "integer", "exclusiveMaximum": 2**53 + 3}, "exclusiveMaximum"),
+    ({"type": "number", "maximum": 2**53 + 3}, "maximum"),
+    ({"type": "integer", "minimum": 1e30, "maximum": 2e30}, "minimum"),
 ]
 
 
@@ -91,6 +95,12 @@ def test_what_cannot_be_enforced_is_refused_when_strict_and_named_when_not(schem
         of_schema(schema)
     assert keyword in raised.value.message and raised.value.code == "unsupported_schema"
     assert set(keyword.split(", ")) <= set(of_schema(schema, strict=False).warnings)
+
+
+@pytest.mark.parametrize("most", [2**63 - 1, 2**64 - 1, 1e19, 2**53])
+def test_bounds_that_are_those_of_usual_integers(most: float) -> None:
+    made = of_schema({"type": ["integer", "null"], "minimum": 0, "maximum": most})
+    assert made.warnings == () and accepts(made.grammar, str(2**53)) and not accepts(made.grammar, "-1")
 
 
 def test_a_definition_that_nothing_leads_to_does_not_count() -> None:
