@@ -314,6 +314,14 @@ def test_steps_are_needed_less_often_while_the_one_that_needs_most_is_ahead() ->
     assert ahead.taken_s(1.0, 0.010) < 0.1
 
 
+def test_steps_are_counted_by_the_objective_since_the_margin_is_not_kept_anyway() -> None:
+    made = state(CostParams(0.010, 0.001, 0.0, 0.0, 0.0))
+    made.policy.state.margins.START = 0.11
+    made.run("a", tpot_s=0.050)
+    made.begin()
+    assert made.policy.state.demand.taken_s(25.0, 0.010) / 25.0 == pytest.approx(0.010 / 0.050, rel=0.01)
+
+
 def offered(works_s: list[float]) -> PriceLimit:
     """Ten seconds of requests, a tenth of a second apart."""
     price = PriceLimit(window_s=10.0, every_s=1.0)

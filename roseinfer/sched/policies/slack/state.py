@@ -300,7 +300,7 @@ class SlackState:
         ]
         self.patient = sum([w for w, t in zip(weights, tracks, strict=True) if t.patient])
         self.demand = Demand.of(
-            slacks, weights, [track.pace_s for track in tracks], min(smallest_s, 1.0), self.arriving(now_s)
+            slacks, weights, [track.tpot_s for track in tracks], min(smallest_s, 1.0), self.arriving(now_s)
         )
         for track in self.ledger.filling.values():
             self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
