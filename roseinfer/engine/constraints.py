@@ -50,6 +50,13 @@ class Vocabulary:
         allow(line, token_ids)
         return line
 
+    def all_but(self, token_ids: Sequence[int]) -> memoryview:
+        """A line that forbids these tokens alone."""
+        line = self.line(())
+        allow_all(line)
+        forbid(line, token_ids)
+        return line
+
 
 def allow(words: memoryview, token_ids: Sequence[int]) -> None:
     for token in token_ids:
@@ -74,8 +81,13 @@ def make_guide(spec: GuideSpec, grammars: Sequence[Grammar], vocabulary: Vocabul
         guide = Awakening(spec.triggers, grammars, spec.ends_after, vocabulary)
     thinking = spec.thinking
     if thinking is not None and (spec.grammar or spec.triggers or thinking.budget is not None):
-        guide = Thoughtful(thinking, guide, vocabulary)
+        guide = Thoughtful(thinking, guide, vocabulary, _never_thought(spec, vocabulary))
     return Banning(spec.banned, guide, vocabulary) if spec.banned else guide
+
+
+def _never_thought(spec: GuideSpec, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Tokens that are not said while the model thinks: an output that owes a document does not end before it."""
+    return (*vocabulary.tokens.eos_ids, *spec.banned) if spec.grammar else ()
 
 
 class Following:
@@ -218,9 +230,12 @@ class _Listener:
 
 
 class Thoughtful:
-    """Lets the model think before the output of another guide begins, as long as the budget lasts."""
+    """Lets the model think before the output of another guide begins, as long as the budget lasts.
 
-    __slots__ = ("_guide", "_heard", "_script", "_spec", "_start", "_thinks", "_thought", "_vocabulary")
+    `never`: tokens that are not said meanwhile.
+    """
+
+    __slots__ = ("_guide", "_heard", "_meanwhile", "_script", "_spec", "_start", "_thinks", "_thought", "_vocabulary")
 
     blind = False
 
@@ -228,8 +243,9 @@ class Thoughtful:
     def edits(self) -> bool:
         return self._start or self._guide.edits
 
-    def __init__(self, thinking: Thinking, guide: Guide, vocabulary: Vocabulary) -> None:
+    def __init__(self, thinking: Thinking, guide: Guide, vocabulary: Vocabulary, never: Sequence[int] = ()) -> None:
         self._spec = thinking
+        self._meanwhile = vocabulary.all_but(never) if never else None
         self._guide = guide
         self._vocabulary = vocabulary
         self._heard: deque[int] = deque(maxlen=max(len(thinking.end), 1))
@@ -285,7 +301,7 @@ class Thoughtful:
     def mask(self) -> MaskSource | memoryview | None:
         if self._script:
             return self._vocabulary.line((self._script[0],))
-        return None if self._thinks else self._guide.mask()
+        return self._meanwhile if self._thinks else self._guide.mask()
 
     def filled(self, words: memoryview) -> bool:
         ended = self._guide.filled(words)
@@ -304,9 +320,7 @@ class Banning:
     def __init__(self, banned: Sequence[int], guide: Guide, vocabulary: Vocabulary) -> None:
         self._banned = banned
         self._guide = guide
-        self._others = vocabulary.line(())
-        allow_all(self._others)
-        forbid(self._others, banned)
+        self._others = vocabulary.all_but(banned)
 
     @property
     def blind(self) -> bool:

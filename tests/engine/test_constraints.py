@@ -125,7 +125,7 @@ def thinking(inside: bool = True, begin=(THINK,), end=(THOUGHT,), **more) -> Thi
 
 def test_a_grammar_begins_behind_the_thinking():
     output = Writing(grammar=BODY, thinking=thinking())
-    assert output.say("well, {").allowed() is None
+    assert output.say("well, {").allowed() == EVERY - {EOS_ID}, "there is no end before the document"
     assert output.say([THOUGHT]).allowed() == {*b"{"}
     assert output.say("{a}").ended
 
@@ -133,7 +133,7 @@ def test_a_grammar_begins_behind_the_thinking():
 def test_a_model_may_begin_to_think_before_it_says_anything_else():
     output = Writing(grammar=BODY, thinking=thinking(inside=False))
     assert output.allowed() == {*b"{", THINK}
-    assert output.say([THINK]).say("hm").allowed() is None
+    assert output.say([THINK]).say("hm").allowed() == EVERY - {EOS_ID}
     assert output.say([THOUGHT]).allowed() == {*b"{"}
     output = Writing(grammar=BODY, thinking=thinking(inside=False)).say("{")
     assert THINK not in output.allowed()
@@ -143,8 +143,13 @@ def test_a_model_may_begin_to_think_before_it_says_anything_else():
 
 def test_thinking_may_end_with_several_tokens():
     output = Writing(grammar=BODY, thinking=thinking(end=(*b"[/]",)))
-    assert output.say("[/ [/").allowed() is None
+    assert output.say("[/ [/").allowed() == EVERY - {EOS_ID}
     assert output.say("]").allowed() == {*b"{"}
+
+
+def test_what_is_banned_is_not_thought_either():
+    output = Writing(grammar=BODY, thinking=thinking(), banned=(CALL,))
+    assert output.say("a").allowed() == EVERY - {EOS_ID, CALL}
 
 
 def test_in_free_text_thinking_may_begin_again_and_wakes_nothing():
