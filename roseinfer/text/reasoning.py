@@ -60,9 +60,11 @@ class Reasoner:
         words = () if budget is None else tuple(last_words)
         return Thinking(inside=inside, begin=begin, end=self.end_ids, budget=budget, last_words=words)
 
-    def parser(self, inside: bool, calls: CallParser | None = None) -> OutputParser:
-        """`inside`: the output begins within the thinking. `calls`: reads what is not thinking; None: it is text."""
-        return ReasoningParser(self.begin, self.end, inside, calls or PlainParser())
+    def parser(self, inside: bool, calls: CallParser | None = None, *, bare: bool = False) -> OutputParser:
+        """`inside`: the output begins within the thinking. `calls`: reads what is not thinking; None: it is text.
+        `bare`: white space before the answer is dropped, whether the model has thought or not.
+        """
+        return ReasoningParser(self.begin, self.end, inside, calls or PlainParser(), bare)
 
 
 class PlainParser:
@@ -84,12 +86,13 @@ class ReasoningParser:
     """Tells thinking from the rest, which it passes on to `rest`.
 
     The thinking may be the first thing said, open from the start (`inside`); where its opening mark is a token, it may
-    begin again wherever no call is open. White space next to the marks is dropped.
+    begin again wherever no call is open. White space next to the marks is dropped; with `bare` also at the start.
     """
 
-    def __init__(self, begin: Mark, end: Mark, inside: bool, rest: CallParser) -> None:
+    def __init__(self, begin: Mark, end: Mark, inside: bool, rest: CallParser, bare: bool = False) -> None:
         self.reasoning_tokens = 0
         self._begin, self._end, self._rest = begin, end, rest
+        self._bare = bare
         self._step = self._think if inside else self._first
         self._said = False  # some of this thinking
         self._space: list[str] = []
@@ -112,6 +115,8 @@ class ReasoningParser:
 
     def end(self) -> list[Event]:
         held, space = self._held, "".join(self._space)
+        if self._bare and self._step == self._first:
+            space = ""
         if self._step == self._think:
             # White space at the end of a thinking that was cut would have been dropped with its mark.
             return [Reasoning(space + held)] if held else []
@@ -140,7 +145,7 @@ class ReasoningParser:
                 self._space.append(text[: len(text) - len(bare)])
                 self._held = bare
                 return []
-        text = "".join(self._space) + text
+        text = bare if self._bare else "".join(self._space) + text
         self._space = []
         self._step = self._pass_on
         return self._rest.feed(text, token_id)

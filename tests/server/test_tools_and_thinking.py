@@ -157,6 +157,13 @@ def test_a_document_without_thinking(model: Model) -> None:
     assert message["content"] == '{"city": "Bonn"}' and "reasoning" not in message and not model.forbidden
 
 
+def test_what_is_asked_for_is_all_of_the_content(model: Model) -> None:
+    """The grammar has room for white space behind thinking, which this model skips."""
+    for thinks in ({"reasoning_effort": "none"}, {}):
+        message, _ = model.said("\n\nyes", structured_outputs={"choice": ["yes", "no"]}, **thinks)
+        assert message["content"] == "yes" and not model.forbidden
+
+
 def test_calls_behind_thinking(model: Model) -> None:
     for choice in ("auto", "required"):
         message, end = model.said(f"<think>hm</think>\n\n{BONN}", tools=[WEATHER], tool_choice=choice)

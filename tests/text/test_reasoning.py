@@ -80,6 +80,15 @@ def test_thinking_may_begin_again_where_its_mark_is_a_token():
     assert said == [["reasoning", "a"], ["text", "b "], ["reasoning", "c"], CALLED, ["reasoning", "d"], ["text", "e"]]
 
 
+@pytest.mark.parametrize("text", ["\n\nyes", "  <think>no</think>\n\nyes", "\n", ""])
+def test_white_space_before_the_answer_can_be_dropped_whether_the_model_thinks_or_not(text: str):
+    reasoner = Reasoner("<think>", "</think>", plain_tokenizer())
+    expected = [["text", "yes"]] if "yes" in text else []
+    for pieces in ([(text, 0)], [(char, 0) for char in text]):
+        said = fed(reasoner.parser(inside=False, bare=True), pieces)
+        assert [event for event in said if event[0] != "reasoning"] == expected
+
+
 def test_without_tools_all_else_is_text():
     reasoner = Reasoner.detect(TEMPLATE, plain_tokenizer())
     assert reasoner is not None

@@ -150,7 +150,8 @@ class ChatOutput:
         if reasoner is None:
             return reads
         inside = self._inside
-        return lambda: reasoner.parser(inside, None if reads is None else reads())
+        bare = self._asked.constraint is not None  # the grammar has room for white space behind thinking
+        return lambda: reasoner.parser(inside, None if reads is None else reads(), bare=bare)
 
     async def _thinking(self, prompt_ids: list[int]) -> Thinking | None:
         reasoner = self._reasoner

@@ -213,7 +213,7 @@ def unless(*harmless: Any) -> Asks:
 
 
 _SYNTAX = "what constrains an output is a field of structured_outputs"
-_TOOLS = "tool calling is not available"
+_TOOLS = "tools are the fields tools and tool_choice of chats"
 _REASONING = "reasoning is not told apart from the rest of the output"
 _DISAGGREGATED = "prompts are not computed elsewhere"
 _BEAM = "there is no beam search"
