@@ -57,6 +57,21 @@ class RequestFailedError(RoseinferError):
     """This one request failed inside the engine; the others go on."""
 
 
+# How the reasons of such failures begin on their way from the runner, where they are text.
+NO_TOKEN_ALLOWED = "no token is allowed next: "
+
+
+class NoTokenAllowedError(RequestFailedError):
+    """What the request asks of its output allows no token to come next, or none that can be found: the caller must
+    ask for something else.
+    """
+
+
+def request_failure(reason: str) -> RequestFailedError:
+    """The error of a request that ended for this reason."""
+    return (NoTokenAllowedError if reason.startswith(NO_TOKEN_ALLOWED) else RequestFailedError)(reason)
+
+
 class OutputTextError(RequestFailedError):
     """The tokens of this one request could not be turned into text: the tokenizer failed on them."""
 

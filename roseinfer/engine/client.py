@@ -16,6 +16,7 @@ from roseinfer.core.errors import (
     RequestTooLongError,
     RoseinferError,
     TooManyInflightError,
+    request_failure,
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import check_context, sequence_id
@@ -267,7 +268,7 @@ class AsyncEngine(EngineWatch):
             live, text = found
             if output.end is not None and output.end.reason is FinishReason.ERROR:
                 text.ended = True
-                self._fail_request(live, RequestFailedError(output.end.error or "the request failed"))
+                self._fail_request(live, request_failure(output.end.error or "the request failed"))
                 continue
             try:
                 chunk = text.take(output, now_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter, thread_time
 from typing import Protocol, TypeVar
 
-from roseinfer.core.errors import InvalidRequestError, RoseinferError
+from roseinfer.core.errors import NO_TOKEN_ALLOWED, InvalidRequestError, RoseinferError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats, RequestOutput
 from roseinfer.core.plan import StepPlan, TokenMasks
@@ -280,4 +280,4 @@ def _typed(make: Callable[[], T]) -> T:
 
 def _failed(name: str, error: Exception) -> GuideEnd:
     log.warning("the guide of %s failed: %s: %s", name, type(error).__name__, error)
-    return GuideEnd(name, f"the output's constraint failed: {error}")
+    return GuideEnd(name, f"{NO_TOKEN_ALLOWED}the output's constraint failed: {error}")

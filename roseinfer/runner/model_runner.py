@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.errors import NO_TOKEN_ALLOWED
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from roseinfer.runner.cuda_masks import CudaMasks
 
 NOT_FINITE_ERROR = "the model returned logits that are not finite"
-NOTHING_LEFT_ERROR = "no token is left to sample: every logit is -inf"
-CONSTRAINED_ERROR = "no token is left to sample: the output's constraint forbids all that the request allows"
+NOTHING_LEFT_ERROR = f"{NO_TOKEN_ALLOWED}every logit is -inf"
+CONSTRAINED_ERROR = f"{NO_TOKEN_ALLOWED}the output's constraint forbids all that the request allows"
 
 
 @dataclass(slots=True)

@@ -302,7 +302,7 @@ def test_no_token_left_is_an_error_of_the_row():
     every = tuple(range(VOCAB))
     admitted = [bench.admit(0, PROMPT, min_tokens=1, stop=every), bench.admit(1, PROMPT)]
     result = bench.run(admitted, [bench.row(0, 0, 11), bench.row(1, 0, 11)])
-    assert "no token is left" in result.rows[0].error
+    assert "no token is allowed" in result.rows[0].error
     assert result.rows[1].error is None
 
 

@@ -11,6 +11,7 @@ from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
     InvalidRequestError,
+    NoTokenAllowedError,
     OutputTextError,
     RequestFailedError,
     RoseinferError,
@@ -200,6 +201,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, OutputTextError):
         message = "The tokens of the output could not be turned into text"
         return ApiError(500, message, type="server_error", code="output_not_text", should_retry=False)
+    if isinstance(error, NoTokenAllowedError):
+        message = "No token could come next: what the request allows and what its constraint allows leave none"
+        return bad_request(message, code="no_token_allowed")
     if isinstance(error, RequestFailedError):
         message = "The engine could not complete this request"
         return ApiError(500, message, type="server_error", code="request_failed")

@@ -250,8 +250,8 @@ def test_hostile_constraints_leave_others_alone(client: openai.OpenAI) -> None:
         try:
             done = client.completions.create(**asked, extra_body={"structured_outputs": constraint})
             assert done.choices[0].finish_reason in ("length", "stop")
-        except (openai.BadRequestError, openai.InternalServerError) as error:
-            assert error.code in ("grammar_too_complex", "invalid_grammar", "request_failed")
+        except openai.BadRequestError as error:
+            assert error.code in ("grammar_too_complex", "invalid_grammar", "no_token_allowed")
     ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
     assert tokens + len(ends) >= 300 and ends[-1] == "length"
 
