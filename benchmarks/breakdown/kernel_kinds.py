@@ -7,7 +7,7 @@ OTHER = "other"
 # The first kind whose pattern is found in the lower-case name. Order matters: flash attention is built on cutlass, and
 # the copy of an index is no index.
 _PATTERNS = (
-    ("attention", r"attention|flash|fmha|mha_|decode_kernel|prefill|paged|merge_state|_plan_kernel|list_pages"),
+    ("attention", r"attention|flash|fmha|mha_|decode_kernel|prefill|paged|merge_(state|kernel)|plan_kernel|list_pages"),
     ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),
     (
         "GEMM",
@@ -17,7 +17,7 @@ _PATTERNS = (
     (
         "sampling",
         r"sampl|argmax|arg_max|reduce_kernel.*max|chunk_best|settle|mass_kernel|pick_kernel|narrow|collect_kernel"
-        r"|finish_kernel|draw|softmax|logsumexp|topk|sort|scan|cumsum|philox|random|isfinite|amax|aten::max$",
+        r"|mask_kernel|finish_kernel|draw|softmax|logsumexp|topk|sort|scan|cumsum|philox|random|isfinite|amax|aten::max$",
     ),
     ("inputs", r"expand|embedding|gather|index_?select|indexselect|take|arange|repeat_interleave|aten::index$"),
     ("copies", r"memcpy|memset|copy|fill|cat\b|catarray|aten::to$|zero_"),
