@@ -139,7 +139,7 @@ class Grammars:
             answer: Answer = Refused("it takes too long or too much memory to compile", too_complex("").code)
         else:
             answer = msgspec.msgpack.decode(said, type=Answer)
-        self._remember(key, answer, len(said or b""))
+        self._remember(key, answer)
         return answer
 
     def _forget(self, key: bytes, task: "asyncio.Task[Answer]") -> None:
@@ -168,13 +168,13 @@ class Grammars:
         finally:
             self._idle.append(prover)
 
-    def _remember(self, key: bytes, answer: Answer, size: int) -> None:
+    def _remember(self, key: bytes, answer: Answer) -> None:
         """What takes too long counts by the processor's time, so that it would do so again."""
         self._known[key] = answer
-        self._known_bytes += size
+        self._known_bytes += _size(answer)
         while len(self._known) > MAX_ENTRIES or self._known_bytes > MAX_CACHED_BYTES:
             _, old = self._known.popitem(last=False)
-            self._known_bytes -= len(msgspec.msgpack.encode(old))
+            self._known_bytes -= _size(old)
 
     def _refusal(self, message: str, code: str | None, param: str) -> InvalidRequestError:
         self._observer.refused(code or "invalid")
@@ -183,6 +183,11 @@ class Grammars:
     def _encoded_vocabulary(self) -> bytes:
         tokenizer, vocab_size, eos_ids = self._vocabulary
         return msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), vocab_size, list(eos_ids)))
+
+
+def _size(answer: Answer) -> int:
+    """Bytes, about, that it takes to remember."""
+    return len(msgspec.msgpack.encode(answer))
 
 
 def _retrieved(done: "asyncio.Future[Result]") -> None:

@@ -125,6 +125,23 @@ def test_the_cache_is_bounded_by_entries_and_bytes(monkeypatch: pytest.MonkeyPat
     run(work)
 
 
+def test_what_took_too_long_is_forgotten_with_as_many_bytes_as_it_was_remembered_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(module.Prover, "ask", lambda prover, question: None)
+
+    async def work(grammars: Grammars, notes: Notes) -> None:
+        kept = set()
+        for choice in ("a", "b", "c"):
+            with pytest.raises(InvalidRequestError):
+                await grammars.guide(Choice([choice]), "x")
+            kept.add(grammars._known_bytes)
+        assert len(kept) == 1 and kept.pop() > 0
+
+    run(work)
+
+
 def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 1)
     monkeypatch.setattr(module, "MAX_WAIT_S", 0.01)
