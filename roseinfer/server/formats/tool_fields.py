@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from orjson import dumps
+from orjson import JSONEncodeError, dumps
 
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import MAX_BYTES, check_depth
@@ -63,12 +63,7 @@ class ToolUse:
 def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
     if not given:
         raise bad_request("tools must not be empty", "tools")
-    try:
-        check_depth(given)
-    except GrammarError as error:
-        raise bad_request(f"tools: {error.message}", "tools", error.code) from error
-    if len(dumps(given)) > MAX_BYTES:
-        raise bad_request(f"tools may have {MAX_BYTES} bytes together", "tools", "grammar_too_complex")
+    _check_size(given)
     tools: dict[str, Tool] = {}
     for position, entry in enumerate(given):
         tool = _tool(entry, f"tools.{position}")
@@ -76,6 +71,19 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
             raise bad_request(f"tools.{position}.function.name: {tool.name!r} is there twice", "tools")
         tools[tool.name] = tool
     return tools
+
+
+def _check_size(given: list[dict[str, Any]]) -> None:
+    """The bytes first: megabytes of tools are written down in no time, and looked through in half a second."""
+    try:
+        if len(dumps(given)) > MAX_BYTES:
+            raise bad_request(f"tools may have {MAX_BYTES} bytes together", "tools", "grammar_too_complex")
+    except JSONEncodeError:  # nested too deep to be written down
+        pass
+    try:
+        check_depth(given)
+    except GrammarError as error:
+        raise bad_request(f"tools: {error.message}", "tools", error.code) from error
 
 
 def _tool(entry: dict[str, Any], place: str) -> Tool:
