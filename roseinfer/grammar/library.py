@@ -186,10 +186,6 @@ class Grammar:
         self._lanes = [proved]
 
     @property
-    def text_bytes(self) -> int:
-        return len(self.text.encode())
-
-    @property
     def lanes(self) -> int:
         return len(self._lanes)
 

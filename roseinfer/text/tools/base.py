@@ -146,6 +146,16 @@ class Cut(Exception):
     """The output ended within a call. Never leaves a parser."""
 
 
+def expect(reader: Reader, chars: str) -> Steps[str]:
+    """Take one of these characters. Raises `Malformed` at any other, `Cut` at the end."""
+    char = yield from reader.peek()
+    if not char:
+        raise Cut
+    if char not in chars:
+        raise Malformed
+    return reader.take(1)
+
+
 class MarkedParser:
     """Text with calls in it, each behind one of `marks`: a `CallParser` but for what follows the mark, `_call`.
 

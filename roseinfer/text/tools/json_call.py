@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roseinfer.text.tools.base import Cut, Malformed, MarkedParser, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.base import Cut, Malformed, MarkedParser, Schemas, Tool, expect, literal, other_name
 from roseinfer.text.tools.json_value import JsonValue
 from roseinfer.text.tools.reader import Steps
 
@@ -38,18 +38,18 @@ class JsonCallParser(MarkedParser):
     def _list(self) -> Steps[None]:
         """A list of such objects, from its opening bracket on."""
         reader = self.reader
-        yield from self.expect("[")
+        yield from expect(self.reader, "[")
         while True:
             yield from reader.space()
             yield from self._object()
             reader.keep("")
             yield from reader.space()
-            if (yield from self.expect(",]")) == "]":
+            if (yield from expect(self.reader, ",]")) == "]":
                 return
 
     def _members(self, call: "_Call") -> Steps[None]:
         reader = self.reader
-        yield from self.expect("{")
+        yield from expect(self.reader, "{")
         yield from reader.space()
         if (yield from reader.peek()) == "}":
             reader.take(1)
@@ -57,23 +57,23 @@ class JsonCallParser(MarkedParser):
         while True:
             yield from self._member(call)
             yield from reader.space()
-            if (yield from self.expect("},")) == "}":
+            if (yield from expect(self.reader, "},")) == "}":
                 return
             yield from reader.space()
 
     def _member(self, call: "_Call") -> Steps[None]:
         reader = self.reader
         if (yield from reader.peek()) != '"':
-            yield from self.expect('"')
+            yield from expect(self.reader, '"')
         name = yield from self._string()
         if not self._sure and not call.started and name not in self.LIKELY:
             raise Malformed
         yield from reader.space()
-        yield from self.expect(":")
+        yield from expect(self.reader, ":")
         yield from reader.space()
         if name == "name":
             if (yield from reader.peek()) != '"':
-                yield from self.expect('"')
+                yield from expect(self.reader, '"')
             call.named((yield from self._string()))
         elif name in ARGUMENTS and not call.whole:
             yield from self._arguments(call)
@@ -112,15 +112,6 @@ class JsonCallParser(MarkedParser):
         return "".join(pieces)
 
     # --- for other formats, too ------------------------------------------------------------------------------------
-    def expect(self, chars: str) -> Steps[str]:
-        """Take one of these characters, or raise."""
-        char = yield from self.reader.peek()
-        if not char:
-            raise Cut
-        if char not in chars:
-            raise Malformed
-        return self.reader.take(1)
-
     def value(self, sink: Callable[[str], object], said: bool = False) -> Steps[None]:
         """Take a JSON value; `sink` gets it as it comes. `said`: it is said at once, as arguments of the open call."""
         value = JsonValue()

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 
 from roseinfer.core.guide import Trigger
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.tools.base import CallParser, Cut, Malformed, Mark, MarkedParser, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.base import (
+    CallParser,
+    Cut,
+    Malformed,
+    Mark,
+    MarkedParser,
+    Schemas,
+    Tool,
+    expect,
+    literal,
+    other_name,
+)
 from roseinfer.text.tools.parameters import Parameter, Parameters, refusal
 from roseinfer.text.tools.python_value import VALUE_RULES, PythonValue, quoted
 from roseinfer.text.tools.reader import Steps
@@ -159,12 +170,7 @@ class PythonicParser(MarkedParser):
     def _expect(self, chars: str) -> Steps[str]:
         """Take one of these characters, perhaps behind white space, or raise."""
         yield from self.reader.space()
-        char = yield from self.reader.peek()
-        if not char:
-            raise Cut
-        if char not in chars:
-            raise Malformed
-        return self.reader.take(1)
+        return (yield from expect(self.reader, chars))
 
 
 # --- grammars -----------------------------------------------------------------------------------------------------
