@@ -18,14 +18,15 @@ MAY_IMPORT = {
     "core": set(),
     "kv": {"core"},
     "sched": {"core", "kv"},
+    "router": {"core"},
     "text": {"core"},
     "grammar": {"core", "text"},
     "hub": {"core"},
     "cpu_settings": set(),
     "config_file": {"core"},
     "options": {"core", "config_file"},
-    "engine": {"core", "kv", "sched", "text", "grammar", "hub", "cpu_settings", "runner"},
-    "sim": {"core", "kv", "sched", "engine"},
+    "engine": {"core", "kv", "sched", "router", "text", "grammar", "hub", "cpu_settings", "runner"},
+    "sim": {"core", "kv", "sched", "router", "engine"},
     "calibration": {"core", "sched", "engine", "sim"},
     "predictor": {"core"},
     "kernels": {"core"},
@@ -54,7 +55,7 @@ MAY_IMPORT = {
     "assets": set(),
     "__init__": {"core", "engine"},
 }
-STDLIB_ONLY = ("core", "kv", "sched")
+STDLIB_ONLY = ("core", "kv", "sched", "router")
 # The rooms of the server -> those below that they may import.
 SERVER_MAY_IMPORT = {
     "http": set(),

@@ -1,0 +1,82 @@
+"""What a router is asked, what it answers, and what a way of choosing is."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from roseinfer.core.promise import Promise
+
+
+class Ask(NamedTuple):
+    """What a router is told of a request.
+
+    `prompt_tokens`; `keys`: of the prompt's full KV blocks, chained, 8 bytes each as an integer, the first block first;
+    `block_size`: tokens of such a block. `output_tokens`: expected; 0 = unknown. `ttft_left_s`: how much is left of its
+    TTFT objective, `tpot_s`: its TPOT objective; inf = none.
+    """
+
+    prompt_tokens: int
+    keys: Sequence[int] = ()
+    block_size: int = 16
+    output_tokens: float = 0.0
+    ttft_left_s: float = inf
+    tpot_s: float = inf
+
+    @property
+    def promised(self) -> bool:
+        """Whether it has objectives."""
+        return self.ttft_left_s < inf or self.tpot_s < inf
+
+
+class Outlook(NamedTuple):
+    """What an engine is expected to do for a request. `late_s`: beyond its TTFT objective; `utilisation`: of the
+    engine's time with it, 1 = full; `cached_tokens` of its prompt are thought to be there.
+    """
+
+    engine: int
+    ttft_s: float = 0.0
+    late_s: float = 0.0
+    utilisation: float = 0.0
+    cached_tokens: int = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its objectives would be kept."""
+        return self.late_s <= 0 and self.utilisation <= 1
+
+
+class Placement(NamedTuple):
+    """Where a request goes. `number`: this placement's, among those of the process. `reason`: why, in a word for
+    metrics and logs.
+    """
+
+    number: int
+    engine: int
+    reason: str
+    outlook: Outlook
+
+
+class Candidate(Protocol):
+    """An engine that takes requests, as a way of choosing sees it. `promise` is None before its first."""
+
+    engine: int
+    promise: Promise | None
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that wait and that run there, with what this process has placed since the promise."""
+        ...
+
+    def outlook(self, ask: Ask, now_s: float) -> Outlook: ...
+
+    def held_tokens(self, ask: Ask) -> int:
+        """How many of its prompt tokens are thought to be in the prefix cache."""
+        ...
+
+
+class Routing(Protocol):
+    """A way of choosing: one file each, registered by name."""
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+        """One of the candidates (there is at least one), and why."""
+        ...
