@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.errors import RoseinferError
@@ -93,6 +94,31 @@ class EngineHealth:
     error: str | None = None
 
 
+class EngineState(StrEnum):
+    """`QUIET`: its loop has not made a turn for too long; it gets no requests until it does. `DRAINING`: it ends what
+    it has and takes no more.
+    """
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    QUIET = "quiet"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """How one of the engines behind an `Engine` does. `engine`: its number, from 0. `restarts`: how often it was
+    started again, as far as the reporter knows.
+    """
+
+    engine: int
+    state: EngineState
+    health: EngineHealth
+    stats: SchedulerStats
+    restarts: int = 0
+
+
 class StepRecord(NamedTuple):
     """One engine step: the tokens it computed, its wall time in seconds as the runner saw it, and the time that the
     scheduling policy's cost model predicted (0 = it predicts none). `mask_s`: seconds that the masks of constrained
@@ -158,6 +184,10 @@ class Engine(Protocol):
 
     def stats(self) -> SchedulerStats:
         """The newest snapshot received from the engine."""
+        ...
+
+    def reports(self) -> list[EngineReport]:
+        """One for each engine there is, in the order of their numbers."""
         ...
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:

@@ -20,7 +20,7 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import check_context, sequence_id
-from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, Sink, StepRecord
+from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, GenerateRequest, Sink, StepRecord
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected
 from roseinfer.engine.output import SequenceText
@@ -56,6 +56,10 @@ class EngineWatch:
 
     def stats(self) -> SchedulerStats:
         return self._stats
+
+    def reports(self) -> list[EngineReport]:
+        health = self.health()
+        return [EngineReport(0, EngineState.READY if health.alive else EngineState.DEAD, health, self._stats)]
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._step_listeners.append(listener)

@@ -24,7 +24,7 @@ from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.core.traits import PolicyTraits
-from roseinfer.engine.api import EngineInfo, GenerateRequest, SequenceChunk
+from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guides import Guides
@@ -363,12 +363,14 @@ def test_when_the_engine_fails_every_stream_ends_with_an_error() -> None:
         async with engine(runner) as (client, _):
             streams = [client.generate(request(f"r{i}", max_tokens=500)) for i in range(4)]
             await streams[0].__anext__()
+            assert [(report.engine, report.state) for report in client.reports()] == [(0, EngineState.READY)]
             runner.broken = True
             runner.gate.set()
             for stream in streams:
                 with pytest.raises(EngineDeadError, match="planted engine failure"):
                     await read(stream)
             assert not client.health().alive
+            assert [(report.engine, report.state) for report in client.reports()] == [(0, EngineState.DEAD)]
             with pytest.raises(EngineDeadError):
                 client.generate(request("late"))
 

@@ -12,7 +12,16 @@ from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTime
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
-from roseinfer.engine.api import EngineHealth, EngineInfo, GenerateRequest, SequenceChunk, Sink, StepRecord
+from roseinfer.engine.api import (
+    EngineHealth,
+    EngineInfo,
+    EngineReport,
+    EngineState,
+    GenerateRequest,
+    SequenceChunk,
+    Sink,
+    StepRecord,
+)
 from roseinfer.engine.parsed import ParsedText
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -50,6 +59,7 @@ class FakeEngine:
         self.info = info
         self.tokenizer = tokenizer
         self.snapshot = SchedulerStats()
+        self.fleet: list[EngineReport] | None = None
         self.closed = False
         self._listeners: list[Callable[[StepRecord], None]] = []
         self.reset()
@@ -85,6 +95,13 @@ class FakeEngine:
 
     def stats(self) -> SchedulerStats:
         return self.snapshot
+
+    def reports(self) -> list[EngineReport]:
+        """Those of `fleet` if it is set, else of itself alone."""
+        if self.fleet is not None:
+            return self.fleet
+        state = EngineState.READY if self.alive else EngineState.DEAD
+        return [EngineReport(0, state, self.health(), self.snapshot)]
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._listeners.append(listener)
