@@ -15,6 +15,7 @@ from roseinfer.core.config import (
     EngineConfig,
     ModelConfig,
     ProfileConfig,
+    ReplicasConfig,
     SchedulerConfig,
     ServerConfig,
     option,
@@ -236,7 +237,7 @@ def test_yaml_without_its_package(tmp_path, monkeypatch):
 
 # roseinfer's own options.
 
-OWN = (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, ServerConfig, all_options())
+OWN = (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, ReplicasConfig, ServerConfig, all_options())
 
 
 @pytest.mark.parametrize("kind", OWN)

@@ -11,6 +11,7 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 
 DEFAULT_POLICY = "slack"
+DEFAULT_ROUTER = "pace"
 
 
 def option(
@@ -146,6 +147,54 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasConfig:
+    """How many engines a server has, where they run, how requests are spread over them, and when one is given up.
+
+    With a `router` of None and several engines it is `DEFAULT_ROUTER`; who makes one knows the names.
+    """
+
+    replicas: int | None = option(
+        None, "engines, each with all of the model; default: one for each of --devices, without them one"
+    )
+    devices: str | None = option(
+        None, "GPUs of the engines, as 0,1; default: the first ones, one for each engine", metavar="LIST"
+    )
+    router: str | None = option(
+        None, f"how requests are spread over several engines (default: {DEFAULT_ROUTER})", metavar="NAME"
+    )
+    engine_timeout: float = option(
+        10.0, "seconds without a sign of life after which another engine goes on with an engine's requests"
+    )
+    drain_timeout: float = option(
+        30.0, "seconds in which the requests of an engine that is restarted on purpose may finish where they are"
+    )
+
+    def __post_init__(self) -> None:
+        check_positive(self, "replicas", "engine_timeout")
+        if not self.drain_timeout >= 0:
+            raise ConfigError(f"drain_timeout must not be negative, got {self.drain_timeout}")
+        listed = self.device_list
+        if not all(name.isdecimal() for name in listed):
+            raise ConfigError(f"devices must be numbers of GPUs, as 0,1, got {self.devices!r}")
+        if len(set(listed)) < len(listed):
+            raise ConfigError(f"devices: a GPU holds one engine, {self.devices} names one twice")
+        if listed and self.replicas is not None and self.replicas != len(listed):
+            raise ConfigError(f"replicas is {self.replicas}, but devices names {len(listed)}: {self.devices}")
+        if self.router is not None and self.count == 1:
+            raise ConfigError("router: there is nothing to choose with one engine; give replicas or devices")
+
+    @property
+    def device_list(self) -> tuple[str, ...]:
+        """The numbers of the GPUs that were named, one for each engine; empty if none were."""
+        return () if self.devices is None else tuple(name.strip() for name in self.devices.split(","))
+
+    @property
+    def count(self) -> int:
+        """How many engines there are to be."""
+        return self.replicas or len(self.device_list) or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

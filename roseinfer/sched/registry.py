@@ -21,7 +21,14 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from roseinfer.core.config import CacheConfig, ModelConfig, ProfileConfig, SchedulerConfig, ServerConfig
+from roseinfer.core.config import (
+    CacheConfig,
+    ModelConfig,
+    ProfileConfig,
+    ReplicasConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.sched import policies as own_policies
@@ -33,7 +40,9 @@ GROUP = "roseinfer.policies"
 SHARED = (PrefillOptions, CostOptions, LengthOptions)
 # An option has one home: these have theirs elsewhere.
 TAKEN = frozenset(
-    f.name for kind in (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, ServerConfig) for f in fields(kind)
+    f.name
+    for kind in (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, ReplicasConfig, ServerConfig)
+    for f in fields(kind)
 )
 _ENTRY = "__roseinfer_policy__"
 

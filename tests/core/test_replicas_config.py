@@ -1,0 +1,39 @@
+"""How many engines, and where: what goes together."""
+
+import pytest
+
+from roseinfer.core.config import ReplicasConfig
+from roseinfer.core.errors import ConfigError
+
+
+def test_one_engine_unless_asked():
+    config = ReplicasConfig()
+    assert (config.count, config.device_list) == (1, ())
+
+
+def test_devices_say_how_many():
+    config = ReplicasConfig(devices="0, 3")
+    assert (config.count, config.device_list) == (2, ("0", "3"))
+    assert ReplicasConfig(devices="1,0", replicas=2, router="least").device_list == ("1", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"replicas": 0}, "replicas must be positive"),
+        ({"devices": ""}, "devices must be numbers"),
+        ({"devices": "0,,1"}, "devices must be numbers"),
+        ({"devices": "cuda:0"}, "devices must be numbers"),
+        ({"devices": "-1"}, "devices must be numbers"),
+        ({"devices": "0,1,0"}, "a GPU holds one engine"),
+        ({"devices": "0,1", "replicas": 3}, "replicas is 3, but devices names 2"),
+        ({"router": "least"}, "router: there is nothing to choose"),
+        ({"router": "least", "devices": "1"}, "router: there is nothing to choose"),
+        ({"engine_timeout": 0.0}, "engine_timeout must be positive"),
+        ({"engine_timeout": float("nan")}, "engine_timeout must be positive"),
+        ({"drain_timeout": -1.0}, "drain_timeout must not be negative"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        ReplicasConfig(**options)
