@@ -22,12 +22,13 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner
 
 TPOT_S, STEP_S = 0.020, 0.005
 

@@ -18,9 +18,9 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
+from roseinfer.priced.machine import Machine
 from roseinfer.sim.bound import blind_bound, capacity, fluid_bound, static_bound
 from roseinfer.sim.config import positive_numbers
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.random_loads import TraceNeededError, draw_load
 from roseinfer.sim.setups import SETUPS
 from roseinfer.sim.workload import Arrival, poisson

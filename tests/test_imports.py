@@ -25,9 +25,10 @@ MAY_IMPORT = {
     "cpu_settings": set(),
     "config_file": {"core"},
     "options": {"core", "config_file"},
-    "engine": {"core", "kv", "sched", "router", "text", "grammar", "hub", "cpu_settings", "runner"},
-    "sim": {"core", "kv", "sched", "router", "engine"},
-    "calibration": {"core", "sched", "engine", "sim"},
+    "priced": {"core", "sched", "text", "models"},
+    "engine": {"core", "kv", "sched", "router", "text", "grammar", "hub", "cpu_settings", "runner", "priced"},
+    "sim": {"core", "kv", "sched", "router", "priced", "engine"},
+    "calibration": {"core", "sched", "priced", "engine", "sim"},
     "predictor": {"core"},
     "kernels": {"core"},
     "parallel": {"core"},
@@ -44,6 +45,7 @@ MAY_IMPORT = {
         "options",
         "hub",
         "text",
+        "priced",
         "engine",
         "server",
         "bench",
@@ -288,7 +290,7 @@ def test_what_decides_needs_the_standard_library_only():
 
 
 def test_only_execution_needs_torch():
-    parts = ("engine", "server", "text", "grammar", "hub", "options", "commands", "cli", "sim", "calibration")
+    parts = ("engine", "priced", "server", "text", "grammar", "hub", "options", "commands", "cli", "sim", "calibration")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine
 from roseinfer.sim.arrivals import AtRate
 from roseinfer.sim.config import CostConfig, WorkloadConfig
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.setups import SETUPS
 from roseinfer.sim.sweep import Load
 from roseinfer.sim.workload_file import FileLoad, read_workload

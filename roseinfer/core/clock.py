@@ -14,6 +14,20 @@ class MonotonicClock:
     now = staticmethod(time.monotonic)  # no call of ours in between: it is asked some ten times a step
 
 
+class Advancing(Clock, Protocol):
+    """A clock with which one can wait."""
+
+    def advance(self, seconds: float) -> None:
+        """Let so many seconds pass, or a little more."""
+        ...
+
+
+class SleepingClock(MonotonicClock):
+    """Real time: who lets it pass sleeps."""
+
+    advance = staticmethod(time.sleep)
+
+
 class ManualClock:
     """A clock that moves only when told to."""
 

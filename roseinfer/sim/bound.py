@@ -48,9 +48,9 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import exp, inf, pi, sqrt
 
+from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostParams
 from roseinfer.sim.demands import Demand, demand, levels, promised
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.windows import Windows
 from roseinfer.sim.workload import Arrival
 

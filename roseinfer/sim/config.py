@@ -6,9 +6,9 @@ from pathlib import Path
 
 from roseinfer.core.config import check_block_size, check_positive, option
 from roseinfer.core.errors import ConfigError
+from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import read_cost
-from roseinfer.sim.machine import Machine
 
 SETUPS = ("scorpio-8b",)
 WORKLOADS = ("poisson", "gamma", "bursts", "trace")

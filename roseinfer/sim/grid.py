@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from roseinfer.priced.machine import Machine
 from roseinfer.sim.bound import fluid_bound
 from roseinfer.sim.cache import Cache, digest_of, policy_digest
 from roseinfer.sim.choices import space
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.random_loads import COMMON, RandomLoad, TraceNeededError, capacity_of, draw_load
 from roseinfer.sim.simulator import Lifetime, Simulation
 from roseinfer.sim.sweep import Sweep, check_given, contender, settings_of, simulate_as

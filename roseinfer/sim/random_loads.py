@@ -11,12 +11,12 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine, Stalls
 from roseinfer.sched.cost import CostParams
 from roseinfer.sim.bound import capacity
 from roseinfer.sim.choices import OBJECTIVES, Choice, Choices, describe, draw_choices, kinds_of, space
 from roseinfer.sim.hints import Exact, Liars, Noisy, Scaled, Shuffled
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
-from roseinfer.sim.machine import Machine, Stalls
 from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps
 from roseinfer.sim.traces import Traced, read_trace
 from roseinfer.sim.workload import Arrival, Hints, TrafficClass, Workload

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostParams
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.workload import LengthLaw, Mix
 
 

@@ -17,12 +17,13 @@ from roseinfer.core.slo import Rejection, Slo
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner
 from roseinfer.sim.workload import VOCAB, Arrival
 
 # Turns in a row in which nothing is planned, nor in flight, though requests are there. The scheduler goes on without a

@@ -8,11 +8,11 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import CalibratedLengths, EcdfLengths, OracleLengths
 from roseinfer.sched.registry import contenders, entry_of, option_names, scheduler_config, users_of
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.report import mean_of, summarise
 from roseinfer.sim.simulator import Simulation, simulate
 from roseinfer.sim.workload import Arrival

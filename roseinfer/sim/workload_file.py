@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine, Stalls
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.hints import Absent, Exact, Liars, Noisy, Scaled, Shuffled
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
-from roseinfer.sim.machine import Machine, Stalls
 from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps
 from roseinfer.sim.setups import SETUPS
 from roseinfer.sim.traces import Traced, read_trace

@@ -16,11 +16,12 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostParams, Work
 from roseinfer.sched.fit import fit_cost
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import ExpectedRunner, Machine, PricedRunner
+from roseinfer.sim.machine import ExpectedRunner
 
 TRUE = CostParams(step_s=4.4e-3, token_s=27e-6, pair_s=0.4e-9, row_s=12e-6, context_s=31e-9, chunk_context_s=40e-9)
 GRID = Grid(rows=(1, 4, 16, 64), contexts=(32, 200, 1000), prompts=(16, 128, 600), repeats=2)

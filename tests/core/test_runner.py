@@ -9,10 +9,11 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities, PassThrough, Runner
 from roseinfer.engine.record import RecordingRunner
+from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.runner.observed import ObservedRunner
 from roseinfer.runner.threaded import ThreadedRunner
 from roseinfer.sched.cost import CostParams
-from roseinfer.sim.machine import ExpectedRunner, Machine, PricedRunner
+from roseinfer.sim.machine import ExpectedRunner
 from roseinfer.sim.replay import RecordedRunner
 
 

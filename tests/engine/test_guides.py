@@ -18,10 +18,10 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import Machine, PricedRunner
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 from tests.helpers.guides import ArithmeticGuides, obeys

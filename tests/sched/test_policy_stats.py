@@ -15,6 +15,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Track
@@ -22,7 +23,7 @@ from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request, 10 us a context token.

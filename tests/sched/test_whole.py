@@ -7,6 +7,7 @@ import pytest
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
@@ -16,7 +17,6 @@ from roseinfer.sched.registry import options_of, scheduler_config
 from roseinfer.sched.whole import deadline_s, latest_first_s, pace_s
 from roseinfer.sim.hints import Noisy
 from roseinfer.sim.laws import Uniform
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import TrafficClass, Workload
 from tests.sched.queues import State

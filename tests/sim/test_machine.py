@@ -8,8 +8,9 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.plan import StepPlan
+from roseinfer.priced.machine import Machine, PricedRunner, Stalls
 from roseinfer.sched.cost import CostParams
-from roseinfer.sim.machine import ExpectedRunner, Machine, PricedRunner, Stalls
+from roseinfer.sim.machine import ExpectedRunner
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival
 

@@ -15,11 +15,12 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner, Machine, PricedRunner
+from roseinfer.sim.machine import END, ExpectedRunner
 from roseinfer.sim.replay import read_recording, replay
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.traces import read_trace

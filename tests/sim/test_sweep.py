@@ -13,11 +13,11 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause, Rejection, Slo
+from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import AtRate
 from roseinfer.sim.config import SweepConfig, WorkloadConfig
-from roseinfer.sim.machine import Machine
 from roseinfer.sim.report import jain, mean_of, percentiles, summarise
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import Lifetime, Simulation, simulate

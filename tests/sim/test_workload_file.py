@@ -8,11 +8,11 @@ import pytest
 from roseinfer import cli
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Stalls
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import cost_as_json
 from roseinfer.sim.hints import Absent, Liars, Noisy
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
-from roseinfer.sim.machine import Stalls
 from roseinfer.sim.processes import Gamma, OnOff, Replayed, Steps
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.workload import Prefixes, TrafficClass

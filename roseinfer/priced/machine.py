@@ -1,0 +1,119 @@
+"""A machine as a cost model describes it, and a runner whose steps take as long as they would there."""
+
+import random
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, NamedTuple
+
+from roseinfer.core.clock import Advancing
+from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import PassThrough, Runner
+from roseinfer.sched.cost import CostParams, work_of
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """The machine stands still for `lasts_s` once in every `every_s`, the first time at a random moment of the first
+    period. A step that runs meanwhile takes so much longer, and one that would begin waits.
+    """
+
+    every_s: float
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What steps cost on it, and how much it holds.
+
+    `noise`: a step takes 1 + |N(0, noise)| times what it costs. `slowdown`: (at_s, factor), in order: steps that begin
+    from that time on take so many times as long. `believed`: what policies are told of its cost; of noise, stalls and
+    slowdowns they are told nothing.
+    """
+
+    cost: CostParams = field(default_factory=CostParams)
+    noise: float = 0.0
+    max_model_len: int = 4096
+    num_kv_blocks: int = 8192
+    block_size: int = 16
+    prefix_caching: bool = True
+    believed: CostParams | None = None
+    stalls: Stalls | None = None
+    slowdown: tuple[tuple[float, float], ...] = ()
+
+    def misjudged(self, factor: float) -> "Machine":
+        """This machine, `factor` times slower than policies are told."""
+        return replace(self, believed=self.cost.slower(1 / factor))
+
+    @property
+    def belief(self) -> CostParams:
+        return self.believed or self.cost
+
+    def slowness(self, at_s: float) -> float:
+        """How many times as long as it costs a step takes that begins then."""
+        factor = 1.0
+        for from_s, slower in self.slowdown:
+            if at_s >= from_s:
+                factor = slower
+        return factor
+
+
+class PricedHandle(NamedTuple):
+    """A step on the machine: how long it takes there, and when it is done."""
+
+    inner: Any
+    duration_s: float
+    done_s: float
+
+
+class PricedRunner(PassThrough):
+    """Another runner's steps, as long as the machine would need for them.
+
+    They run one after the other on a machine that is busy until `_free_s`; `collect` lets the clock
+    come to the step's end: a simulated one jumps there, a real one sleeps. Sampling is priced with the forward pass.
+    """
+
+    def __init__(
+        self, inner: Runner, machine: Machine, clock: Advancing, seed: int = 0, *, limits: StepLimits | None = None
+    ) -> None:
+        super().__init__(inner)
+        self._machine = machine
+        self._limits = limits
+        self._clock = clock
+        self._rng = random.Random(seed)
+        self._free_s = 0.0
+        self._stall_s = inf  # when the next one begins
+        if machine.stalls is not None:
+            self._stall_s = random.Random(f"stalls {seed}").uniform(0.0, machine.stalls.every_s)
+        self.busy_s = 0.0
+
+    def submit(self, plan: StepPlan) -> PricedHandle:
+        if self._limits is not None:
+            self._limits.check(plan)
+        duration_s = self._machine.cost.seconds(work_of(plan.rows))
+        if self._machine.noise:
+            duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))
+        start_s = max(self._free_s, self._clock.now())
+        if self._machine.slowdown:
+            duration_s *= self._machine.slowness(start_s)
+        if self._machine.stalls is not None:
+            duration_s += self._stalled_s(self._machine.stalls, start_s, duration_s)
+        self._free_s = start_s + duration_s
+        self.busy_s += duration_s
+        return PricedHandle(self.inner.submit(plan), duration_s, self._free_s)
+
+    def _stalled_s(self, stalls: Stalls, start_s: float, duration_s: float) -> float:
+        """How much longer a step takes for the stalls that it meets; also for one that it finds going on."""
+        lost_s = 0.0
+        while self._stall_s < start_s + duration_s + lost_s:
+            lost_s += max(0.0, self._stall_s + stalls.lasts_s - max(start_s, self._stall_s))
+            self._stall_s += stalls.every_s
+        return lost_s
+
+    def sample(self, handle: PricedHandle, masks: TokenMasks | None = None) -> None:
+        self.inner.sample(handle.inner, masks)
+
+    def collect(self, handle: PricedHandle) -> StepResult:
+        self._clock.advance(max(0.0, handle.done_s - self._clock.now()))
+        result = self.inner.collect(handle.inner)
+        result.duration_s = handle.duration_s
+        return result
