@@ -14,10 +14,11 @@ from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.registry import scheduler_config
-from roseinfer.sim import simulator
+from roseinfer.sim import engine
 from roseinfer.sim.arrivals import make_arrivals
 from roseinfer.sim.config import CostConfig, WorkloadConfig
-from roseinfer.sim.simulator import StuckError, simulate
+from roseinfer.sim.engine import StuckError
+from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival
 
 COST = CostConfig(step_ms=10.0, token_us=1000.0, context_ns=0.0, num_kv_blocks=512).machine
@@ -75,7 +76,7 @@ def test_time_passes_while_a_policy_holds_back(monkeypatch: pytest.MonkeyPatch) 
                 decision.select = lambda running: running if view.now_s >= seen[0] + 0.020 else ()
             return decision
 
-    monkeypatch.setattr(simulator, "make_policy", lambda config, known: Hesitant(config, PrefillOptions()))
+    monkeypatch.setattr(engine, "make_policy", lambda config, known: Hesitant(config, PrefillOptions()))
     run = simulate([Arrival(0.0, [5] * 10, 3)], SchedulerConfig(), COST)
     assert run.lifetimes[0].token_s[1] - run.lifetimes[0].token_s[0] >= 0.020
     assert 10 <= sum(at_s < seen[0] + 0.020 for at_s in seen) <= 12, "it is asked every 2 ms"
@@ -90,7 +91,7 @@ def test_a_policy_that_stops_the_engine_for_good_is_an_error(monkeypatch: pytest
             decision.select = lambda running: ()
             return decision
 
-    monkeypatch.setattr(simulator, "make_policy", lambda config, known: Idle(config, PrefillOptions()))
+    monkeypatch.setattr(engine, "make_policy", lambda config, known: Idle(config, PrefillOptions()))
     assert len(simulate([Arrival(0.0, [5] * 10, 2)], SchedulerConfig(), COST).lifetimes[0].token_s) == 2
     monkeypatch.setattr(Liveness, "may_hold_back", lambda self: True)
     with pytest.raises(StuckError, match=r"scheduling_policy .*, with 1 requests running and 0 waiting"):
