@@ -149,3 +149,31 @@ class SchedulerStats(NamedTuple):
     policy_faults: int = 0
     integrity_errors: int = 0
     guides: GuideStats | None = None
+
+
+_COUNTERS = (
+    "step",
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "steps_done",
+    "policy_stalls",
+    "policy_faults",
+    "integrity_errors",
+)
+_GUIDE_COUNTERS = ("compiled", "cached", "refused", "rows", "dormant_rows")
+
+
+def continued(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
+    """`now`, of an engine that was started again, with what it had counted by `before`: counters never go back."""
+    sums = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
+    return now._replace(**sums, guides=_continued_guides(before.guides, now.guides))
+
+
+def _continued_guides(before: GuideStats | None, now: GuideStats | None) -> GuideStats | None:
+    if before is None:
+        return now
+    now = now or GuideStats()
+    return now._replace(**{name: getattr(before, name) + getattr(now, name) for name in _GUIDE_COUNTERS})

@@ -108,8 +108,10 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """How one of the engines behind an `Engine` does. `engine`: its number, from 0. `restarts`: how often it was
-    started again, as far as the reporter knows.
+    """How one of the engines behind an `Engine` does. `engine`: its number, from 0.
+
+    `restarts`: how often it was started again, as far as the reporter knows, `deaths` of these because it had ended or
+    hung. `stats` go on counting over restarts as far as the reporter has seen them. `info`: of the newest start.
     """
 
     engine: int
@@ -117,6 +119,34 @@ class EngineReport:
     health: EngineHealth
     stats: SchedulerStats
     restarts: int = 0
+    deaths: int = 0
+    info: EngineInfo | None = None
+
+
+class RoutingObserver(Protocol):
+    """Is told of requests on their way to one of several engines. `cause`: why they leave one: `death`, `quiet`,
+    `drain`. No method may raise.
+    """
+
+    def placed(self, engine: int, reason: str) -> None:
+        """A new request goes there; `reason` is that of the router's `Placement`."""
+        ...
+
+    def retried(self, engine: int) -> None:
+        """It refused a request, which goes to another that still can keep what was promised."""
+        ...
+
+    def placed_again(self, engine: int, cause: str) -> None:
+        """A request without a token so far leaves it for another."""
+        ...
+
+    def resumed(self, engine: int, cause: str) -> None:
+        """A request that has tokens leaves it, and goes on with another."""
+        ...
+
+    def breaker(self, engine: int, open: bool) -> None:
+        """It gets no requests from here for a while, as it failed, or it does again."""
+        ...
 
 
 class StepRecord(NamedTuple):

@@ -1,0 +1,27 @@
+"""What an engine has counted when it is started again."""
+
+from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats, continued
+
+# What is true now, and no count of what has happened.
+NOW = {"running", "waiting", "blocks_used", "blocks_total", "step_tokens", "step_duration_s", "policy", "guides"}
+GUIDES_NOW = {"grammars", "waiting", "mask_s"}
+
+
+def test_every_count_goes_on_and_the_rest_is_of_now() -> None:
+    before = SchedulerStats(*range(100, 113), PolicyStats(0.5), *range(114, 117), GuideStats(*range(200, 208)))
+    now = SchedulerStats(*range(13), PolicyStats(0.7), *range(14, 17), GuideStats(*range(8)))
+    after = continued(before, now)
+    for name in SchedulerStats._fields:
+        if name != "guides":
+            earlier = 0 if name in NOW else getattr(before, name)
+            assert getattr(after, name) == (getattr(now, name) if name in NOW else earlier + getattr(now, name)), name
+    assert after.guides is not None and before.guides is not None and now.guides is not None
+    for name in GuideStats._fields:
+        earlier = 0 if name in GUIDES_NOW else getattr(before.guides, name)
+        assert getattr(after.guides, name) == earlier + getattr(now.guides, name), name
+
+
+def test_guides_that_were_there_only_before_or_only_now() -> None:
+    guided = SchedulerStats(guides=GuideStats(compiled=3, grammars=2))
+    assert continued(guided, SchedulerStats()).guides == GuideStats(compiled=3)
+    assert continued(SchedulerStats(), guided).guides == guided.guides
