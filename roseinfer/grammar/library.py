@@ -263,7 +263,8 @@ class MaskThreads:
         order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
         work = [(matchers[i].raw, i) for i in order if matchers[i].first is None]
         line, start = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
-        self._executor.unsafe_compute_mask_ptr(work, start, line, len(matchers))
+        if work:  # the library takes no empty list
+            self._executor.unsafe_compute_mask_ptr(work, start, line, len(matchers))
         for i, matcher in enumerate(matchers):
             if matcher.first is not None:
                 _copy(matcher.first, words, i)

@@ -173,6 +173,18 @@ def test_the_first_mask_has_the_length_of_a_line(vocab_size: int):
     assert allowed(words[:half]) == allowed(words[half:]) == {ord("a")}
 
 
+def test_threads_may_have_nothing_to_compute_but_first_masks():
+    grammar = compile_grammar('start: "ab"', tokens_of())
+    matchers = [grammar.matcher() for _ in range(20)]
+    size = TokenMasks.words_per_line(VOCAB)
+    words = memoryview(array("I", bytes(4 * size * len(matchers))))
+    pool = MaskThreads(2)
+    for _ in range(12):  # both ways
+        words[:] = memoryview(array("I", bytes(words.nbytes)))
+        pool.fill(matchers, words)
+        assert all(allowed(words[at * size : (at + 1) * size]) == {ord("a")} for at in range(len(matchers)))
+
+
 def test_matchers_are_shared_out_among_lanes_wherever_they_are():
     text = 'start: "ab" /[c-e]{3,8}/ "f"'
     grammar, tokens = compile_grammar(text, tokens_of()), tokens_of()
