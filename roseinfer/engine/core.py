@@ -9,7 +9,8 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.observer import StepObserver, unobserved
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
-from roseinfer.core.plan import StepPlan, TokenMasks
+from roseinfer.core.plan import StepPlan
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import INT64_MAX, INT64_MIN
@@ -24,8 +25,11 @@ HELD_BACK_S = 0.002
 
 
 class _InFlight(NamedTuple):
+    """`sampled`: its sampling is launched; not yet, while its masks are missing."""
+
     plan: StepPlan
     handle: Any
+    sampled: bool = True
 
 
 # A request that turned out to be wrong after `add`, and what is wrong with it.
@@ -47,7 +51,15 @@ class Core(Protocol):
     @property
     def held_back(self) -> bool: ...
 
+    def launch(self) -> list[RequestOutput]: ...
+
+    def settle(self) -> list[RequestOutput]: ...
+
     def step(self) -> list[RequestOutput]: ...
+
+    def promise(self, now_s: float) -> Promise: ...
+
+    def suspects(self) -> list[str]: ...
 
     def take_refused(self) -> list[Refused]: ...
 
@@ -95,14 +107,23 @@ class EngineCore:
         self._ended: list[RequestOutput] = []
         self._guided = GuidedSequences(guides, vocab_size)
         self._held: list[HeldRequest] = []
+        self._fresh: list[Add] = []  # came since the last plan
         self._refused: list[Refused] = []
-        self._held_back = False
+        self._held_back = self._planned = False
 
     def add(self, new: Add) -> None:
         """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued.
 
         While a request's grammars are being compiled nobody else knows of it; `take_refused` has it if that fails.
         """
+        self._fresh.append(new)
+        try:
+            self._take(new)
+        except InvalidRequestError:
+            self._fresh.pop()
+            raise
+
+    def _take(self, new: Add) -> None:
         if new.n < 1:
             raise InvalidRequestError("n must be positive", "n")
         if new.params.bad_words or new.params.truncate_prompt_tokens is not None:
@@ -191,13 +212,15 @@ class EngineCore:
         return self._held_back and self.busy
 
     def step(self) -> list[RequestOutput]:
-        """One turn: submit the next plan, and commit the oldest step once `depth` are in flight or no plan is left.
+        """One turn: `launch` and `settle`."""
+        return self.launch() + self.settle()
 
-        A step that verifies drafts is committed before the next one is planned. Its requests would sit that one out
-        otherwise, and two groups that take turns cost the weights' way through the machine twice.
+    def launch(self) -> list[RequestOutput]:
+        """The first half of a turn: plan the next step and submit it, without waiting for one that computes.
 
-        A step whose masks depend on tokens that are still on their way is launched all the same; the step that brings
-        them is committed, and the masks are made, while it runs.
+        Returns what the plan has decided: refusals, timeouts, and what was aborted before. A step that verifies drafts
+        is committed before the next one is planned. Its requests would sit that one out otherwise, and two groups that
+        take turns cost the weights' way through the machine twice.
         """
         outputs, self._ended = self._ended, []
         self._guided.mask_s = 0.0
@@ -207,29 +230,55 @@ class EngineCore:
             outputs += self._commit_oldest()
         with self._span("plan"):
             plan = self.scheduler.plan(self._clock.now())
+        self._fresh.clear()
         outputs += self._told(self.scheduler.take_ended())
+        self._planned = plan is not None
         if plan is not None:
-            assert not plan.num_drafts or self._runner.capabilities.drafts, "the runner verifies no drafts"
-            handle = self._runner.submit(plan)
-            masks: TokenMasks | None = None
-            if plan.guided:
-                outputs += self._see_last_tokens(plan)
-                masks, ends = self._guided.masks(plan, self._runner.mask_space)
-                outputs += self._end(ends)
-            self._runner.sample(handle, masks)
-            self._in_flight.append(_InFlight(plan, handle))
+            self._submit(plan)
         self._held_back = plan is None and not self._in_flight and not outputs
-        if self._in_flight and (plan is None or len(self._in_flight) >= self.depth):
+        return outputs
+
+    def _submit(self, plan: StepPlan) -> None:
+        assert not plan.num_drafts or self._runner.capabilities.drafts, "the runner verifies no drafts"
+        self._in_flight.append(_InFlight(plan, None, False))  # among the `suspects`, should it fail here
+        handle = self._runner.submit(plan)
+        if not plan.guided:
+            self._runner.sample(handle, None)
+        self._in_flight[-1] = _InFlight(plan, handle, not plan.guided)
+
+    def settle(self) -> list[RequestOutput]:
+        """The second half: commit the oldest step once `depth` are in flight or no plan was left.
+
+        A step whose masks depend on tokens that are still on their way is launched all the same; the step that brings
+        them is committed, and the masks are made, while it runs.
+        """
+        outputs: list[RequestOutput] = []
+        if self._in_flight and not self._in_flight[-1].sampled:
+            outputs += self._sample_guided()
+        if self._in_flight and not (self._planned and len(self._in_flight) < self.depth):
             outputs += self._commit_oldest()
         if self._held_back and self._held:
             self._guided.wait(HELD_BACK_S)
             self._held_back = False
         return outputs
 
+    def _sample_guided(self) -> list[RequestOutput]:
+        """Make the masks of the newest step, and launch its sampling."""
+        newest = self._in_flight.pop()
+        try:
+            outputs = self._see_last_tokens(newest.plan)
+            masks, ends = self._guided.masks(newest.plan, self._runner.mask_space)
+            outputs += self._end(ends)
+            self._runner.sample(newest.handle, masks)
+        finally:
+            self._in_flight.append(newest._replace(sampled=True))
+        return outputs
+
     def _commit_oldest(self) -> list[RequestOutput]:
         """Wait for the oldest step in flight and settle it."""
-        oldest = self._in_flight.popleft()
+        oldest = self._in_flight[0]
         result = self._runner.collect(oldest.handle)
+        self._in_flight.popleft()
         with self._span("commit"):
             outputs = self.scheduler.commit(oldest.plan, result, self._clock.now())
         return self._told(outputs)
@@ -238,6 +287,7 @@ class EngineCore:
     def _release_held(self) -> list[RequestOutput]:
         """Queue the requests whose guides are ready by now; of those that are not, end what is too late."""
         for held in held_requests.take_ready(self._held):
+            self._fresh.append(held.new)
             try:
                 self._queue(held.requests, held.blueprint)
             except InvalidRequestError as error:
@@ -272,6 +322,23 @@ class EngineCore:
             outputs.append(self.scheduler.finish(end.sequence_id, reason, now, end.error))
         self._guided.close(end.sequence_id for end in ends)
         return [output for output in outputs if output is not None]
+
+    # --- looking in ---------------------------------------------------------------------------------------------
+    def promise(self, now_s: float) -> Promise:
+        """What the engine says of itself, asked behind `launch`: `now_s` is when the step began."""
+        return self.scheduler.promise(now_s)
+
+    def suspects(self) -> list[str]:
+        """The sequences that may be why a call of ours has failed.
+
+        Those that came since the last plan, if it got no further; else those that began in the steps in flight or, if
+        none did, all that these compute.
+        """
+        if self._fresh:
+            return [sequence_id(new.request_id, index) for new in self._fresh for index in range(new.n)]
+        plans = [step.plan for step in self._in_flight]
+        began = [new.request_id for plan in plans for new in plan.admitted]
+        return began or list(dict.fromkeys(row.request_id for plan in plans for row in plan.rows))
 
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()

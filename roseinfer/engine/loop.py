@@ -1,11 +1,13 @@
 """The engine's loop: drain the inbox, step, send what came of it."""
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import sequence_id
 from roseinfer.engine.api import StepRecord
 from roseinfer.engine.audit import AuditDuty
@@ -16,6 +18,7 @@ from roseinfer.engine.messages import (
     Abort,
     Add,
     ClientMessage,
+    Drain,
     EngineMessage,
     Failed,
     Heartbeat,
@@ -24,6 +27,7 @@ from roseinfer.engine.messages import (
     Received,
     Rejected,
     Shutdown,
+    Undrain,
 )
 
 log = logging.getLogger(__name__)
@@ -50,8 +54,10 @@ class Outbox(Protocol):
 class EngineLoop:
     """Runs until the owner says `Shutdown` or leaves. An idle loop sleeps on its inbox and wakes for heartbeats only.
 
-    A step's outputs go out at once, a message for each client that has some. `garbage`: collects when the loop has
-    nothing to do (None: the interpreter is not ours to look after). `audit`: goes through the books of an idle engine.
+    A step's outputs go out at once, a message for each client that has some; who is turned away hears of it before the
+    step is waited for. `garbage`: collects when the loop has nothing to do (None: the interpreter is not ours to look
+    after). `audit`: goes through the books of an idle engine. `publish`: is told the engine's promise of every step
+    while that runs, when the engine has become idle, and with every heartbeat.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class EngineLoop:
         clock: Clock,
         garbage: IdleGarbageCollector | None = None,
         audit: AuditDuty | None = None,
+        publish: Callable[[Promise], None] | None = None,
     ) -> None:
         self._core = core
         self._inbox = inbox
@@ -69,6 +76,8 @@ class EngineLoop:
         self._clock = clock
         self._garbage = garbage
         self._audit = audit
+        self._publish = publish
+        self._draining = False
         self._owners: dict[str, int] = {}  # live sequence -> who asked for it
         self._askers: set[int] = set()  # clients that have ever asked for anything
         self._steps: list[StepRecord] = []
@@ -83,7 +92,7 @@ class EngineLoop:
                 self._turn()
         except Exception as error:  # also the accelerator's: out of memory, a failed kernel
             log.exception("the engine loop failed")
-            self._outbox.broadcast(Failed(f"{type(error).__name__}: {error}"[:500]))
+            self._outbox.broadcast(Failed(f"{type(error).__name__}: {error}"[:500], self._core.suspects()))
             return False
         finally:
             self._core.close()
@@ -94,8 +103,10 @@ class EngineLoop:
             self._handle(client, message)
         if self._stopping:
             return
+        # What is placed from now on is not among what we have just read, and so not in this step's promise.
+        now_s = self._clock.now()
         if self._core.busy:
-            self._step()
+            self._step(now_s)
         else:
             self._idle()
         self._beat()
@@ -106,23 +117,33 @@ class EngineLoop:
         if self._audit is not None:
             self._audit.idle()
 
-    def _step(self) -> None:
-        outputs = self._core.step()
+    def _step(self, now_s: float) -> None:
+        """One turn of the core, which begins at `now_s`."""
+        outputs = self._core.launch()
         for new, error in self._core.take_refused():
             self._refuse(new, error)
+        if outputs:
+            self._send(outputs, self._core.stats())
+        self._promise(now_s)
+        outputs = self._core.settle()
         stats = self._core.stats()
-        done = stats.steps_done != self._last.steps_done
-        self._last = stats
-        if done:
+        if stats.steps_done != self._last.steps_done:
             predicted_s = stats.policy.predicted_step_s if stats.policy else 0.0
             mask_s = stats.guides.mask_s if stats.guides else 0.0
             self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s, mask_s))
+        self._last = stats
         if outputs:
             self._send(outputs, stats)
+        if not self._core.busy:
+            self._promise(self._clock.now())
         if self._garbage is not None:
             self._garbage.busy()
         if self._audit is not None:
             self._audit.busy()
+
+    def _promise(self, now_s: float) -> None:
+        if self._publish is not None:
+            self._publish(self._core.promise(now_s)._replace(draining=self._draining))
 
     def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
         now_s = self._clock.now()
@@ -157,6 +178,8 @@ class EngineLoop:
         stats = self._core.stats()
         self._outbox.send(OWNER, Heartbeat(stats, now_s, self._take_steps(OWNER)))
         self._outbox.broadcast(Heartbeat(stats, now_s), but=OWNER)
+        if not self._core.busy:
+            self._promise(now_s)
 
     def _patience_s(self) -> float:
         if not self._core.busy:
@@ -174,8 +197,16 @@ class EngineLoop:
             self._outbox.send(client, message)
         elif isinstance(message, Left):
             self._leave(client)
-        elif isinstance(message, Shutdown) and client == OWNER:
+        elif client == OWNER:
+            self._obey(message)
+
+    def _obey(self, message: ClientMessage) -> None:
+        """What its owner alone may tell the engine."""
+        if isinstance(message, Shutdown):
             self._stopping = True
+        elif isinstance(message, Drain | Undrain):
+            self._draining = isinstance(message, Drain)
+            self._promise(self._clock.now())
 
     def _add(self, client: int, message: Add) -> None:
         self._askers.add(client)

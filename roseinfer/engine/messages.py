@@ -33,6 +33,14 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, gc=False):
     """From the owner; nobody else may."""
 
 
+class Drain(msgspec.Struct, tag="drain", array_like=True, gc=False):
+    """From the owner: say in your promises that you take no more requests. Those that come all the same are served."""
+
+
+class Undrain(msgspec.Struct, tag="undrain", array_like=True, gc=False):
+    """From the owner: take requests again."""
+
+
 class Ready(msgspec.Struct, tag="ready", array_like=True, gc=False):
     info: EngineInfo
 
@@ -75,9 +83,12 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, gc=False):
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, gc=False):
-    """The engine loop ended with an unexpected error."""
+    """The engine loop ended with an unexpected error. `suspects`: the sequences, of any client, that may be the cause;
+    the others would have been served.
+    """
 
     message: str
+    suspects: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,7 @@ class Left:
 # The client that started the engine and may shut it down; others are numbered from 1 as they connect.
 OWNER = 0
 
-ClientMessage = Add | Abort | Shutdown
+ClientMessage = Add | Abort | Drain | Undrain | Shutdown
 EngineMessage = Ready | StartFailed | Outputs | Rejected | Heartbeat | Failed
 # (client, message): a request that cannot be read comes as the answer to it.
 Received = tuple[int, ClientMessage | Rejected | Left]

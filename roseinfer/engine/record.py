@@ -25,6 +25,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import End, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, StepResult
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import PassThrough, Runner
 from roseinfer.engine.core import EngineCore, Refused
@@ -175,19 +176,36 @@ class RecordingCore:
         return self._core.held_back
 
     def step(self) -> list[RequestOutput]:
+        return self.launch() + self.settle()
+
+    def launch(self) -> list[RequestOutput]:
         self._read.said_s.clear()
-        outputs = self._core.step()
+        outputs = self._core.launch()
+        self._note(outputs)
+        return outputs
+
+    def settle(self) -> list[RequestOutput]:
+        outputs = self._core.settle()
         said_s = self._read.said_s
         self._recorder.write(self._line(*self._seen.take()))
         self._turn += 1
+        self._note(outputs)
+        if not self.busy or said_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
+            self._recorder.flush(said_s[-1])
+        return outputs
+
+    def _note(self, outputs: list[RequestOutput]) -> None:
         tokens = self._tokens
         for name, token_ids, _, _, _, end in outputs:
             tokens[name] = tokens.get(name, 0) + len(token_ids)
             if end is not None:
                 self._write_end(name, end)
-        if not self.busy or said_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
-            self._recorder.flush(said_s[-1])
-        return outputs
+
+    def promise(self, now_s: float) -> Promise:
+        return self._core.promise(now_s)
+
+    def suspects(self) -> list[str]:
+        return self._core.suspects()
 
     def take_refused(self) -> list[Refused]:
         return self._core.take_refused()

@@ -21,6 +21,7 @@ from roseinfer.core.outputs import (
     new_output,
 )
 from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
@@ -586,6 +587,18 @@ class Scheduler:
             request.restart()
 
     # --- looking in ---------------------------------------------------------------------------------------------
+    def promise(self, now_s: float) -> Promise:
+        """What a router may go by, as of the step that began at `now_s` (the newest that `plan` made, if any)."""
+        return Promise(
+            now_s,
+            steps=self._step,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            best_effort=len(self.waiting),
+            free_seats=len(self._free_seats),
+            free_blocks=self.kv.num_free,
+        )
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             step=self._step,

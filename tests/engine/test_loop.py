@@ -7,8 +7,11 @@ from itertools import count, pairwise
 import pytest
 
 from roseinfer.core.clock import ManualClock
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
+from roseinfer.core.promise import Promise
+from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.garbage import BUSY_PATIENCE_S, IdleGarbageCollector
@@ -18,6 +21,7 @@ from roseinfer.engine.messages import (
     Abort,
     Add,
     ClientMessage,
+    Drain,
     EngineMessage,
     Failed,
     Heartbeat,
@@ -26,9 +30,11 @@ from roseinfer.engine.messages import (
     Received,
     Rejected,
     Shutdown,
+    Undrain,
 )
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.guides import ArithmeticGuides
 
 BLOCKS, BLOCK_SIZE = 64, 4
 
@@ -249,6 +255,101 @@ def test_a_failure_of_the_accelerator_is_told_to_everybody_and_ends_the_loop(whe
     assert set(failed) == {0, 1, 2}
     assert set(failed.values()) == {"OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"}
     assert runner.closed
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("where", ["submit", "sample", "collect"])
+def test_a_failure_names_those_that_began_in_the_step(where: str, depth: int) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=FailingRunner(where), depth=depth)
+    script = play([(1, add("a", 50)), (2, add("b", 50))], [], [], [(2, add("new", 50, n=2))], core=core)
+    named = [m.suspects for _, _, m in script.sent if isinstance(m, Failed)]
+    assert named == [["new:0"]] * 3, "its sample 1 waits for the prompt, and the others went well before"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failure_of_a_step_in_which_nobody_began_names_all_of_it(depth: int) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=FailingRunner("collect"), depth=depth)
+    script = play([(1, add("a", 50)), (2, add("b", 50))], core=core)
+    assert [set(m.suspects) for _, _, m in script.sent if isinstance(m, Failed)] == [{"a:0", "b:0"}] * 3
+
+
+def test_a_failure_to_plan_names_who_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    plan = core.scheduler.plan
+
+    def brittle(now_s: float) -> StepPlan | None:
+        assert core.scheduler.num_live < 2, "planted"
+        return plan(now_s)
+
+    monkeypatch.setattr(core.scheduler, "plan", brittle)
+    script = play([(1, add("a", 50)), (1, add("a"))], [(1, Abort(["x"]))], [(2, add("b", n=2))], core=core)
+    assert [m.suspects for _, _, m in script.sent if isinstance(m, Failed)] == [["b:0", "b:1"]] * 3
+
+
+class Ordered(FakeRunner):
+    """Notes when it is waited for, in a list that others write to as well."""
+
+    def __init__(self) -> None:
+        super().__init__(BLOCKS, BLOCK_SIZE)
+        self.events: list[object] = []
+
+    def collect(self, handle: int) -> StepResult:
+        self.events.append(f"collect {handle}")
+        return super().collect(handle)
+
+
+@pytest.mark.parametrize("guide", [None, "1,50,2"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_is_turned_away_hears_of_it_before_the_step_is_waited_for(
+    depth: int, guide: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Ordered()
+    events = runner.events
+    core = make_core(
+        num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, depth=depth, guides=ArithmeticGuides(vocab_size=50)
+    )
+    send = Script.send
+
+    def noted(script: Script, client: int, message: EngineMessage) -> None:
+        if isinstance(message, Outputs):
+            events.extend((client, output.end.reason) for output in message.outputs if output.end is not None)
+        send(script, client, message)
+
+    monkeypatch.setattr(Script, "send", noted)
+    working = add("a", 20)
+    working.guide = None if guide is None else GuideSpec(grammar=guide)
+    late = add("late")
+    late.meta = RequestMeta(deadline_s=0.0)
+    clock = ManualClock()
+    script = Script(core, clock, [(1, working)], [], [(2, late), (3, add("b"))], [(3, Abort(["b:0"]))])
+    promises: list[Promise] = []
+
+    def publish(promise: Promise) -> None:
+        promises.append(promise)
+        events.append("promise")
+
+    EngineLoop(core, script, script, clock, publish=publish).run()
+    for told in ((2, FinishReason.TIMEOUT), (3, FinishReason.ABORT)):
+        behind = events[events.index(told) :]
+        waits = [event for event in behind if event == "promise" or str(event).startswith("collect")]
+        assert waits[:2] == ["promise", waits[1]] and str(waits[1]).startswith("collect")
+    assert {promise.running for promise in promises} >= {1, 2}
+    assert (promises[-1].running, promises[-1].waiting, promises[-1].free_seats) == (0, 0, 8)
+    assert [promise.steps for promise in promises] == sorted(promise.steps for promise in promises)
+
+
+def test_an_idle_engine_promises_with_its_heartbeats_and_drains_when_its_owner_says_so() -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    clock, promises = ManualClock(), list[Promise]()
+    idle: list[list[Received]] = [[] for _ in range(4)]
+    asked: list[list[Received]] = [[(1, Drain()), (1, Undrain())], [(OWNER, Drain())], [(1, add("a", 2))], [], []]
+    script = Script(core, clock, *idle, *asked, [(OWNER, Undrain())])
+    EngineLoop(core, script, script, clock, publish=promises.append).run()
+    assert [promise.at_s for promise in promises[:2]] == [HEARTBEAT_S, 2 * HEARTBEAT_S]
+    said = [(promise.draining, promise.running) for promise in promises]
+    distinct = [now for before, now in pairwise([None, *said]) if now != before]
+    assert distinct == [(False, 0), (True, 0), (True, 1), (True, 0), (False, 0)], "its owner's word alone counts"
+    assert script.tokens(1) == {"a:0": 2}, "what comes all the same is served"
 
 
 @pytest.fixture
