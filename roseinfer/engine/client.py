@@ -1,10 +1,15 @@
-"""The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health."""
+"""The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health.
+
+`LiveRequests` are those of a process, whichever engine they are in; an `AsyncEngine` is the way to one engine. A live
+request may go from one engine to another: all that its reader has seen so far is here, and travels with it.
+"""
 
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from typing import Protocol
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import (
@@ -12,7 +17,6 @@ from roseinfer.core.errors import (
     EngineDeadError,
     InvalidRequestError,
     OutputTextError,
-    RequestFailedError,
     RequestTooLongError,
     RoseinferError,
     TooManyInflightError,
@@ -20,6 +24,7 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import check_context, sequence_id
+from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, GenerateRequest, Sink, StepRecord
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected
@@ -96,26 +101,48 @@ class EngineWatch:
 
 
 class LiveRequest:
-    """A request in the engine, until its last sample ends or it fails."""
+    """A request that has not ended: in an engine, or on its way from one to another.
 
-    __slots__ = ("_engine", "left", "request_id", "sink", "texts", "wire_id")
+    `request`: as engines get it, and get it again. `texts`: its samples, with what they have put out. `engine`: where
+    it is; None = nowhere. `wire_id`: what that engine calls it.
+    """
+
+    __slots__ = ("_requests", "engine", "left", "request", "sink", "texts", "wire_id")
 
     def __init__(
-        self, engine: "AsyncEngine", request_id: str, wire_id: str, texts: list[SequenceText], sink: Sink
+        self, requests: "LiveRequests", request: GenerateRequest, texts: list[SequenceText], sink: Sink
     ) -> None:
-        self._engine = engine
-        self.request_id = request_id
-        self.wire_id = wire_id
+        self._requests = requests
+        self.request = request
         self.texts = texts
         self.sink = sink
         self.left = len(texts)
+        self.engine: AsyncEngine | None = None
+        self.wire_id = ""
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def begun(self) -> bool:
+        """Whether its reader has been given anything."""
+        return any(text.ids or text.ended for text in self.texts)
 
     def sequence_id(self, text: SequenceText) -> str:
         """What the engine calls one of the samples."""
         return sequence_id(self.wire_id, text.index)
 
     def cancel(self) -> None:
-        self._engine.cancel(self)
+        if self in self._requests:
+            if self.engine is not None:
+                self.engine.withdraw(self)
+            self.fail(EngineClosedError("the request was cancelled"))
+
+    def fail(self, error: RoseinferError) -> None:
+        """End it here; whose engine knows of it has to `withdraw` it before."""
+        self._requests.remove(self)
+        self.sink.fail(error)
 
 
 class Inflight:
@@ -140,18 +167,97 @@ class Inflight:
             raise TooManyInflightError(f"{self.total()} requests are in the engine, its limit")
 
 
-class AsyncEngine(EngineWatch):
-    """See `engine.api.Engine`. Made by `AsyncEngine.start`; all methods belong to the event loop it was started in."""
+class LiveRequests:
+    """The requests of this process that have not ended, by their ids. `prefix`: what tells them from those of other
+    clients of an engine.
+    """
 
-    def __init__(
-        self, transport: Transport, tokenizer: Tokenizer, clock: Clock | None, inflight: Inflight, prefix: str
-    ) -> None:
-        super().__init__(transport, clock)
-        self._inflight = inflight
+    def __init__(self, tokenizer: Tokenizer, clock: Clock | None, inflight: Inflight, prefix: str) -> None:
+        self.clock = clock or MonotonicClock()
         self._tokenizer = tokenizer
+        self._inflight = inflight
         self._prefix = prefix
-        self._live: dict[str, LiveRequest] = {}
         self._numbers = itertools.count()
+        self._live: dict[str, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, live: LiveRequest) -> bool:
+        return self._live.get(live.request_id) is live
+
+    def all(self) -> list[LiveRequest]:
+        """As of now, to be iterated while they end."""
+        return list(self._live.values())
+
+    def make(self, request: GenerateRequest, sink: Sink, info: EngineInfo) -> LiveRequest:
+        """It does not count before `add`. Raises what `Engine.submit` raises of a request that is wrong, and
+        `TooManyInflightError`.
+        """
+        if request.params.bad_words or request.params.truncate_prompt_tokens is not None:
+            ready = prepare(request.prompt_ids, request.params, self._tokenizer, info.max_model_len)
+            request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
+        self._check(request, info)
+        if request.meta.arrival_s is None:
+            request = replace(request, meta=replace(request.meta, arrival_s=self.clock.now()))
+        return LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
+
+    def _check(self, request: GenerateRequest, info: EngineInfo) -> None:
+        self._inflight.check()
+        if request.request_id in self._live:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
+        if request.n < 1:
+            raise InvalidRequestError("n must be positive", "n")
+        if not request.prompt_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        check_context(len(request.prompt_ids), request.params.max_tokens, info.max_model_len)
+
+    def _text(self, request: GenerateRequest, index: int) -> SequenceText:
+        if request.parser is None:
+            return SequenceText(index, request.params, self._tokenizer)
+        return ParsedText(index, request.params, self._tokenizer, request.parser())
+
+    def wire_id(self) -> str:
+        """An engine knows a request by an id that is used once: a cancelled one, or one that has gone elsewhere, may
+        still be on its way there and back when its request_id is used again. Short, as it comes back with every token.
+        """
+        return f"{self._prefix}{next(self._numbers)}"
+
+    def add(self, live: LiveRequest) -> None:
+        self._live[live.request_id] = live
+        self._inflight.note(len(self._live))
+
+    def remove(self, live: LiveRequest) -> None:
+        if self._live.get(live.request_id) is live:
+            del self._live[live.request_id]
+            self._inflight.note(len(self._live))
+
+
+class Heir(Protocol):
+    """Looks after requests that an engine does not bring to their end. Called from the event loop."""
+
+    def lost(self, engine: "AsyncEngine", requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
+        """The engine is gone, and these were in it. `suspects`: wire ids of the requests that may have ended it, other
+        clients' too; none: nobody knows.
+        """
+        ...
+
+    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+        """The engine has turned a request away. What its reader is told; None: nothing, it goes on elsewhere."""
+        ...
+
+
+class AsyncEngine(EngineWatch):
+    """See `engine.api.Engine`. Made by `AsyncEngine.start`; all methods belong to the event loop it was started in.
+
+    `requests` may be shared with other engines; then `heir` is who moves them.
+    """
+
+    def __init__(self, transport: Transport, requests: LiveRequests, heir: Heir | None = None) -> None:
+        super().__init__(transport, requests.clock)
+        self._requests = requests
+        self._heir = heir
+        self._suspects: Collection[str] = ()
         self._sequences: dict[str, tuple[LiveRequest, SequenceText]] = {}
 
     @classmethod
@@ -170,7 +276,8 @@ class AsyncEngine(EngineWatch):
         With `max_inflight_requests`, `generate` raises `TooManyInflightError` while so many have not ended; `inflight`
         may be given instead. `prefix`: what tells requests from those of other clients of the engine.
         """
-        engine = cls(transport, tokenizer, clock, inflight or Inflight(max_inflight_requests), prefix)
+        inflight = inflight or Inflight(max_inflight_requests)
+        engine = cls(transport, LiveRequests(tokenizer, clock, inflight, prefix))
         await engine.connect()
         return engine
 
@@ -183,74 +290,57 @@ class AsyncEngine(EngineWatch):
             raise EngineClosedError("the engine is closed")
         if self._death is not None:
             raise EngineDeadError(self._death)
-        if request.params.bad_words or request.params.truncate_prompt_tokens is not None:
-            ready = prepare(request.prompt_ids, request.params, self._tokenizer, self.info.max_model_len)
-            request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
-        self._check(request)
-        texts = [self._text(request, i) for i in range(request.n)]
-        # The engine knows a request by an id that is used once: a cancelled one may still be on its way there and
-        # back when its request_id is used again. It is short because it comes back with every token.
-        wire_id = f"{self._prefix}{next(self._numbers)}"
-        live = LiveRequest(self, request.request_id, wire_id, texts, sink)
-        self._send_add(request, wire_id)
-        self._live[request.request_id] = live
-        for text in texts:
-            self._sequences[live.sequence_id(text)] = (live, text)
-        self._inflight.note(len(self._live))
+        live = self._requests.make(request, sink, self.info)
+        self.adopt(live)
+        self._requests.add(live)
         return live
 
-    def _text(self, request: GenerateRequest, index: int) -> SequenceText:
-        if request.parser is None:
-            return SequenceText(index, request.params, self._tokenizer)
-        return ParsedText(index, request.params, self._tokenizer, request.parser())
+    def adopt(self, live: LiveRequest) -> None:
+        """Send a request to this engine. Raises `InvalidRequestError` if it cannot be sent, and then it is not here."""
+        wire_id = self._requests.wire_id()
+        self._send_add(live.request, wire_id)
+        live.engine, live.wire_id = self, wire_id
+        for text in live.texts:
+            self._sequences[live.sequence_id(text)] = (live, text)
 
     def _send_add(self, request: GenerateRequest, wire_id: str) -> None:
         try:
-            meta = request.meta
-            if meta.arrival_s is None:
-                meta = replace(meta, arrival_s=self._clock.now())
             prompt_ids = list(map(operator.index, request.prompt_ids))
-            self._transport.send(Add(wire_id, prompt_ids, request.params, request.n, meta, request.guide))
+            self._transport.send(Add(wire_id, prompt_ids, request.params, request.n, request.meta, request.guide))
         except (TypeError, OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"the request cannot be sent to the engine: {error}") from error
 
-    def _check(self, request: GenerateRequest) -> None:
-        self._inflight.check()
-        if request.request_id in self._live:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
-        if request.n < 1:
-            raise InvalidRequestError("n must be positive", "n")
-        if not request.prompt_ids:
-            raise InvalidRequestError("the prompt is empty", "prompt")
-        check_context(len(request.prompt_ids), request.params.max_tokens, self.info.max_model_len)
-
-    def cancel(self, live: LiveRequest) -> None:
-        """Abort what is left of a request."""
-        if self._live.get(live.request_id) is not live:
-            return
-        left = [live.sequence_id(text) for text in live.texts if not text.ended]
-        self._fail(live, EngineClosedError("the request was cancelled"))
+    def withdraw(self, live: LiveRequest) -> None:
+        """Have the engine forget what is left of a request. What it still says of it is dropped."""
+        left = self._forget(live)
         if left and self._death is None and not self._closed:
             self._transport.send(Abort(left))
 
-    def _fail(self, live: LiveRequest, error: RoseinferError) -> None:
-        self._forget(live)
-        live.sink.fail(error)
+    def _forget(self, live: LiveRequest) -> list[str]:
+        """Returns what the engine calls those of its samples that have not ended."""
+        left = [live.sequence_id(text) for text in live.texts if not text.ended]
+        for sequence in left:
+            self._sequences.pop(sequence, None)
+        live.engine = None
+        return left
 
-    def _forget(self, live: LiveRequest) -> None:
-        self._live.pop(live.request_id, None)
-        for text in live.texts:
-            self._sequences.pop(live.sequence_id(text), None)
-        self._inflight.note(len(self._live))
+    def _release(self) -> list[LiveRequest]:
+        """Forget all requests; what the engine still says of them is dropped."""
+        here = list(dict.fromkeys(live for live, _ in self._sequences.values()))
+        self._sequences.clear()
+        for live in here:
+            live.engine = None
+        return here
 
     @property
     def num_live(self) -> int:
-        """Requests that have not ended."""
-        return len(self._live)
+        """Requests that have not ended, in this engine or another that shares them."""
+        return len(self._requests)
 
     async def close(self) -> None:
         if not self._closed:
-            self._fail_all(EngineClosedError("the engine was closed"))
+            for live in self._release():
+                live.fail(EngineClosedError("the engine was closed"))
         await super().close()
 
     # --- from the engine ----------------------------------------------------------------------------------------
@@ -268,17 +358,18 @@ class AsyncEngine(EngineWatch):
         for output in outputs:
             found = sequences.get(output.request_id)
             if found is None:
-                continue  # cancelled meanwhile
+                continue  # cancelled meanwhile, or elsewhere
             live, text = found
-            if output.end is not None and output.end.reason is FinishReason.ERROR:
-                text.ended = True
-                self._fail_request(live, request_failure(output.end.error or "the request failed"))
-                continue
+            if output.end is not None and output.end.reason in _EARLY_ENDS:
+                shown = self._end_early(live, text, output)
+                if shown is None:
+                    continue
+                output = shown
             try:
                 chunk = text.take(output, now_s)
             except Exception as error:  # the tokenizer's, which is the model's: it must not end every client
                 log.exception("request %s: its output could not be turned into text", live.request_id)
-                self._fail_request(live, OutputTextError(error))
+                self._fail(live, OutputTextError(error))
                 continue
             if chunk is None:
                 continue
@@ -290,33 +381,50 @@ class AsyncEngine(EngineWatch):
         if aborts:
             self._transport.send(Abort(aborts))
 
+    def _end_early(self, live: LiveRequest, text: SequenceText, output: RequestOutput) -> RequestOutput | None:
+        """What is left to show of an output that ends a sample before its time; None = nothing."""
+        end = output.end
+        assert end is not None
+        if end.reason is FinishReason.ERROR:
+            text.ended = True
+            del self._sequences[output.request_id]
+            self._fail(live, request_failure(end.error or "the request failed"))
+            return None
+        if self._heir is None or end.rejection is None:
+            return output
+        rejection = self._heir.refused(live, end.rejection)
+        return None if rejection is None else output._replace(end=end._replace(rejection=rejection))
+
     def _end_sequence(self, sequence: str, live: LiveRequest) -> None:
         del self._sequences[sequence]
         live.left -= 1
         if not live.left:
-            self._live.pop(live.request_id, None)
-            self._inflight.note(len(self._live))
+            self._requests.remove(live)
 
-    def _fail_request(self, live: LiveRequest, error: RequestFailedError) -> None:
+    def _fail(self, live: LiveRequest, error: RoseinferError) -> None:
         """End a request of which one sample failed: the other samples have no use without it."""
-        left = [live.sequence_id(text) for text in live.texts if not text.ended]
-        self._fail(live, error)
-        if left:
-            self._transport.send(Abort(left))
+        self.withdraw(live)
+        live.fail(error)
 
     def _reject(self, message: Rejected) -> None:
-        found = self._sequences.get(sequence_id(message.request_id, 0))
-        if found is not None:
-            live, _ = found
-            kind = RequestTooLongError if message.code == "context_length_exceeded" else None
-            error = kind(message.message, message.param) if kind else None
-            self._fail(live, error or InvalidRequestError(message.message, message.param, message.code))
+        live = next((live for live, _ in self._sequences.values() if live.wire_id == message.request_id), None)
+        if live is None:
+            return
+        kind = RequestTooLongError if message.code == "context_length_exceeded" else None
+        error = kind(message.message, message.param) if kind else None
+        self._forget(live)
+        live.fail(error or InvalidRequestError(message.message, message.param, message.code))
 
     def _on_death(self, reason: str) -> None:
-        if self._death is None and not self._closed:
-            super()._on_death(reason)
-            self._fail_all(EngineDeadError(reason))
+        if self._death is not None or self._closed:
+            return
+        super()._on_death(reason)
+        lost = self._release()
+        if self._heir is not None:
+            self._heir.lost(self, lost, reason, self._suspects)
+            return
+        for live in lost:
+            live.fail(EngineDeadError(reason))
 
-    def _fail_all(self, error: RoseinferError) -> None:
-        for live in list(self._live.values()):
-            self._fail(live, error)
+
+_EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)

@@ -13,18 +13,26 @@ from roseinfer.text.tokenizer import Tokenizer
 
 
 class SequenceText:
-    """Turns one sequence's outputs into chunks: incremental text, stop strings, the right end."""
+    """Turns one sequence's outputs into chunks: incremental text, stop strings, the right end.
+
+    `ids`: the tokens that it has had so far.
+    """
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.index = index
         self.ended = False
+        self.ids: list[int] = []
         self._params = params
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
         self._matcher = _matcher(params) if params.stop else None
-        self._count = 0
         self._started: Started | None = None
+        self.start_over()
+
+    def start_over(self) -> None:
+        """The engine that was to put out the first token did not live to do so: the prompt is computed again."""
+        assert not self.ids, "nothing that was shown is computed again"
         # The first prompt token has none, and so a prompt of one token has nothing but that.
-        wanted = index == 0 and params.prompt_logprobs is not None
+        wanted = self.index == 0 and self._params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wanted else None
 
     def take(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
@@ -42,7 +50,7 @@ class SequenceText:
             self._prompt_logprobs += output.prompt_logprobs
         if not output.token_ids and output.end is None:
             return None
-        if output.started is not None:
+        if output.started is not None and self._started is None:  # one that goes on elsewhere has begun before
             self._started = output.started
         chunk = SequenceChunk(
             self.index,
@@ -51,8 +59,8 @@ class SequenceText:
             cached_tokens=self._started.cached_tokens if self._started else 0,
         )
         chunk.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
-        self._count += len(output.token_ids)
-        chunk.num_output_tokens = self._count
+        self.ids += output.token_ids
+        chunk.num_output_tokens = len(self.ids)
         self._add_text(chunk, output, now_s)
         return chunk
 
@@ -97,7 +105,7 @@ class SequenceText:
         return RequestTimes(*started[1:], finished_s=now_s) if started else None
 
     def _add_end(self, chunk: SequenceChunk, end: End) -> None:
-        chunk.times = end.times
+        chunk.times = end.times if self._started is None else self._times(end.times.finished_s)
         chunk.preemptions = end.preemptions
         chunk.rejection = end.rejection
         if chunk.finish_reason is None:

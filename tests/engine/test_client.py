@@ -194,7 +194,7 @@ def test_output_that_cannot_become_text_ends_its_request_alone(caplog: pytest.Lo
                 for i, name in enumerate("abc", start=1)
             }
             planted = next(token for token in tokens["b"] if token not in tokens["a"] + tokens["c"])
-            client._tokenizer = PoorTokenizer(planted)  # type: ignore[assignment]
+            client._requests._tokenizer = PoorTokenizer(planted)  # type: ignore[assignment]
             streams = [
                 client.generate(request(name, [i, *PROMPT], n=1 + 2 * (name == "b"), max_tokens=30))
                 for i, name in enumerate("abc", start=1)

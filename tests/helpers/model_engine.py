@@ -1,0 +1,150 @@
+"""An engine behind a transport that a test steps by hand: what it puts out depends on (prompt, seed, index) alone."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from roseinfer.core.clock import Clock, ManualClock
+from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
+from roseinfer.core.request import sequence_id
+from roseinfer.core.slo import Cause, Rejection
+from roseinfer.core.traits import PolicyTraits
+from roseinfer.engine.api import EngineInfo
+from roseinfer.engine.messages import Abort, Add, ClientMessage, EngineMessage, Failed, Heartbeat, Outputs
+
+INFO = EngineInfo(
+    model="fake",
+    model_type="fake",
+    max_model_len=256,
+    vocab_size=256,
+    block_size=4,
+    num_blocks=64,
+    max_num_seqs=8,
+    dtype="float32",
+    device="cpu",
+    eos_token_ids=(),
+    default_sampling={},
+    policy=PolicyTraits("slack", sheds=True, priorities=True),
+    startup_s={},
+)
+TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
+
+
+def token(prompt_ids: list[int], seed: int, index: int) -> int:
+    """Output `index` of a sample with that seed, whichever engine computes it: a printable ASCII character."""
+    return 32 + zlib.crc32(repr((prompt_ids, seed, index)).encode()) % 95
+
+
+def expected_ids(prompt_ids: list[int], seed: int, max_tokens: int) -> list[int]:
+    return [token(prompt_ids, seed, index) for index in range(max_tokens)]
+
+
+@dataclass
+class Sample:
+    add: Add
+    index: int
+    done: int
+    said: int = 0  # in this engine
+
+    @property
+    def name(self) -> str:
+        return sequence_id(self.add.request_id, self.index)
+
+
+@dataclass
+class ModelEngine:
+    """A `Transport`. `step` gives each sample a token, or as many as the test says; nothing is said by itself.
+
+    `frozen`: what it is told waits. `dead`: what it is told is lost.
+    """
+
+    info: EngineInfo = INFO
+    frozen: bool = False
+    dead: bool = False
+    samples: dict[str, Sample] = field(default_factory=dict)
+    adds: list[Add] = field(default_factory=list)
+    unread: list[ClientMessage] = field(default_factory=list)
+    held: list[EngineMessage] = field(default_factory=list)
+    clock: Clock = field(default_factory=lambda: ManualClock(10.0))
+
+    async def start(self, on_message: Callable[[EngineMessage], None], on_death: Callable[[str], None]) -> EngineInfo:
+        self._on_message, self._on_death = on_message, on_death
+        return self.info
+
+    def send(self, message: ClientMessage) -> None:
+        read = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ClientMessage)
+        if not self.dead:
+            self.unread.append(read)
+            if not self.frozen:
+                self.read()
+
+    async def close(self) -> None:
+        self.dead = True
+        self.samples.clear()
+
+    # --- the test's side ----------------------------------------------------------------------------------------
+    def read(self) -> None:
+        messages, self.unread = self.unread, []
+        for message in messages:
+            if isinstance(message, Abort):
+                for sequence in message.sequence_ids:
+                    self.samples.pop(sequence, None)
+            elif isinstance(message, Add):
+                self.adds.append(message)
+                for index in range(message.n):
+                    sample = Sample(message, index, 0)
+                    self.samples[sample.name] = sample
+
+    def step(self, tokens: int = 1, only: Callable[[Sample], bool] = lambda sample: True) -> None:
+        self.say([self._advance(sample, tokens) for sample in list(self.samples.values()) if only(sample)])
+
+    def _advance(self, sample: Sample, tokens: int) -> RequestOutput:
+        add, first = sample.add, sample.done
+        assert add.params.seed is not None
+        sample.done = min(first + tokens, add.params.max_tokens)
+        ids = [token(add.prompt_ids, add.params.seed + sample.index, i) for i in range(first, sample.done)]
+        end = None
+        if sample.done == add.params.max_tokens:
+            del self.samples[sample.name]
+            end = End(FinishReason.LENGTH, TIMES)
+        started = None if sample.said else Started(0, 1.0, 2.0, 3.0)
+        sample.said += len(ids)
+        return RequestOutput(sample.name, tuple(ids), None, None, started, end)
+
+    def refuse(self, sample: Sample, predicted_ttft_s: float = 2.0, cause: Cause = Cause.QUEUE) -> None:
+        del self.samples[sample.name]
+        rejection = Rejection("ttft", predicted_ttft_s, cause)
+        end = End(FinishReason.REJECTED, TIMES, rejection=rejection)
+        self.say([RequestOutput(sample.name, end=end)])
+
+    def say(self, outputs: list[RequestOutput]) -> None:
+        self.tell(Outputs(outputs, SchedulerStats(), self.clock.now()))
+
+    def beat(self) -> None:
+        self.tell(Heartbeat(SchedulerStats(), self.clock.now()))
+
+    def tell(self, message: EngineMessage) -> None:
+        if self.frozen:
+            self.held.append(message)
+        elif not self.dead:
+            self._on_message(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=EngineMessage))
+
+    def thaw(self) -> None:
+        """What it had said before it froze is on its way, then it reads what it was told."""
+        self.frozen = False
+        held, self.held = self.held, []
+        for message in held:
+            self.tell(message)
+        self.read()
+
+    def die(self, reason: str = "planted death") -> None:
+        if not self.dead:
+            self.dead = True
+            self.samples.clear()
+            self._on_death(reason)
+
+    def fail(self, *suspects: str) -> None:
+        self.tell(Failed("planted failure"))
+        self.die()
