@@ -9,7 +9,7 @@ import msgspec
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.engine.frames import FrameReader, frame
-from roseinfer.server.observe.metrics import Snapshot
+from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.request.slo_classes import SloClasses
 
 

@@ -19,7 +19,8 @@ from roseinfer.server.fleet.launch import Launcher, WorkerProcess
 from roseinfer.server.fleet.pool import WorkerPool
 from roseinfer.server.fleet.scrapes import Scrapes
 from roseinfer.server.hosting import Signals, configure_logging, first_of, greeting, listen, say
-from roseinfer.server.observe.metrics import Snapshot, StepMetrics, snapshot
+from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.slo_classes import configured_classes
 
@@ -73,7 +74,8 @@ class Fleet:
     async def run(self) -> None:
         self._signals.install()
         name = (self._served.server.served_model_name or (self._served.model_name,))[0]
-        self._engine.on_step(StepMetrics(self._tallies, name).step)
+        steps = StepMetrics(self._tallies, name)
+        self._engine.on_step(lambda record: steps.step(0, record))
         failure = self._pool.failure
         try:
             if await self._brought_up():
@@ -165,7 +167,7 @@ class Fleet:
         self._counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:
-        return snapshot(self._tallies, self._engine)
+        return Snapshot(self._tallies.numbers(), self._engine.reports())
 
 
 def _answers(worker: WorkerProcess) -> bool:

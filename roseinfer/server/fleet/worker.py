@@ -49,7 +49,7 @@ from roseinfer.server.hosting import (
     uvicorn_config,
 )
 from roseinfer.server.http.errors import unavailable
-from roseinfer.server.observe.metrics import Snapshot
+from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server.worker")

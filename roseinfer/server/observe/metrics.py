@@ -1,24 +1,19 @@
-"""The metrics: vLLM's names where it has them, `roseinfer:` for the rest.
+"""The metrics that are counted as things happen: vLLM's names where it has them, `roseinfer:` for the rest.
 
-Gauges and engine counters are read from the engine's newest snapshot when scraped. Buckets keep every bound of vLLM's
-and add some, so that dashboards and mixed fleets still aggregate.
+What engines say of themselves is in `exposition`. Buckets keep every bound of vLLM's and add some, so that dashboards
+and mixed fleets still aggregate.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-
-from roseinfer.core.outputs import COMPLETE, GuideStats, PolicyStats, SchedulerStats
-from roseinfer.engine.api import EngineHealth, EngineInfo, StepRecord
-from roseinfer.server.observe.tallies import Counter, Histogram, Numbers, Tallies, total
+from roseinfer.core.outputs import COMPLETE
+from roseinfer.engine.api import EngineInfo, StepRecord
+from roseinfer.server.observe.tallies import Counter, Histogram, Labels, Tallies
 from roseinfer.server.request.job import PromptRun, SampleRecord
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
-ENGINE_INDEX = "0"
+# The engine of what is counted by request: which of several serves one may change while it runs.
+ONE_ENGINE, ALL_ENGINES = "0", "all"
 
 # fmt: off
 TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .15, .2, .25, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
@@ -79,34 +74,38 @@ _MODELS, _MODEL = "/v1/models/", "/v1/models/{model_id}"
 
 
 class StepMetrics:
-    """Every step of the engine. Kept by whoever owns the engine, since nobody else is told of each."""
+    """Every step of the engines. Kept by whoever owns them, since nobody else is told of each."""
 
     def __init__(self, tallies: Tallies, model_name: str) -> None:
-        values = (model_name, ENGINE_INDEX)
         tokens, seconds = "Tokens computed in a step", "Duration of an engine step"
-        steps = tallies.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
-        times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
+        self._tokens = tallies.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
+        self._times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
         said = "Duration of an engine step over what the scheduling policy's cost model predicted"
-        ratios = tallies.histograms("roseinfer:step_time_ratio", said, STEP_RATIO, LABELS)
+        self._ratios = tallies.histograms("roseinfer:step_time_ratio", said, STEP_RATIO, LABELS)
         help = "Time that the masks of constrained outputs took the host in a step that had some"
-        masks = tallies.histograms("roseinfer:mask_time_seconds", help, MASK_S, LABELS)
-        self._tokens, self._time, self._ratio = (family.labels(*values) for family in (steps, times, ratios))
-        self._masks = masks.labels(*values)
+        self._masks = tallies.histograms("roseinfer:mask_time_seconds", help, MASK_S, LABELS)
+        self._model_name = model_name
 
-    def step(self, record: StepRecord) -> None:
-        self._tokens.observe(record.tokens)
-        self._time.observe(record.duration_s)
+    def expect(self, engines: int) -> None:
+        """There are so many: what is counted of each is 0 before its first step, and not absent."""
+        for engine in range(engines):
+            for family in (self._tokens, self._times, self._ratios, self._masks):
+                family.labels(self._model_name, str(engine))
+
+    def step(self, engine: int, record: StepRecord) -> None:
+        values = (self._model_name, str(engine))
+        self._tokens.labels(*values).observe(record.tokens)
+        self._times.labels(*values).observe(record.duration_s)
         if record.predicted_s > 0:
-            self._ratio.observe(record.duration_s / record.predicted_s)
+            self._ratios.labels(*values).observe(record.duration_s / record.predicted_s)
         if record.mask_s > 0:
-            self._masks.observe(record.mask_s)
+            self._masks.labels(*values).observe(record.mask_s)
 
 
 class LengthMetrics:
     """How well outputs' lengths are predicted, and how long that takes. There only with a predictor."""
 
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
-        values = (model_name, ENGINE_INDEX)
+    def __init__(self, tallies: Tallies, values: Labels) -> None:
         help = "Predicted output length over the true one, of samples that ended by themselves"
         ratios = tallies.histograms("roseinfer:length_prediction_ratio", help, LENGTH_RATIO, LABELS)
         times = tallies.histograms(
@@ -118,8 +117,7 @@ class LengthMetrics:
 class GrammarMetrics:
     """What became of the constraints of requests. See `request.grammars.GrammarObserver`."""
 
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
-        values = (model_name, ENGINE_INDEX)
+    def __init__(self, tallies: Tallies, values: Labels) -> None:
         help = "Time to build and prove the grammar of a constraint that was not known yet"
         times = tallies.histograms("roseinfer:grammar_compile_seconds", help, GRAMMAR_S, LABELS)
         self.compiled = times.labels(*values).observe
@@ -133,12 +131,11 @@ class GrammarMetrics:
 
 
 class EngineMetrics:
-    """Everything that requests leave behind. One per engine."""
+    """Everything that requests leave behind. `values`: of `LABELS`, here and below."""
 
-    def __init__(self, tallies: Tallies, info: EngineInfo, model_name: str) -> None:
+    def __init__(self, tallies: Tallies, info: EngineInfo, values: Labels) -> None:
         self._tallies = tallies
-        self._values = (model_name, ENGINE_INDEX)
-        self._model_name = model_name
+        self._values = values
         self._latencies()
         self._sizes(length_buckets(info.max_model_len))
         self._counters()
@@ -149,7 +146,7 @@ class EngineMetrics:
         self._cached.inc(cached_tokens)
 
     def refused(self, reason: str) -> None:
-        self._rejections.labels(self._model_name, reason).inc()
+        self._rejections.labels(self._values[0], reason).inc()
 
     def aborted(self, reason: str) -> None:
         self._aborted.labels(*self._values, reason).inc()
@@ -232,148 +229,3 @@ class EngineMetrics:
 
     def _counter(self, name: str, help: str) -> Counter:
         return self._tallies.counters(name, help, LABELS).labels(*self._values)
-
-
-class Snapshot(msgspec.Struct):
-    """What one process knows at a moment. `stats` is None before the engine is up or if the process has none; `alive`:
-    whether the engine lives.
-    """
-
-    numbers: Numbers
-    stats: SchedulerStats | None = None
-    heartbeat_age_s: float = 0.0
-    alive: bool = True
-
-
-class Observed(Protocol):
-    """As much of an engine as is shown."""
-
-    def health(self) -> EngineHealth: ...
-
-    def stats(self) -> SchedulerStats: ...
-
-
-def snapshot(tallies: Tallies, engine: Observed | None) -> Snapshot:
-    if engine is None:
-        return Snapshot(tallies.numbers())
-    health = engine.health()
-    return Snapshot(tallies.numbers(), engine.stats(), health.heartbeat_age_s, health.alive)
-
-
-def combined(parts: Sequence[Snapshot]) -> Snapshot:
-    """Numbers add up; of several views of the engine the newest one counts."""
-    numbers = total(part.numbers for part in parts)
-    views = [part for part in parts if part.stats is not None]
-    if not views:
-        return Snapshot(numbers)
-    newest = max((part.stats for part in views if part.stats is not None), key=lambda stats: stats.step)
-    heartbeat_age_s = min(part.heartbeat_age_s for part in views)
-    return Snapshot(numbers, newest, heartbeat_age_s, all(part.alive for part in views))
-
-
-class Exposition:
-    """The text of `/metrics`."""
-
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
-        self._tallies = tallies
-        self._values = (model_name, ENGINE_INDEX)
-
-    def text(self, shown: Snapshot, info: EngineInfo | None) -> bytes:
-        """`info` is None before the engine is up."""
-        return generate_latest(_Collected(self._families(shown, info)))
-
-    def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
-        yield from self._tallies.metrics(shown.numbers)
-        if info is not None and shown.stats is not None:
-            yield self._gauge("roseinfer:engine_up", "1 while the engine lives, 0 when it has failed", shown.alive)
-            yield from self._engine(shown.stats if shown.alive else _dead(shown.stats), shown.heartbeat_age_s)
-            if shown.alive:
-                yield from self._objectives(shown.stats.policy or PolicyStats())
-            guides = shown.stats.guides or GuideStats()
-            yield from self._constraints(guides if shown.alive else guides._replace(grammars=0, waiting=0))
-            yield from self._fixed(info)
-
-    def _engine(self, stats: SchedulerStats, heartbeat_age_s: float) -> Iterator[Metric]:
-        used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-        yield self._gauge("vllm:num_requests_running", "Sequences that hold a seat", stats.running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait for a seat", stats.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", used)
-        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries)
-        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits)
-        yield self._counter("vllm:num_preemptions", "Sequences sent back to wait", stats.preemptions)
-        yield self._counter("vllm:generation_tokens", "Tokens generated", stats.generation_tokens)
-        stalls, faults = stats.policy_stalls, stats.policy_faults
-        help = "Times the scheduling policy let nobody do anything and the engine went on without it"
-        yield self._counter("roseinfer:policy_stalls", help, stalls)
-        yield self._counter("roseinfer:policy_faults", "Answers of the scheduling policy that were ignored", faults)
-        help = "Checks of the idle engine that found seats, queues or KV blocks to disagree"
-        yield self._counter("roseinfer:integrity_errors", help, stats.integrity_errors)
-        yield self._counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
-        help = "Since the engine's last turn"
-        yield self._gauge("roseinfer:engine_heartbeat_age_seconds", help, heartbeat_age_s)
-
-    def _constraints(self, guides: GuideStats) -> Iterator[Metric]:
-        """What the engine does for constrained outputs."""
-        yield self._gauge("roseinfer:engine_grammars", "Compiled grammars that the engine keeps", guides.grammars)
-        help = "Requests that wait in the engine until their grammar is compiled"
-        yield self._gauge("roseinfer:num_requests_compiling", help, guides.waiting)
-        help = "Rows sampled for requests with a constraint"
-        yield self._counter("roseinfer:constrained_rows", help, guides.rows)
-        help = "Rows of such requests that nothing constrained: their grammar waits for what wakes it"
-        yield self._counter("roseinfer:dormant_rows", help, guides.dormant_rows)
-        yield self._counter("roseinfer:engine_grammars_compiled", "Grammars that the engine compiled", guides.compiled)
-        yield self._counter("roseinfer:engine_grammars_cached", "Grammars that it had compiled already", guides.cached)
-
-    def _objectives(self, policy: PolicyStats) -> Iterator[Metric]:
-        """What the scheduling policy goes by, as far as it has these figures."""
-        utilisation = "Share of the machine that the objectives of running requests ask for; at 1 it is full"
-        speed = "Duration of steps lately over what the fitted cost model expects; above 1 the machine is slower"
-        margin = "Share by which token deadlines are brought forward so that few are missed"
-        budget = "How long the next step may take before the most urgent request is late; absent if none is urgent"
-        batch = "Rows in a mean step if every request decodes exactly at the pace of its objective"
-        demoted = "Requests served from what is left over because their objective is already lost"
-        for name, help, value in (
-            ("roseinfer:slo_utilisation", utilisation, policy.utilisation),
-            ("roseinfer:slo_speed_ratio", speed, policy.speed),
-            ("roseinfer:slo_margin", margin, policy.margin),
-            ("roseinfer:slo_step_budget_seconds", budget, policy.step_budget_s),
-            ("roseinfer:slo_virtual_batch_size", batch, policy.virtual_batch_size),
-            ("roseinfer:slo_demoted_requests", demoted, policy.demoted),
-        ):
-            if value is not None:
-                yield self._gauge(name, help, value)
-
-    def _fixed(self, info: EngineInfo) -> Iterator[Metric]:
-        cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
-        config = GaugeMetricFamily("vllm:cache_config_info", "Size of the KV cache", labels=(*LABELS, *cache))
-        config.add_metric((*self._values, *cache.values()), 1)
-        yield config
-        phases = GaugeMetricFamily("roseinfer:startup_phase_seconds", "Time to start", labels=(*LABELS, "phase"))
-        for phase, seconds in info.startup_s.items():
-            phases.add_metric((*self._values, phase), seconds)
-        yield phases
-
-    def _gauge(self, name: str, help: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, help, labels=LABELS)
-        family.add_metric(self._values, value)
-        return family
-
-    def _counter(self, name: str, help: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, help, labels=LABELS)
-        family.add_metric(self._values, value)
-        return family
-
-
-def _dead(stats: SchedulerStats) -> SchedulerStats:
-    """What is true once the engine is gone: it has counted what it had counted, and nothing runs, waits or is held."""
-    return stats._replace(running=0, waiting=0, blocks_used=0, policy=None)
-
-
-class _Collected:
-    """As much of a registry as is needed to write metrics down."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics

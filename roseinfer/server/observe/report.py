@@ -4,26 +4,27 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect
 
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Rejection
-from roseinfer.engine.api import Engine
+from roseinfer.engine.api import Engine, EngineReport, StepRecord
 from roseinfer.server.http.errors import ApiError, SloUnattainable
+from roseinfer.server.observe.exposition import Exposition, Snapshot
 from roseinfer.server.observe.metrics import (
-    ENGINE_INDEX,
+    ALL_ENGINES,
     LABELS,
+    ONE_ENGINE,
     EngineMetrics,
-    Exposition,
     GrammarMetrics,
     LengthMetrics,
-    Snapshot,
     StepMetrics,
-    snapshot,
 )
-from roseinfer.server.observe.tallies import Tallies
+from roseinfer.server.observe.routing import RoutingMetrics
+from roseinfer.server.observe.tallies import Labels, Tallies
 from roseinfer.server.request.job import (
     Account,
     Job,
@@ -46,8 +47,8 @@ class SloMetrics:
     counts once for each.
     """
 
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
-        self._values = (model_name, ENGINE_INDEX)
+    def __init__(self, tallies: Tallies, values: Labels) -> None:
+        self._values = values
         labels = (*LABELS, "slo_class", "outcome")
         self._requests = tallies.counters("roseinfer:slo_requests", "Prompts by how their objectives were kept", labels)
         why = (*LABELS, "reason", "cause", "slo_class")
@@ -130,6 +131,14 @@ class RequestReports:
             log.info("%s", line)
 
 
+class Owner(Protocol):
+    """Who owns the engines: it is told of every step, and knows best how each does."""
+
+    def reports(self) -> list[EngineReport]: ...
+
+    def on_step(self, listener: Callable[[int, StepRecord], None]) -> None: ...
+
+
 class Observation:
     """All that a process which answers requests counts, and the text of its `/metrics`.
 
@@ -142,25 +151,52 @@ class Observation:
         self._exposition = Exposition(self.tallies, model_name)
         self._gather = gather
         self._engine: Engine | None = None
+        self._owner: Owner | None = None
+        self._steps: StepMetrics | None = None
+        self._routing: RoutingMetrics | None = None
+        self._values = (model_name, ONE_ENGINE)
+
+    def owns(self, owner: Owner) -> None:
+        """The owner of the engines is in this process too. To be called before `attach`."""
+        self._owner = owner
+        owner.on_step(self._count_steps().step)
 
     def attach(self, engine: Engine) -> RequestReports:
         """The engine is up: from now on there are its metrics."""
         self._engine = engine
-        metrics = EngineMetrics(self.tallies, engine.info, self._model_name)
-        engine.on_step(StepMetrics(self.tallies, self._model_name).step)
-        return RequestReports(metrics, SloMetrics(self.tallies, self._model_name))
+        engines = len(engine.reports())
+        if engines > 1:
+            self._values = (self._model_name, ALL_ENGINES)
+        metrics = EngineMetrics(self.tallies, engine.info, self._values)
+        steps = self._count_steps()
+        steps.expect(engines)
+        if self._owner is None:
+            engine.on_step(lambda record: steps.step(0, record))
+        return RequestReports(metrics, SloMetrics(self.tallies, self._values))
+
+    def _count_steps(self) -> StepMetrics:
+        if self._steps is None:
+            self._steps = StepMetrics(self.tallies, self._model_name)
+        return self._steps
+
+    def routing(self) -> RoutingMetrics:
+        """For a process that chooses between engines."""
+        self._routing = RoutingMetrics(self.tallies, self._model_name)
+        return self._routing
 
     def lengths(self) -> LengthMetrics:
-        """For a process that predicts lengths."""
-        return LengthMetrics(self.tallies, self._model_name)
+        """For a process that predicts lengths. After `attach`, like the next."""
+        return LengthMetrics(self.tallies, self._values)
 
     def grammars(self) -> GrammarMetrics:
         """For a process that takes constraints."""
-        return GrammarMetrics(self.tallies, self._model_name)
+        return GrammarMetrics(self.tallies, self._values)
 
     def snapshot(self) -> Snapshot:
-        """What this process has counted."""
-        return snapshot(self.tallies, self._engine)
+        """What this process has counted. Of the engines it tells only if nobody else does, who knows better."""
+        breakers = [] if self._routing is None else self._routing.breakers
+        watch = self._owner or (self._engine if self._gather is None else None)
+        return Snapshot(self.tallies.numbers(), [] if watch is None else watch.reports(), breakers)
 
     async def text(self) -> bytes:
         """What `/metrics` says. Raises what `gather` raises."""

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from roseinfer.server.documents import Health, Load, Version, docs
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.observe.metrics import CONTENT_TYPE
+from roseinfer.server.observe.exposition import CONTENT_TYPE
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.service import Service
 

@@ -5,11 +5,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from roseinfer.core.outputs import SchedulerStats
 from roseinfer.server.fleet import scrapes as module
 from roseinfer.server.fleet.control import Collect, Collected, FromManager, Scrape, Scraped
 from roseinfer.server.fleet.scrapes import Scrapes
-from roseinfer.server.observe.metrics import Snapshot
+from roseinfer.server.observe.exposition import Snapshot
 
 
 class Worker:
@@ -20,7 +19,7 @@ class Worker:
         self._scrapes = scrapes  # None: it does not answer
 
     def snapshot(self) -> Snapshot:
-        return Snapshot({"c": {("x",): [self.count]}}, SchedulerStats(step=self.number))
+        return Snapshot({"c": {("x",): [self.count]}}, breakers=[self.number])
 
     def send(self, message: FromManager) -> None:
         self.heard.append(message)
@@ -63,7 +62,7 @@ def test_whoever_is_asked_knows_it_all() -> None:
         [answer] = a.heard
         assert isinstance(answer, Scraped) and answer.number == 3
         assert answer.all.numbers["own"] == {(): [1.0]}
-        assert answer.all.stats is not None and answer.all.stats.step == 3, "the newest view of the engine"
+        assert answer.all.breakers == [1, 2, 3]
 
     play(scene)
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
-from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, Snapshot, combined, length_buckets
+from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post
 
@@ -212,12 +212,6 @@ def test_a_dead_engine_runs_nothing(server: LiveServer) -> None:
     assert [server.metric(name) for name in ("roseinfer:engine_up", *gauges)] == [0, 0, 0, 0]
     assert server.metric("vllm:generation_tokens_total") == 90, "counters never go back"
     assert "slo_utilisation" not in server.get("/metrics").text
-
-
-def test_of_several_views_one_that_knows_of_the_death_counts() -> None:
-    old = Snapshot({}, SchedulerStats(step=9, running=2), 0.1)
-    knows = Snapshot({}, SchedulerStats(step=8, running=1), 0.2, alive=False)
-    assert not combined([old, knows, Snapshot({})]).alive and combined([old, Snapshot({})]).alive
 
 
 @pytest.mark.parametrize("fields", [{"n": 3, "prompt": ["a", "b"]}, {"prompt": "a"}])

@@ -5,8 +5,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
-from roseinfer.server.observe.metrics import Snapshot, combined
+from roseinfer.engine.api import EngineHealth, EngineReport, EngineState
+from roseinfer.server.observe.exposition import Snapshot, combined
 from roseinfer.server.observe.tallies import Tallies, total
+from tests.server.fake_engine import INFO
 
 BOUNDS = (0.01, 0.5, 1, 2.5)
 VALUES = (0.0, 0.01, 0.011, 0.5, 0.7, 1.0, 2.5, 2.6, 100.0)
@@ -70,13 +72,15 @@ def test_processes_add_up_also_what_only_one_of_them_knows() -> None:
     assert parts[0]["c"] == {("a",): [1], ("b",): [2]}, "the parts stay as they are"
 
 
-def test_snapshots_travel_and_the_newest_view_of_the_engine_counts() -> None:
-    old = Snapshot(counted(a=1).numbers(), SchedulerStats(step=3, running=9), 0.4)
+def report(running: int, policy: PolicyStats | None = None) -> EngineReport:
+    stats = SchedulerStats(step=7, running=running, policy=policy)
+    return EngineReport(1, EngineState.QUIET, EngineHealth(True, 0.1), stats, restarts=2, deaths=1, info=INFO)
+
+
+def test_snapshots_travel_and_add_up_and_whoever_owns_the_engines_speaks_of_them() -> None:
     figures = PolicyStats(utilisation=0.5, demoted=2, predicted_step_s=0.01)
-    new = Snapshot(counted(a=2).numbers(), SchedulerStats(step=7, running=1, policy=figures), 0.1)
-    sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=Snapshot) for part in (new, old, Snapshot({}))]
-    both = combined(sent)
+    owner = Snapshot(counted(a=2).numbers(), [report(1, figures)])
+    parts = (Snapshot({}), owner, Snapshot(counted(a=1).numbers(), [report(9)], [1]), Snapshot({}, [], [0, 1]))
+    both = combined([msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=Snapshot) for part in parts])
     assert both.numbers["c"] == {("a",): [3.0]}
-    assert both.stats is not None and (both.stats.running, both.heartbeat_age_s) == (1, 0.1)
-    assert both.stats.policy == figures
-    assert combined([Snapshot({})]).stats is None
+    assert both.engines == owner.engines and both.breakers == [0, 1, 1]

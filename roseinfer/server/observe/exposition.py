@@ -1,0 +1,186 @@
+"""The text of `/metrics`: what processes have counted, and what engines say of themselves when it is asked for."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats
+from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
+from roseinfer.server.observe.metrics import LABELS
+from roseinfer.server.observe.tallies import Numbers, Tallies, total
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+UP = frozenset({EngineState.READY, EngineState.DRAINING, EngineState.QUIET})
+
+
+class Snapshot(msgspec.Struct):
+    """What one process knows at a moment. `engines`: empty before there are any, or if others watch over them.
+
+    `breakers`: the engines that the process sends nothing to because they failed; of several processes, each engine
+    once for every process.
+    """
+
+    numbers: Numbers
+    engines: list[EngineReport] = []
+    breakers: list[int] = []
+
+
+class Observed(Protocol):
+    """As much of engines as is shown."""
+
+    def reports(self) -> list[EngineReport]: ...
+
+
+def combined(parts: Sequence[Snapshot]) -> Snapshot:
+    """Numbers add up; of engines the first part that knows of them counts."""
+    engines = next((part.engines for part in parts if part.engines), [])
+    breakers = sorted(chain.from_iterable(part.breakers for part in parts))
+    return Snapshot(total(part.numbers for part in parts), engines, breakers)
+
+
+class _Sample(NamedTuple):
+    """One value of one engine. `extra`: labels beside those that all have, in their order."""
+
+    kind: type[CounterMetricFamily | GaugeMetricFamily]
+    name: str
+    help: str
+    value: float
+    extra: Mapping[str, str]
+
+
+class Exposition:
+    """Of all engines, those of another process too."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        self._tallies = tallies
+        self._model_name = model_name
+
+    def text(self, shown: Snapshot, info: EngineInfo | None) -> bytes:
+        """`info`: of engines that do not tell theirs; None before any is up."""
+        return generate_latest(_Collected(self._families(shown, info)))
+
+    def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
+        yield from self._tallies.metrics(shown.numbers)
+        if info is None:
+            return
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for report in shown.engines:
+            for sample in _samples(report, report.info or info, shown.breakers):
+                family = families.get(sample.name)
+                if family is None:
+                    family = sample.kind(sample.name, sample.help, labels=(*LABELS, *sample.extra))
+                    families[sample.name] = family
+                family.add_metric((self._model_name, str(report.engine), *sample.extra.values()), sample.value)
+        yield from families.values()
+
+
+def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) -> Iterator[_Sample]:
+    up = report.state in UP
+    stats = report.stats if up else _dead(report.stats)
+    yield from _life(report, up, breakers)
+    yield from _work(stats)
+    if up:
+        yield from _objectives(stats.policy or PolicyStats())
+    yield from _constraints(stats.guides or GuideStats())
+    yield from _fixed(info, stats)
+
+
+def _life(report: EngineReport, up: bool, breakers: Sequence[int]) -> Iterator[_Sample]:
+    yield _gauge("roseinfer:engine_up", "1 while the engine lives, 0 when it has failed", up)
+    help = "1 for the state that the engine is in"
+    for state in EngineState:
+        yield _gauge("roseinfer:engine_state", help, state is report.state, state=state.value)
+    age_s = report.health.heartbeat_age_s
+    yield _gauge("roseinfer:engine_heartbeat_age_seconds", "Since the engine's last turn", age_s)
+    help = "Times that the engine was started again, on purpose or because it had ended or hung"
+    yield _counter("roseinfer:engine_restarts", help, report.restarts)
+    help = "Times that the engine ended by itself, or was killed because it hung"
+    yield _counter("roseinfer:engine_deaths", help, report.deaths)
+    help = "API processes that send the engine nothing for now because it failed them"
+    yield _gauge("roseinfer:router_breakers_open", help, breakers.count(report.engine))
+
+
+def _work(stats: SchedulerStats) -> Iterator[_Sample]:
+    used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+    yield _gauge("vllm:num_requests_running", "Sequences that hold a seat", stats.running)
+    yield _gauge("vllm:num_requests_waiting", "Sequences that wait for a seat", stats.waiting)
+    yield _gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", used)
+    yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries)
+    yield _counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits)
+    yield _counter("vllm:num_preemptions", "Sequences sent back to wait", stats.preemptions)
+    yield _counter("vllm:generation_tokens", "Tokens generated", stats.generation_tokens)
+    help = "Times the scheduling policy let nobody do anything and the engine went on without it"
+    yield _counter("roseinfer:policy_stalls", help, stats.policy_stalls)
+    help = "Answers of the scheduling policy that were ignored"
+    yield _counter("roseinfer:policy_faults", help, stats.policy_faults)
+    help = "Checks of the idle engine that found seats, queues or KV blocks to disagree"
+    yield _counter("roseinfer:integrity_errors", help, stats.integrity_errors)
+    yield _counter("roseinfer:prefill_tokens", "Prompt tokens computed", stats.prompt_tokens)
+
+
+def _constraints(guides: GuideStats) -> Iterator[_Sample]:
+    """What the engine does for constrained outputs."""
+    yield _gauge("roseinfer:engine_grammars", "Compiled grammars that the engine keeps", guides.grammars)
+    help = "Requests that wait in the engine until their grammar is compiled"
+    yield _gauge("roseinfer:num_requests_compiling", help, guides.waiting)
+    yield _counter("roseinfer:constrained_rows", "Rows sampled for requests with a constraint", guides.rows)
+    help = "Rows of such requests that nothing constrained: their grammar waits for what wakes it"
+    yield _counter("roseinfer:dormant_rows", help, guides.dormant_rows)
+    yield _counter("roseinfer:engine_grammars_compiled", "Grammars that the engine compiled", guides.compiled)
+    yield _counter("roseinfer:engine_grammars_cached", "Grammars that it had compiled already", guides.cached)
+
+
+def _objectives(policy: PolicyStats) -> Iterator[_Sample]:
+    """What the scheduling policy goes by, as far as it has these figures."""
+    utilisation = "Share of the machine that the objectives of running requests ask for; at 1 it is full"
+    speed = "Duration of steps lately over what the fitted cost model expects; above 1 the machine is slower"
+    margin = "Share by which token deadlines are brought forward so that few are missed"
+    budget = "How long the next step may take before the most urgent request is late; absent if none is urgent"
+    batch = "Rows in a mean step if every request decodes exactly at the pace of its objective"
+    demoted = "Requests served from what is left over because their objective is already lost"
+    for name, help, value in (
+        ("roseinfer:slo_utilisation", utilisation, policy.utilisation),
+        ("roseinfer:slo_speed_ratio", speed, policy.speed),
+        ("roseinfer:slo_margin", margin, policy.margin),
+        ("roseinfer:slo_step_budget_seconds", budget, policy.step_budget_s),
+        ("roseinfer:slo_virtual_batch_size", batch, policy.virtual_batch_size),
+        ("roseinfer:slo_demoted_requests", demoted, policy.demoted),
+    ):
+        if value is not None:
+            yield _gauge(name, help, value)
+
+
+def _fixed(info: EngineInfo, stats: SchedulerStats) -> Iterator[_Sample]:
+    blocks = str(stats.blocks_total or info.num_blocks)
+    size = {"block_size": str(info.block_size), "num_gpu_blocks": blocks}
+    yield _gauge("vllm:cache_config_info", "Size of the KV cache", 1, **size)
+    for phase, seconds in info.startup_s.items():
+        yield _gauge("roseinfer:startup_phase_seconds", "Time to start", seconds, phase=phase)
+
+
+def _gauge(name: str, help: str, value: float, **extra: str) -> _Sample:
+    return _Sample(GaugeMetricFamily, name, help, value, extra)
+
+
+def _counter(name: str, help: str, value: float) -> _Sample:
+    return _Sample(CounterMetricFamily, name, help, value, {})
+
+
+def _dead(stats: SchedulerStats) -> SchedulerStats:
+    """What is true while the engine is gone: it has counted what it had counted, and nothing runs, waits or is held."""
+    guides = stats.guides and stats.guides._replace(grammars=0, waiting=0)
+    return stats._replace(running=0, waiting=0, blocks_used=0, policy=None, guides=guides)
+
+
+class _Collected:
+    """As much of a registry as is needed to write metrics down."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics

@@ -1,0 +1,41 @@
+"""What becomes of requests between several engines, counted by each process that sends them. See `RoutingObserver`."""
+
+from roseinfer.server.observe.metrics import LABELS
+from roseinfer.server.observe.tallies import Tallies
+
+
+class RoutingMetrics:
+    """There only with several engines."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        self._model_name = model_name
+        counters, caused = tallies.counters, (*LABELS, "cause")
+        help = "Requests that the router sent to the engine, by what spoke for it"
+        self._placements = counters("roseinfer:router_placements", help, (*LABELS, "reason"))
+        help = "Requests that the engine refused and that went to another, which still could keep their objectives"
+        self._retries = counters("roseinfer:router_retries", help, LABELS)
+        help = "Requests without a token so far that left the engine for another, by what had become of it"
+        self._again = counters("roseinfer:router_placed_again", help, caused)
+        help = "Requests with tokens that left the engine and went on with another, by what had become of it"
+        self._resumes = counters("roseinfer:router_resumes", help, caused)
+        self._open: set[int] = set()
+
+    def placed(self, engine: int, reason: str) -> None:
+        self._placements.labels(self._model_name, str(engine), reason).inc()
+
+    def retried(self, engine: int) -> None:
+        self._retries.labels(self._model_name, str(engine)).inc()
+
+    def placed_again(self, engine: int, cause: str) -> None:
+        self._again.labels(self._model_name, str(engine), cause).inc()
+
+    def resumed(self, engine: int, cause: str) -> None:
+        self._resumes.labels(self._model_name, str(engine), cause).inc()
+
+    def breaker(self, engine: int, open: bool) -> None:
+        (self._open.add if open else self._open.discard)(engine)
+
+    @property
+    def breakers(self) -> list[int]:
+        """The engines that this process sends nothing to because they failed."""
+        return sorted(self._open)
