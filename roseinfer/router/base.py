@@ -1,7 +1,8 @@
 """What a router is asked, what it answers, and what a way of choosing is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
+from random import Random
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.promise import Promise
@@ -30,13 +31,15 @@ class Ask(NamedTuple):
 
 class Outlook(NamedTuple):
     """What an engine is expected to do for a request. `late_s`: beyond its TTFT objective; `utilisation`: of the
-    engine's time with it, 1 = full; `cached_tokens` of its prompt are thought to be there.
+    engine's time with it, 1 = full; `extra`: the part of that which the others there pay because it needs a faster
+    pace than they do. `cached_tokens` of its prompt are thought to be there.
     """
 
     engine: int
     ttft_s: float = 0.0
     late_s: float = 0.0
     utilisation: float = 0.0
+    extra: float = 0.0
     cached_tokens: int = 0
 
     @property
@@ -47,27 +50,46 @@ class Outlook(NamedTuple):
 
 class Placement(NamedTuple):
     """Where a request goes. `number`: this placement's, among those of the process. `reason`: why, in a word for
-    metrics and logs.
+    metrics and logs. `ask`: for what.
     """
 
     number: int
     engine: int
     reason: str
     outlook: Outlook
+    ask: Ask
 
 
 class Candidate(Protocol):
     """An engine that takes requests, as a way of choosing sees it. `promise` is None before its first."""
 
-    engine: int
-    promise: Promise | None
+    @property
+    def engine(self) -> int: ...
+
+    @property
+    def promise(self) -> Promise | None: ...
+
+    @property
+    def priced(self) -> bool:
+        """Whether its promise says what steps cost there; without that an outlook says nothing."""
+        ...
 
     @property
     def load(self) -> tuple[int, int]:
         """Requests that wait and that run there, with what this process has placed since the promise."""
         ...
 
-    def outlook(self, ask: Ask, now_s: float) -> Outlook: ...
+    @property
+    def best_effort(self) -> int:
+        """Of those that wait, how many were promised nothing."""
+        ...
+
+    @property
+    def utilisation(self) -> float:
+        """Of the engine's time, by what it has now; 1 = full."""
+        ...
+
+    def outlook(self, ask: Ask, now_s: float, cached_tokens: int) -> Outlook: ...
 
     def held_tokens(self, ask: Ask) -> int:
         """How many of its prompt tokens are thought to be in the prefix cache."""
@@ -80,3 +102,7 @@ class Routing(Protocol):
     def choose(self, ask: Ask, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
         """One of the candidates (there is at least one), and why."""
         ...
+
+
+# How one is made, with a generator for what is left to chance.
+MakeRouting = Callable[[Random], Routing]

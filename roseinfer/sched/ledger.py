@@ -17,7 +17,8 @@ class Track:
     `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
     pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request.
     `owed`: whether something was promised that can still be kept or broken. `waits_for`: what made it wait when the
-    policy last looked, None before. The other fields belong to the policy.
+    policy last looked, None before. `uncached`: prompt tokens to compute, as of when somebody asked first; -1 before.
+    The other fields belong to the policy.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Track:
         "tokens",
         "tpot_s",
         "ttft_s",
+        "uncached",
         "waits_for",
         "weight",
         "work_s",
@@ -62,7 +64,7 @@ class Track:
         self.doomed = False
         self.idle_s = 0.0
         self.idle_step = -2
-        self.entry = -1
+        self.entry = self.uncached = -1
         self.waits_for: Cause | None = None
         self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
 

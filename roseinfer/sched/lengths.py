@@ -19,6 +19,11 @@ _LEAST_TIDY = 64
 
 
 class LengthEstimator(Protocol):
+    @property
+    def usual(self) -> float:
+        """Output tokens expected of a request that nobody has guessed anything of; 0 = unknown."""
+        ...
+
     def total(self, request: Request) -> float:
         """Output tokens expected of a request that has none."""
         ...
@@ -47,6 +52,10 @@ class EcdfLengths:
         self._total = 0.0
         self._left: dict[int, float] = {}
         self._refresh()
+
+    @property
+    def usual(self) -> float:
+        return self._total
 
     def total(self, request: Request) -> float:
         return min(self._total, float(request.params.max_tokens))
@@ -93,6 +102,8 @@ class OracleLengths:
     Trusts `predicted_len` to the token, up to the request's `max_tokens`; without one, it is these.
     """
 
+    usual = 0.0
+
     def total(self, request: Request) -> float:
         most = request.params.max_tokens
         return float(min(request.predicted_len or most, most))
@@ -120,6 +131,10 @@ class CalibratedLengths:
         self._live: dict[str, Request] = {}  # those that were asked for, and may have ended otherwise
         self._tidy_at = _LEAST_TIDY
         self._ended = 0
+
+    @property
+    def usual(self) -> float:
+        return self._otherwise.usual
 
     def total(self, request: Request) -> float:
         most = max(1, request.params.max_tokens)

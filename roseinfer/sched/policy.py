@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from roseinfer.core.events import Event
 from roseinfer.core.outputs import PolicyStats
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Rejection
 
@@ -143,4 +144,15 @@ class Reporting(Protocol):
 
     def stats(self) -> PolicyStats:
         """Called after every step: it reads what the step has computed anyway."""
+        ...
+
+
+@runtime_checkable
+class Promising(Protocol):
+    """A policy that knows what the engine could still promise."""
+
+    def promise(self, counts: Promise, block_size: int, uncached: Callable[[Request], int]) -> Promise:
+        """`counts`, and what the policy knows beyond it. Called behind the plan of a step, while that runs: it reads
+        what is known anyway. `block_size`, `uncached`: as in `View`.
+        """
         ...

@@ -29,7 +29,17 @@ from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.liveness import Liveness
-from roseinfer.sched.policy import Decision, Policy, Reporting, Unconditional, Verdict, View, Yielding, rejectable
+from roseinfer.sched.policy import (
+    Decision,
+    Policy,
+    Promising,
+    Reporting,
+    Unconditional,
+    Verdict,
+    View,
+    Yielding,
+    rejectable,
+)
 from roseinfer.sched.queue import WaitingQueue
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
@@ -52,6 +62,7 @@ class Scheduler:
         self.kv = kv
         self.policy = policy
         self._reporting = policy if isinstance(policy, Reporting) else None
+        self._promising = policy if isinstance(policy, Promising) else None
         self.max_model_len = max_model_len
         self.limits = limits
         self.drafter = drafter
@@ -587,18 +598,6 @@ class Scheduler:
             request.restart()
 
     # --- looking in ---------------------------------------------------------------------------------------------
-    def promise(self, now_s: float) -> Promise:
-        """What a router may go by, as of the step that began at `now_s` (the newest that `plan` made, if any)."""
-        return Promise(
-            now_s,
-            steps=self._step,
-            running=len(self.running),
-            waiting=len(self.waiting),
-            best_effort=len(self.waiting),
-            free_seats=len(self._free_seats),
-            free_blocks=self.kv.num_free,
-        )
-
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             step=self._step,
@@ -619,6 +618,23 @@ class Scheduler:
             policy_faults=self._liveness.faults,
             integrity_errors=self.integrity_errors,
         )
+
+    def promise(self, now_s: float) -> Promise:
+        """What the engine could still promise, as of a step that was planned at `now_s`; counts only, if the policy
+        knows no more.
+        """
+        running, waiting = len(self.running), len(self.waiting)
+        seats = min(len(self._free_seats), self.config.max_running - running)
+        counts = Promise(
+            now_s,
+            steps=self._step,
+            running=running,
+            waiting=waiting,
+            best_effort=waiting,
+            free_seats=max(0, seats),
+            free_blocks=self.kv.num_free,
+        )
+        return self._promising.promise(counts, self.kv.block_size, self._uncached) if self._promising else counts
 
     def check_integrity(self) -> None:
         """Raise AssertionError if seats, queues or blocks disagree."""

@@ -14,15 +14,19 @@ Costs come from a model that is fitted all the time, lengths from an estimator. 
 in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo.
 """
 
+from collections.abc import Callable
 from math import inf
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Admitted, Event, Queued, StepDone
 from roseinfer.core.outputs import PolicyStats
+from roseinfer.core.promise import Promise
+from roseinfer.core.request import Request
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
+from roseinfer.sched.policies.slack.promise import promise_of
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
@@ -43,6 +47,7 @@ class SlackPolicy:
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0
         self._limit_s = inf
+        self._ends_s = 0.0  # of the newest planned step, as expected
         self._predicted_s = 0.0  # of the newest completed step; 0: nobody asked the model
 
     def observe(self, event: Event) -> None:
@@ -83,7 +88,11 @@ class SlackPolicy:
         step = SlackStep(self.state, view, now_s, in_flight)
         decision = step.decide()
         self._planned, self._seconds, self._limit_s = view.step, step.seconds, step.limit_s
+        self._ends_s = now_s + step.seconds
         return decision
+
+    def promise(self, counts: Promise, block_size: int, uncached: Callable[[Request], int]) -> Promise:
+        return promise_of(self.state, counts, block_size, uncached, self._ends_s)
 
     def stats(self) -> PolicyStats:
         """Utilisation counts no slack that requests have saved up: it is what they need in the long run."""

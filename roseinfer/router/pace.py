@@ -1,0 +1,80 @@
+"""The engine that can promise the most: requests of a tight pace keep together, and prefixes are followed."""
+
+from collections.abc import Sequence
+from math import inf
+from random import Random
+
+from roseinfer.router.base import Ask, Candidate, Outlook
+from roseinfer.router.least import Least
+
+LONG_PREFIX = 128  # tokens in an engine's cache, from which on it is worth going there
+FULL = 1.0  # mean utilisation of an engine, from which on no prefix is computed twice
+UNEVEN, UNEVEN_SHARE = 32, 1.1  # more requests than on the least loaded, which requests without objectives avoid
+
+
+class Pace:
+    """Least of (objectives broken, by how much, what its pace costs the others there + utilisation).
+
+    What a step costs whatever it holds is paid as often as the request of the tightest pace on an engine asks for, so
+    tight requests go where others are, as long as they fit. Engines that hold a long prefix come first: another one is
+    chosen only if none of them can keep the objectives, that one can, and the fleet is not full. A request without
+    objectives goes where the fewest such wait. Engines whose policy knows no costs are chosen by their load.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._least = Least(rng)
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+        priced = [candidate for candidate in candidates if candidate.priced]
+        if not priced:
+            return self._least.choose(ask, candidates, now_s)
+        if not ask.keys:
+            if not ask.promised:
+                return self._calmest(priced), "rest"
+            return self._best(ask, priced, None, now_s)[0], "pace"
+        cached = [candidate.held_tokens(ask) for candidate in priced]
+        holders = [i for i, tokens in enumerate(cached) if tokens >= LONG_PREFIX]
+        if not ask.promised:
+            near = [priced[i] for i in holders]
+            return (self._calmest(near), "prefix") if near and _even(near, priced) else (self._calmest(priced), "rest")
+        if not holders or len(holders) == len(priced):
+            return self._best(ask, priced, cached, now_s)[0], "prefix" if holders else "pace"
+        chosen, score = self._best(ask, [priced[i] for i in holders], [cached[i] for i in holders], now_s)
+        if score[0] and sum([candidate.utilisation for candidate in priced]) < FULL * len(priced):
+            other, other_score = self._best(ask, priced, cached, now_s)
+            if not other_score[0]:
+                return other, "promise"
+        return chosen, "prefix"
+
+    def _best(
+        self, ask: Ask, candidates: Sequence[Candidate], cached: Sequence[int] | None, now_s: float
+    ) -> tuple[Candidate, tuple[bool, float, float]]:
+        """The one with the least score, and that; of equal ones any."""
+        best, least, equal = candidates[0], (True, inf, inf), 0
+        for number, candidate in enumerate(candidates):
+            score = _score(candidate.outlook(ask, now_s, cached[number] if cached else 0))
+            if score < least:
+                best, least, equal = candidate, score, 1
+            elif score == least:
+                equal += 1
+                if self._rng.random() * equal < 1:
+                    best = candidate
+        return best, least
+
+    def _calmest(self, candidates: Sequence[Candidate]) -> Candidate:
+        rng = self._rng.random
+        return min(candidates, key=lambda one: (one.best_effort, one.utilisation, sum(one.load), rng()))
+
+
+def _score(outlook: Outlook) -> tuple[bool, float, float]:
+    _, _, late_s, utilisation, extra, _ = outlook
+    if utilisation > 1:
+        return True, late_s + utilisation - 1, extra + utilisation
+    return late_s > 0, late_s, extra + utilisation
+
+
+def _even(holders: Sequence[Candidate], candidates: Sequence[Candidate]) -> bool:
+    """Whether the holders have not far more to do than others."""
+    near, least = min([sum(one.load) for one in holders]), min([sum(one.load) for one in candidates])
+    return near <= least + UNEVEN or near <= UNEVEN_SHARE * least

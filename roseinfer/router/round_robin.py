@@ -1,0 +1,24 @@
+"""One engine after the other."""
+
+from collections.abc import Sequence
+from random import Random
+
+from roseinfer.router.base import Ask, Candidate
+
+
+class RoundRobin:
+    """Looks at nothing. Each process begins at a random engine."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._last: int | None = None
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+        last = self._last
+        if last is None:
+            chosen = self._rng.choice(candidates)
+        else:
+            later = [candidate for candidate in candidates if candidate.engine > last]
+            chosen = min(later or candidates, key=lambda candidate: candidate.engine)
+        self._last = chosen.engine
+        return chosen, "turn"

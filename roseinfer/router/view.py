@@ -1,0 +1,204 @@
+"""What one process knows of one engine: its last promise, what was sent there since, and what its cache may hold."""
+
+from bisect import bisect_left
+from collections import deque
+from itertools import accumulate
+from typing import NamedTuple
+
+from roseinfer.core.promise import DUE_S, Promise
+from roseinfer.router.base import Ask, Outlook
+from roseinfer.router.breaker import Breaker
+from roseinfer.router.prefixes import HeldPrefixes
+
+LEAST_PROMPT_SHARE = 0.13  # of the machine, which prompts get whatever else it does
+LEAST_KEEP = 0.05
+SHORTEST_S = 1e-6  # beyond which an objective is as good as at it
+MOST_SENT = 1024  # that are kept apart: an engine from which nothing is heard must not fill the memory
+UNHEARD = Promise(at_s=0.0)
+
+
+class Sent(NamedTuple):
+    """What was sent at `at_s`: so many requests by all processes, `tokens` of prompts that are due at `due_s`, and what
+    they weigh. `best_effort`: how many of them were promised nothing.
+    """
+
+    at_s: float
+    requests: int
+    tokens: int
+    due_s: float
+    weight: float
+    tpot_s: float
+    best_effort: int
+
+    def with_one(self, other: "Sent") -> "Sent":
+        return Sent(
+            other.at_s,
+            self.requests + other.requests,
+            self.tokens + other.tokens,
+            min(self.due_s, other.due_s),
+            self.weight + other.weight,
+            min(self.tpot_s, other.tpot_s),
+            self.best_effort + other.best_effort,
+        )
+
+
+class EngineView:
+    """One engine, as a `Candidate`. What does not depend on a request is computed when a promise comes, and kept up
+    with what is sent.
+
+    `blocks`: of its KV cache. `share`: how many processes send requests there as this one does; each sees only its own,
+    and takes it that the others send as much. `delay_s`: how long a request takes to the engine.
+    """
+
+    __slots__ = (
+        "_base",
+        "_best_effort",
+        "_blocks",
+        "_busy",
+        "_context_s",
+        "_delay_s",
+        "_ends_s",
+        "_from_s",
+        "_keep",
+        "_outputs",
+        "_queues",
+        "_row_s",
+        "_running",
+        "_sent",
+        "_share",
+        "_smallest_s",
+        "_step_s",
+        "_token_s",
+        "_waiting",
+        "breaker",
+        "engine",
+        "prefixes",
+        "priced",
+        "promise",
+        "up",
+    )
+
+    def __init__(self, engine: int, blocks: int, share: int, delay_s: float) -> None:
+        self.engine = engine
+        self._blocks, self._share, self._delay_s = blocks, share, delay_s
+        self.up = True
+        self.breaker = Breaker()
+        self.forget()
+
+    def forget(self) -> None:
+        """Another one takes its place, of which nothing is known."""
+        self.promise: Promise | None = None
+        self.prefixes = HeldPrefixes(self._blocks)
+        self.breaker = Breaker()
+        self._sent: deque[Sent] = deque()
+        self._recount(UNHEARD)
+
+    # --- what happens -------------------------------------------------------------------------------------------
+    def update(self, promise: Promise) -> None:
+        """The engine's newest promise: it counts what was sent before it was made."""
+        self.promise = promise
+        sent, heard_s = self._sent, promise.at_s - self._delay_s
+        while sent and sent[0].at_s <= heard_s:
+            sent.popleft()
+        self._recount(promise)
+
+    def send(self, ask: Ask, cached_tokens: int, now_s: float) -> None:
+        """A request goes there."""
+        share = self._share
+        tpot_s = max(ask.tpot_s, SHORTEST_S)
+        outputs = ask.output_tokens or self._outputs
+        weight = (self._row_s + self._context_s * (ask.prompt_tokens + outputs / 2)) / tpot_s
+        tokens = share * max(0, ask.prompt_tokens - cached_tokens)
+        best_effort = 0 if ask.promised else share
+        one = Sent(now_s, share, tokens, now_s + ask.ttft_left_s, share * weight, tpot_s, best_effort)
+        sent = self._sent
+        if len(sent) >= MOST_SENT:
+            sent[-1] = sent[-1].with_one(one)
+        else:
+            sent.append(one)
+        self._count(one)
+        if ask.keys:
+            held = cached_tokens // ask.block_size
+            others = share * (outputs / ask.block_size) + (share - 1) * (len(ask.keys) - held)
+            self.prefixes.use(ask.keys, others)
+        self.breaker.sent(now_s)
+
+    def _recount(self, promise: Promise) -> None:
+        self._step_s, self._token_s, self._row_s, self._context_s = promise.cost_s
+        self.priced = promise.cost_s[0] > 0
+        self._from_s, self._ends_s = promise.at_s, promise.at_s + promise.step_s
+        self._keep = max(promise.keep, LEAST_KEEP)
+        self._smallest_s, self._busy = promise.smallest_s, promise.busy
+        self._base = promise.busy + promise.weights + promise.arriving
+        self._queues = list(accumulate(promise.waiting_tokens, initial=promise.fill_tokens))[1:]
+        self._outputs = promise.output_tokens
+        self._waiting, self._running = promise.waiting, promise.running
+        self._best_effort = promise.best_effort
+        for one in self._sent:
+            self._count(one)
+
+    def _count(self, sent: Sent) -> None:
+        """What the promise does not know of yet."""
+        self._base += sent.weight
+        self._waiting += sent.requests
+        self._best_effort += sent.best_effort
+        if sent.tpot_s < self._smallest_s:
+            self._smallest_s = sent.tpot_s
+        queues = self._queues
+        for bucket in range(bisect_left(DUE_S, sent.due_s - self._from_s), len(queues)):
+            queues[bucket] += sent.tokens
+
+    # --- what it looks like -------------------------------------------------------------------------------------
+    @property
+    def takes(self) -> bool:
+        """Whether it is there, and takes requests."""
+        return self.up and not (self.promise is not None and self.promise.draining)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        return self._waiting, self._running
+
+    @property
+    def best_effort(self) -> int:
+        return self._best_effort
+
+    @property
+    def utilisation(self) -> float:
+        return (self._step_s / self._smallest_s + self._base) / self._keep
+
+    def held_tokens(self, ask: Ask) -> int:
+        keys = ask.keys
+        return self.prefixes.held(keys) * ask.block_size if keys else 0
+
+    def outlook(self, ask: Ask, now_s: float, cached_tokens: int) -> Outlook:
+        """With S the smallest TPOT objective there, its own included, and c what a step costs whatever it holds:
+
+        TTFT = what is left of the step + (prompt tokens that fill or are due before it + its own) / rate + c,
+        rate = max(keep - c / S - busy, .13) / seconds a prompt token,
+        utilisation = (c / S + what all others and itself need) / keep.
+        """
+        prompt, _, _, outputs, left_s, tpot_s = ask
+        smallest_s = self._smallest_s
+        step_s = self._step_s
+        if tpot_s < SHORTEST_S:
+            tpot_s = SHORTEST_S
+        others = step_s / smallest_s
+        constant = step_s / tpot_s if tpot_s < smallest_s else others
+        share = self._keep - constant - self._busy
+        if share < LEAST_PROMPT_SHARE:
+            share = LEAST_PROMPT_SHARE
+        ahead = self._queues[bisect_left(DUE_S, now_s - self._from_s + left_s)]
+        ttft_s = step_s + (ahead + prompt - cached_tokens) * self._token_s / share
+        if self._ends_s > now_s:
+            ttft_s += self._ends_s - now_s
+        weight = (self._row_s + self._context_s * (prompt + (outputs or self._outputs) / 2)) / tpot_s
+        utilisation = (constant + self._base + weight) / self._keep
+        late_s = ttft_s - left_s
+        return Outlook(
+            self.engine, ttft_s, late_s if late_s > 0 else 0.0, utilisation, constant - others, cached_tokens
+        )
+
+    def idle_keeps(self, ask: Ask) -> bool:
+        """Whether it could keep the request's objectives if it had nothing else to do."""
+        step_s = self._step_s + self._row_s + self._context_s * ask.prompt_tokens
+        return self._step_s + self._token_s * ask.prompt_tokens <= ask.ttft_left_s and step_s <= ask.tpot_s
