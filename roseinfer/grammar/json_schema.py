@@ -5,7 +5,8 @@ The library refuses what it cannot enforce, or, when lenient, ignores it and say
 - that keys which no schema names may come twice, so that they count for less than `minProperties` wants;
 - that it leaves control characters out of the texts that `const` and `enum` name, without that `\\u`;
 - that in older drafts an `$id` beside a `$ref` means nothing;
-- that it takes bounds of numbers as 64-bit floats, and those of integers as 64-bit integers, the nearest there are;
+- that it takes numbers as 64-bit floats, and those of integers as 64-bit integers, the nearest there are: bounds move,
+  and `const` names another number, or runs for ever at -2^63 until the stack is full;
 - that a schema which only refers to itself has no instance. Such a grammar compiles, and its matchers run into it;
 - keywords that no draft knows, which are no mistake.
 """
@@ -15,11 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orjson import dumps
+from orjson import JSONEncodeError, dumps
 
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import check_regex
+from roseinfer.grammar.rewriting import FURTHEST, out_of_reach, rewritten
 from roseinfer.grammar.subschemas import Schema, SchemaGraph
 
 # Nobody needs more between two symbols, and a model that may pad for ever sometimes does.
@@ -27,6 +29,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 # What may stand behind a backslash in strings.
 ESCAPES = 'nrbtf\\"'
 OPTIONS_KEY = "x-guidance"
+_INEXACT = "which is no integer below 2^63 that a 64-bit float holds,"
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 
 # fmt: off
@@ -70,8 +73,7 @@ def schema_text(schema: Schema, *, strict: bool, options: JsonOptions) -> Schema
     """The keys of documents come in the order of `schema`. Raises `GrammarError` for what cannot be enforced, with
     `strict`, and for what has no instance.
     """
-    if not options.additional_properties:
-        schema = _closed(schema)
+    schema = rewritten(schema if options.additional_properties else _closed(schema))
     graph = SchemaGraph(schema)
     ignored = dict.fromkeys(_ignored(graph, schema, strict))
     if graph.loops():
@@ -87,7 +89,14 @@ def schema_text(schema: Schema, *, strict: bool, options: JsonOptions) -> Schema
         "coerce_one_of": not strict,
         "lenient": not strict,
     }
-    return SchemaText(dumps(schema | {OPTIONS_KEY: settings}).decode(), tuple(ignored))
+    return SchemaText(_dumped(schema | {OPTIONS_KEY: settings}), tuple(ignored))
+
+
+def _dumped(schema: Schema) -> str:
+    try:
+        return dumps(schema).decode()
+    except JSONEncodeError as error:
+        raise GrammarError(f"the schema cannot be written as JSON: {error}") from error
 
 
 def _whitespace(options: JsonOptions) -> str | None:
@@ -110,6 +119,12 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
                 yield name[:80]
         if _has_control_characters([part.get("const"), part.get("enum")]):
             raise GrammarError("const and enum with control characters cannot be enforced", code="unsupported_schema")
+        for name in ("const", "enum"):
+            number = _inexact(part.get(name))
+            if number is not None:
+                raise _beyond(name, f"{number}, {_INEXACT}")
+        for name in out_of_reach(part):
+            raise _beyond(name, f"numbers beyond {FURTHEST}")
         if _counts_keys_twice(part):
             yield from _unless_strict("minProperties", strict)
         for name in _moved_bounds(part):
@@ -131,6 +146,18 @@ def _has_control_characters(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_control_characters, value)) or any(map(_has_control_characters, value.values()))
     return isinstance(value, list) and any(map(_has_control_characters, value))
+
+
+def _inexact(value: Any) -> int | float | None:
+    """A number in a value that the library would write as another one. Its depth has been checked."""
+    if isinstance(value, dict | list):
+        entries = value.values() if isinstance(value, dict) else value
+        return next((number for entry in entries if (number := _inexact(entry)) is not None), None)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value == 2**63 - 1:
+        return None
+    if abs(value) > FURTHEST and (isinstance(value, int) or value.is_integer()):
+        return value
+    return value if isinstance(value, int) and int(float(value)) != value else None
 
 
 def _counts_keys_twice(part: Schema) -> bool:
@@ -187,6 +214,8 @@ _KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _FORMAT = re.compile(r"Unknown format: (.*)")
 _OURS = re.compile(r"(?s)^at \d+\(\d+\): (?=.*\n   1 \| start: TEXT)|\n   1 \| start: TEXT.*")
 _COUNTS = "min/maxProperties only supported"
+_RANGE = re.compile(r"Failed to generate regex for (?:integer|float) range: min=(\w+)[^,]*, max=(\w+)")
+_DIGITS = re.compile(r"Value for 'multipleOf' has too many digits")
 
 
 def keywords(message: str) -> list[str]:
@@ -207,11 +236,21 @@ def not_enforceable(names: list[str]) -> GrammarError:
     return GrammarError(f"the schema is strict, and {listed} cannot be enforced", code="unsupported_schema")
 
 
+def _beyond(name: str, numbers: str) -> GrammarError:
+    return GrammarError(f"{name} of {numbers} cannot be enforced", code="unsupported_schema")
+
+
 def explained(error: GrammarError) -> GrammarError:
     """What the library says, in terms of the schema where it is about one."""
     names = keywords(error.message)
     if names:
         return not_enforceable(names)
+    edge = _RANGE.search(error.message)
+    if edge is not None:
+        names = [name for name, end in (("minimum", edge[1]), ("maximum", edge[2])) if end != "None"]
+        return _beyond(" and ".join(names), "numbers so far from 0")
+    if _DIGITS.search(error.message):
+        return _beyond("multipleOf", "a number of so many digits")
     if "NoExtension" in error.message:
         return GrammarError("no output satisfies the constraint")
     # Where in a grammar of our own it stands tells a client nothing.

@@ -1,5 +1,7 @@
 """JSON schemas: what is strict is enforced or refused by name, what is lenient says what it ignores."""
 
+import re
+
 import pytest
 
 from roseinfer.grammar.constraint import JSON_OBJECT
@@ -85,7 +87,6 @@ UNSUPPORTED = [
     ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**54}, "minimum"),
     ({"type": "integer", "exclusiveMaximum": 2**53 + 3}, "exclusiveMaximum"),
     ({"type": "number", "maximum": 2**53 + 3}, "maximum"),
-    ({"type": "integer", "minimum": 1e30, "maximum": 2e30}, "minimum"),
 ]
 
 
@@ -101,6 +102,107 @@ def test_what_cannot_be_enforced_is_refused_when_strict_and_named_when_not(schem
 def test_bounds_that_are_those_of_usual_integers(most: float) -> None:
     made = of_schema({"type": ["integer", "null"], "minimum": 0, "maximum": most})
     assert made.warnings == () and accepts(made.grammar, str(2**53)) and not accepts(made.grammar, "-1")
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("prefix", ["m", "exclusiveM"])
+@pytest.mark.parametrize("edge", [2**63, 2**63 - 1, 1e300])
+def test_bounds_at_the_edge_of_64_bits_come_nearer(kind: str, prefix: str, edge: float) -> None:
+    schema = {"type": kind, f"{prefix}inimum": -edge, f"{prefix}aximum": edge}
+    made = of_schema(schema)
+    assert made.warnings == () and schema[f"{prefix}inimum"] == -edge, "the client's own is left alone"
+    for number in (0, -(2**62), 2**62):
+        assert accepts(made.grammar, str(number))
+    for number in (-(2**63) - 2048, 2**63 + 2048):
+        assert not accepts(made.grammar, str(number))
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [
+        (-0.0, "-0"),
+        (0.1, "0.1"),
+        (1e-7, "0.0000001"),
+        (-(2**53), "-9007199254740992"),
+        (2**53 + 2, "9007199254740994"),
+        (2**63 - 1, "9223372036854775807"),
+        (-(2**63) + 1024, "-9223372036854774784"),
+    ],
+)
+def test_numbers_by_name(number: float, written: str) -> None:
+    assert accepts(of_schema({"const": number}).grammar, written)
+    assert accepts(of_schema({"enum": ["a", {"b": [number]}]}).grammar, f'{{"b":[{written}]}}')
+
+
+# A library that meets these takes its process along, names another number, or looks for it for ever.
+@pytest.mark.parametrize("number", [-(2**63), -(2**63) + 1, -(2**63) - 1, 2**53 + 1, 2**63, 2**64, -1e300, 10**400])
+@pytest.mark.parametrize("strict", [True, False])
+def test_numbers_that_cannot_be_named_are_refused(number: float, strict: bool) -> None:
+    for schema in ({"const": number}, {"type": "integer", "enum": ["a", number]}, {"const": {"a": [number]}}):
+        with pytest.raises(
+            GrammarError, match=f"(const|enum) of {re.escape(str(number))}, .* cannot be enforced"
+        ) as raised:
+            of_schema({"type": "array", "items": schema}, strict)
+        assert raised.value.code == "unsupported_schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer", "minimum": 1e30, "maximum": 2e30}, "minimum of numbers beyond"),
+        ({"type": "number", "exclusiveMaximum": -(10**400)}, "exclusiveMaximum of numbers beyond"),
+        ({"type": "number", "minimum": 1e18}, "minimum of numbers so far from 0"),
+        ({"type": "integer", "maximum": -(2**62)}, "maximum of numbers so far from 0"),
+        ({"type": "integer", "multipleOf": 2**63}, "multipleOf of a number of so many digits"),
+        ({"type": "string", "default": 2**64}, "cannot be written as JSON"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_numbers_that_are_too_large_are_refused_by_name(schema: dict, words: str, strict: bool) -> None:
+    with pytest.raises(GrammarError, match=words):
+        of_schema(schema, strict)
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"uniqueItems": False},
+        {"minItems": 0, "minLength": 0, "minProperties": 0},
+        {"additionalProperties": True, "additionalItems": True, "items": {}},
+        {"not": False},
+        {"propertyNames": {"type": "string"}},
+        {"propertyNames": True, "unevaluatedProperties": {}, "unevaluatedItems": True},
+        {"dependentRequired": {"a": []}, "dependentSchemas": {"a": {}}, "dependencies": {"a": [], "b": True}},
+        {"minContains": 1, "maxContains": 2},
+        {"if": {"const": 1}},
+        {"then": {"type": "null"}, "else": False},
+        {"if": {"const": 1}, "then": {}, "else": True},
+        {"deprecated": True, "readOnly": False, "required": [], "patternProperties": {}},
+    ],
+)
+def test_a_keyword_that_excludes_nothing_passes(neutral: dict) -> None:
+    schema = {"type": ["object", "array", "string"], "$defs": {"a": neutral}, "items": {"$ref": "#/$defs/a"}, **neutral}
+    plain = of_schema({"type": ["object", "array", "string"]})
+    for strict in (True, False):
+        made = of_schema(schema, strict)
+        assert made.warnings == plain.warnings
+        for document in ('"a"', "[1,[1]]", '{"a":1,"b":[]}'):
+            assert accepts(made.grammar, document)
+    assert schema["$defs"]["a"] == neutral, "the client's own is left alone"
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"if": {}, "then": {}, "else": {"type": "null"}}, "if"),
+        ({"contains": {}, "minContains": 0}, "contains"),
+        ({"dependentRequired": {"a": [], "b": ["c"]}}, "dependentRequired"),
+        ({"uniqueItems": 0}, "uniqueItems"),
+    ],
+)
+def test_a_keyword_that_may_exclude_something_does_not(schema: dict, keyword: str) -> None:
+    with pytest.raises(GrammarError, match=keyword):
+        of_schema(schema)
 
 
 def test_a_definition_that_nothing_leads_to_does_not_count() -> None:
