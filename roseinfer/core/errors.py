@@ -49,6 +49,14 @@ class EngineDeadError(RoseinferError):
     """The engine failed; every open request ends with this."""
 
 
+class EngineUnavailableError(RoseinferError):
+    """No engine takes requests just now. `retry_s`: seconds after which one is expected to."""
+
+    def __init__(self, message: str, retry_s: float) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
 class TooManyInflightError(RoseinferError):
     """The engine holds as many requests as it was told to; try again when one has ended."""
 

@@ -87,11 +87,16 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """`alive`: the engine runs. `heartbeat_age_s`: seconds since its loop last made a turn."""
+    """`alive`: the engine runs. `heartbeat_age_s`: seconds since its loop last made a turn. `final`: it does not run
+    and nobody starts it again.
+
+    Of several engines: `alive` if one of them runs, with the age of the liveliest, `final` if all are.
+    """
 
     alive: bool
     heartbeat_age_s: float
     error: str | None = None
+    final: bool = False
 
 
 class EngineState(StrEnum):
@@ -202,7 +207,7 @@ class Engine(Protocol):
         """Start a request; returns at once. No model work happens here.
 
         Raises `RequestTooLongError` if it could never run, `InvalidRequestError` (bad token id, duplicate live
-        request_id), `TooManyInflightError`, `EngineClosedError`, `EngineDeadError`.
+        request_id), `TooManyInflightError`, `EngineClosedError`, `EngineDeadError`, `EngineUnavailableError`.
         """
         ...
 

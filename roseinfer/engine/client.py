@@ -57,7 +57,7 @@ class EngineWatch:
 
     def health(self) -> EngineHealth:
         alive = self._death is None and not self._closed
-        return EngineHealth(alive, self._clock.now() - self._heartbeat_s, self._death)
+        return EngineHealth(alive, self._clock.now() - self._heartbeat_s, self._death, final=not alive)
 
     def stats(self) -> SchedulerStats:
         return self._stats

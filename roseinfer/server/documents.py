@@ -224,16 +224,40 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None
 
 
+class EngineHealth(Answer):
+    """Of one of several engines."""
+
+    engine: int
+    state: Literal["starting", "ready", "draining", "quiet", "dead"]
+    heartbeat_age_s: float
+    restarts: int
+
+
 class Health(Answer):
+    """`engines`: if there are several."""
+
     status: str
+    engines: list[EngineHealth] | None = None
 
 
 class Version(Answer):
     version: str
 
 
+class EngineLoad(Answer):
+    """Of one of several engines: sequences that hold a seat and that wait for one, and the share of KV blocks used."""
+
+    engine: int
+    running: int
+    waiting: int
+    kv_cache_usage: float
+
+
 class Load(Answer):
+    """`engines`: if there are several."""
+
     server_load: int
+    engines: list[EngineLoad] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class FakeEngine:
         self.script: Script = self.default_script
         self.refuse: RoseinferError | None = None
         self.alive = True
+        self.returns = False
         self.heartbeat_age_s = 0.1
         self._released = asyncio.Event()
 
@@ -91,7 +92,8 @@ class FakeEngine:
         await self._released.wait()
 
     def health(self) -> EngineHealth:
-        return EngineHealth(self.alive, self.heartbeat_age_s, None if self.alive else "gone")
+        final = not self.alive and not self.returns
+        return EngineHealth(self.alive, self.heartbeat_age_s, None if self.alive else "gone", final)
 
     def stats(self) -> SchedulerStats:
         return self.snapshot

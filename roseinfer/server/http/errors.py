@@ -10,6 +10,7 @@ import orjson
 from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
+    EngineUnavailableError,
     InvalidRequestError,
     NoTokenAllowedError,
     OutputTextError,
@@ -183,7 +184,7 @@ def internal_error() -> ApiError:
 
 
 def engine_failed() -> ApiError:
-    """The engine is gone for good: trying again here cannot help."""
+    """The engine is gone, and it may have been this request that it did not survive: it should not come again."""
     message = "The engine failed while this request ran"
     return ApiError(500, message, type="server_error", code="engine_dead", should_retry=False)
 
@@ -196,6 +197,8 @@ def as_api_error(error: Exception) -> ApiError:
         return bad_request(error.message, error.param, error.code)
     if isinstance(error, EngineDeadError):
         return engine_failed()
+    if isinstance(error, EngineUnavailableError):
+        return unavailable("engine_unhealthy", "No engine takes requests just now", error.retry_s)
     if isinstance(error, EngineClosedError):
         return unavailable("draining", "The server is shutting down", 5.0)
     if isinstance(error, OutputTextError):

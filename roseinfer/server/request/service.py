@@ -11,10 +11,10 @@ from starlette.types import Receive, Scope
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import ServerConfig
-from roseinfer.engine.api import Engine, EngineInfo
+from roseinfer.engine.api import Engine, EngineInfo, EngineReport, EngineState
 from roseinfer.server.http.body import BodyReaders
 from roseinfer.server.http.connection import EXTENSION, Wire
-from roseinfer.server.http.errors import ApiError, model_not_found, unavailable
+from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.grammars import GrammarObserver, Grammars
@@ -25,7 +25,10 @@ from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.server.request.speech import Speech
 from roseinfer.text.tokenizer import Tokenizer
 
+TAKING = frozenset({EngineState.READY, EngineState.QUIET})
 STALLED_RETRY_S = 10.0
+# What a start takes beside what the engine counts of it: noticing the death, a process, imports.
+START_MARGIN_S = 3.0
 
 
 class Observing(Protocol):
@@ -113,8 +116,11 @@ class Service:
         if self._backend is None:
             return unavailable("loading", "The model is still loading", STALLED_RETRY_S)
         health = self._backend.engine.health()
-        if not health.alive:
+        if health.final:
             return unavailable("engine_unhealthy", "The engine has failed", STALLED_RETRY_S, should_retry=False)
+        if not health.alive:
+            wait_s = _until_back_s(self._backend.info, health.heartbeat_age_s)
+            return unavailable("engine_unhealthy", "The engine has failed and is being started again", wait_s)
         if health.heartbeat_age_s > self.config.stall_timeout:
             message = f"The engine has not moved for {health.heartbeat_age_s:.0f} s"
             return unavailable("engine_unhealthy", message, STALLED_RETRY_S)
@@ -123,6 +129,21 @@ class Service:
     def refusal(self) -> ApiError | None:
         """Why a new request would be turned away now, or None."""
         return self.lifecycle.refusal() or self.ill_health()
+
+    def unready(self) -> ApiError | None:
+        """Why `/ready` is not 200: as `refusal`, or every engine that runs is about to be restarted."""
+        error = self.refusal()
+        if error is not None or self._backend is None:
+            return error
+        reports = self._backend.engine.reports()
+        if any(report.state in TAKING for report in reports):
+            return None
+        return unavailable("engine_unhealthy", "No engine takes requests just now", START_MARGIN_S)
+
+    def engines(self) -> list[EngineReport]:
+        """How each does, if there are several."""
+        reports = [] if self._backend is None else self._backend.engine.reports()
+        return reports if len(reports) > 1 else []
 
     def admit(self) -> Backend:
         """Raises `ApiError` 503, counted if the queue is full."""
@@ -178,3 +199,9 @@ class Service:
         self.offload.close()
         if self._backend is not None:
             self._backend.grammars.close()
+
+
+def _until_back_s(info: EngineInfo, gone_s: float) -> float:
+    """Seconds until an engine that has been gone for `gone_s` takes requests again, if it starts as fast as before."""
+    left_s = info.startup_s.get("engine", 0.0) + START_MARGIN_S - gone_s
+    return min(left_s, MAX_RETRY_S) if left_s > 0 else START_MARGIN_S

@@ -1,13 +1,16 @@
 """Health, readiness, version, load and metrics."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from roseinfer.core.outputs import SchedulerStats
+from roseinfer.engine.api import EngineReport
 from roseinfer.server.documents import Health, Load, Version, docs
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.observe.exposition import CONTENT_TYPE
+from roseinfer.server.observe.exposition import CONTENT_TYPE, UP
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.service import Service
 
@@ -17,19 +20,20 @@ def add(app: FastAPI, service: Service, observation: Observation) -> None:
         error = service.ill_health()
         if error is not None:
             raise error
-        return JsonResponse({"status": "ok"})
+        return JsonResponse({"status": "ok", **_by_engine(service, _state)})
 
     async def ready() -> Response:
-        error = service.refusal()
+        error = service.unready()
         if error is not None:
             raise error
-        return JsonResponse({"status": "ready"})
+        return JsonResponse({"status": "ready", **_by_engine(service, _state)})
 
     async def version() -> Response:
         return JsonResponse({"version": app.version})
 
     async def load() -> Response:
-        return JsonResponse({"server_load": service.lifecycle.room.all_requests()})
+        requests = service.lifecycle.room.all_requests()
+        return JsonResponse({"server_load": requests, **_by_engine(service, _load)})
 
     async def metrics() -> Response:
         return Response(await observation.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -46,3 +50,21 @@ def add(app: FastAPI, service: Service, observation: Observation) -> None:
     metrics_docs["responses"][200] = text
     app.add_api_route("/metrics", metrics, tags=["status"], response_class=Response, **metrics_docs)
     app.add_api_route("/metrics", metrics, methods=["HEAD"], include_in_schema=False)
+
+
+def _by_engine(service: Service, fields: Callable[[EngineReport], dict[str, Any]]) -> dict[str, Any]:
+    """Nothing if there is one only."""
+    engines = service.engines()
+    return {"engines": [{"engine": report.engine, **fields(report)} for report in engines]} if engines else {}
+
+
+def _state(report: EngineReport) -> dict[str, Any]:
+    age_s = round(report.health.heartbeat_age_s, 3)
+    return {"state": report.state.value, "heartbeat_age_s": age_s, "restarts": report.restarts}
+
+
+def _load(report: EngineReport) -> dict[str, Any]:
+    """Of an engine that is gone nothing runs, whatever it had said last."""
+    stats = report.stats if report.state in UP else SchedulerStats()
+    used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+    return {"running": stats.running, "waiting": stats.waiting, "kv_cache_usage": round(used, 4)}
