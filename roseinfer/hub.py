@@ -3,7 +3,7 @@
 from importlib.resources import files
 from pathlib import Path
 
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config import PRICED, ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
 
 EMBEDDED = "tiny"
@@ -38,10 +38,10 @@ def resolve_model(
 def model_folder(config: ModelConfig) -> Path:
     """The folder that the engine loads its model from.
 
-    The configs of a few well-known models come with the package (`assets/shapes`): with dummy weights these need no
-    network. Raises like `resolve_model`.
+    The configs of a few well-known models come with the package (`assets/shapes`): with dummy weights, or with none
+    (`device` priced), these need no network. Raises like `resolve_model`.
     """
-    dummy = config.load_format == "dummy"
+    dummy = config.load_format == "dummy" or config.device == PRICED
     shape = _shape(config.model)
     if dummy and shape is not None:
         return shape

@@ -14,6 +14,7 @@ from roseinfer.core.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    PricedConfig,
     ProfileConfig,
     ReplicasConfig,
     SchedulerConfig,
@@ -237,7 +238,16 @@ def test_yaml_without_its_package(tmp_path, monkeypatch):
 
 # roseinfer's own options.
 
-OWN = (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, ReplicasConfig, ServerConfig, all_options())
+OWN = (
+    ModelConfig,
+    CacheConfig,
+    SchedulerConfig,
+    ProfileConfig,
+    PricedConfig,
+    ReplicasConfig,
+    ServerConfig,
+    all_options(),
+)
 
 
 @pytest.mark.parametrize("kind", OWN)

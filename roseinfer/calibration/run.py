@@ -58,6 +58,7 @@ def measure(
     """Run the sweep; `tell` hears how far it is. Whoever fits starts: `fifo` decides, whatever `engine` says."""
     scheduler = replace(engine.scheduler, scheduling_policy="fifo")
     options = {**asdict(engine.model), **asdict(engine.cache), **asdict(scheduler), **asdict(engine.profile)}
+    options |= asdict(engine.priced)
     with LLM(**options) as llm:
         info = llm.info
         bounds = Bounds(info.max_model_len, info.num_blocks * info.block_size, info.max_num_seqs, info.vocab_size)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
 from roseinfer.options import Group, OptionSet
 from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
 
@@ -15,7 +15,8 @@ CACHE = Group(CacheConfig, "KV cache")
 SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED, choices={"scheduling_policy": tuple(policies())})
 POLICY = Group(all_options(), "scheduling policies (an option that the chosen one does not have is an error)")
 PROFILE = Group(ProfileConfig, "profiling")
-ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE)
+PRICED = Group(PricedConfig, "an engine without a model")
+ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
@@ -25,6 +26,7 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
         cache=options.build(CacheConfig, given),
         scheduler=scheduler_config(**scheduler_options(given)),
         profile=options.build(ProfileConfig, given),
+        priced=options.build(PricedConfig, given),
     )
 
 

@@ -4,14 +4,16 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
 
 DEFAULT_POLICY = "slack"
 DEFAULT_ROUTER = "pace"
+PRICED = "priced"  # the device of an engine without a model
 
 
 def option(
@@ -38,7 +40,9 @@ class ModelConfig:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     load_format: str = option("auto", "auto = safetensors; dummy = random weights", choices=("auto", "dummy"))
-    device: str = option("auto", "auto = cuda if there is one", choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "auto = cuda if there is one; priced = no model, see --cost", choices=("auto", "cpu", "cuda", PRICED)
+    )
     max_model_len: int | None = option(None, "context in tokens; default: the model's, as far as the cache holds it")
     tokenizer: str | None = option(None, "folder or id of another tokenizer", metavar="MODEL")
     revision: str | None = option(None, "branch, tag or commit on the hub")
@@ -140,6 +144,43 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PricedConfig:
+    """`device` priced: engines without a model, whose steps take as long as a cost model says."""
+
+    cost: str | None = option(
+        None, "device priced: what steps cost, from a file that `roseinfer calibrate` wrote", metavar="FILE"
+    )
+    slow: str | None = option(
+        None, "device priced: steps of each engine take so many times as long: a,b,...", metavar="FACTORS"
+    )
+    noise: float = option(0.0, "device priced: a step takes 1 + |N(0, noise)| times what it costs")
+    mean_output_len: float = option(
+        128.0, "device priced: mean tokens of outputs that nothing else ends, drawn for each from its seed and prompt"
+    )
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.noise) and self.noise >= 0):
+            raise ConfigError(f"noise must not be negative, got {self.noise}")
+        if not (isfinite(self.mean_output_len) and self.mean_output_len >= 1):
+            raise ConfigError(f"mean_output_len must be 1 or more, got {self.mean_output_len}")
+        _ = self.slow_list
+
+    @property
+    def slow_list(self) -> tuple[float, ...]:
+        """A factor for each engine; empty if none were given."""
+        return positive_numbers("slow", self.slow)
+
+    def of_engine(self, engine: int, engines: int) -> "PricedConfig":
+        """What the engine of this number is to be given. Raises `ConfigError` unless there are as many factors."""
+        factors = self.slow_list
+        if not factors:
+            return self
+        if len(factors) != engines:
+            raise ConfigError(f"slow: {len(factors)} factors were given for {engines} engines")
+        return replace(self, slow=str(factors[engine]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All an engine needs."""
 
@@ -147,6 +188,18 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    priced: PricedConfig = field(default_factory=PricedConfig)
+
+    def __post_init__(self) -> None:
+        given = next((f.name for f in fields(PricedConfig) if getattr(self.priced, f.name) != f.default), None)
+        if given is not None and self.model.device != PRICED:
+            raise ConfigError(f"{given} is an option of device {PRICED}; this one is {self.model.device}")
+
+    def of_engine(self, engine: int, engines: int) -> "EngineConfig":
+        """Of the engine of this number, counted from 0. Raises `ConfigError` if what differs between them is not said
+        of all.
+        """
+        return replace(self, priced=self.priced.of_engine(engine, engines))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +328,17 @@ def check_block_size(size: int) -> None:
     """Raise `ConfigError` for KV blocks of a size that the kernels do not take."""
     if size & (size - 1) or size > 256:
         raise ConfigError(f"block_size must be a power of two up to 256, got {size}")
+
+
+def positive_numbers(name: str, text: str | None) -> tuple[float, ...]:
+    """Those of a list with commas. Raises `ConfigError` for anything else."""
+    try:
+        numbers = tuple(float(part) for part in (text or "").split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if any(not (isfinite(number) and number > 0) for number in numbers):
+        raise ConfigError(f"{name} must be positive, got {text}")
+    return numbers
 
 
 def check_positive(config: Any, *names: str) -> None:

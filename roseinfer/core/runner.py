@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,10 +11,34 @@ class Capabilities:
     """What a runner can do beyond computing rows and sampling one token of each. What it cannot do is never planned.
 
     `drafts`: it verifies rows that carry drafts. `masks`: it samples among the tokens that `TokenMasks` allow.
+    `logprobs`: it has log probabilities, of sampled tokens and of prompts.
     """
 
     drafts: bool = False
     masks: bool = False
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerFacts:
+    """What was found out while building. `model_type` is the architecture that config.json names.
+
+    `limits`: what the runner has room for in a step; plans keep within them. `spare_from`: the first of the KV blocks
+    that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
+    generation_config.json sets, `startup_s` seconds per phase.
+    """
+
+    model_type: str
+    max_model_len: int
+    num_blocks: int
+    spare_from: int | None
+    limits: StepLimits
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    default_sampling: dict[str, float | int]
+    startup_s: dict[str, float]
 
 
 class Runner(Protocol):

@@ -13,7 +13,7 @@ from roseinfer.core.plan import StepPlan
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
-from roseinfer.core.sampling import INT64_MAX, INT64_MIN
+from roseinfer.core.sampling import INT64_MAX, INT64_MIN, SamplingParams
 from roseinfer.engine import held as held_requests
 from roseinfer.engine.guides import Blueprint, GuidedSequences, GuideEnd, Guides
 from roseinfer.engine.held import HeldRequest
@@ -128,6 +128,7 @@ class EngineCore:
             raise InvalidRequestError("n must be positive", "n")
         if new.params.bad_words or new.params.truncate_prompt_tokens is not None:
             raise InvalidRequestError("bad_words and truncate_prompt_tokens are not the engine's, see engine.prepare")
+        self._check_logprobs(new.params)
         self._check_vocabulary("prompt", new.prompt_ids)
         for name, ids in new.params.named_token_ids():
             self._check_vocabulary(name, tuple(ids))
@@ -160,6 +161,11 @@ class EngineCore:
             if held_requests.holds(self._held, request.request_id):
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self._held.append(held)
+
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        wanted = next((name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None), None)
+        if wanted is not None and not self._runner.capabilities.logprobs:
+            raise InvalidRequestError(f"{wanted} cannot be had from this engine: it has no model", wanted)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config import PRICED, EngineConfig
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
 from roseinfer.core.observer import StepObserver
-from roseinfer.core.runner import Runner
+from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import AuditDuty
@@ -33,6 +33,7 @@ from roseinfer.engine.transport import EngineBoot
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.build import build_priced
 from roseinfer.sched.registry import entry_of, make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.text.tokenizer import Tokenizer
@@ -48,25 +49,23 @@ def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | No
 
     Raises typed errors for what the user can mend.
     """
-    prepare_cpu_libraries()
-    from roseinfer.runner.build import build_runner
-    from roseinfer.runner.observed import ObservedRunner
-    from roseinfer.runner.threaded import ThreadedRunner
-
     started = time.monotonic()
     record = config.profile.record
     make_core: Callable[..., Core] = EngineCore if record is None else partial(RecordingCore, Recorder(record))
-    built = build_runner(config, folder)
-    facts = built.facts
+    if config.model.device == PRICED:
+        runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
+    else:
+        runner, facts, observer = _build_runner(config, folder, observer)
     overlap = config.scheduler.overlap
     if overlap is None:
-        overlap = facts.device.startswith("cuda")
-    observer = observer or _tracer(config, facts.device)
-    runner: Runner = built.runner
+        overlap = facts.device != "cpu"
     if observer is not None:
-        built.runner.observe(observer.span)
+        from roseinfer.runner.observed import ObservedRunner
+
         runner = ObservedRunner(runner, observer)
     if overlap and facts.device == "cpu":
+        from roseinfer.runner.threaded import ThreadedRunner
+
         runner = ThreadedRunner(runner)
     kv = KvManager(
         facts.num_blocks,
@@ -104,6 +103,20 @@ def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | No
         policy=entry_of(config.scheduler.policy_name).traits,
     )
     return core, info
+
+
+def _build_runner(
+    config: EngineConfig, folder: Path, observer: StepObserver | None
+) -> tuple[Runner, RunnerFacts, StepObserver | None]:
+    """A runner with a model, and who observes it: `observer`, or one that the options ask for."""
+    prepare_cpu_libraries()
+    from roseinfer.runner.build import build_runner
+
+    built = build_runner(config, folder)
+    observer = observer or _tracer(config, built.facts.device)
+    if observer is not None:
+        built.runner.observe(observer.span)
+    return built.runner, built.facts, observer
 
 
 def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarGuides:

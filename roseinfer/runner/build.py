@@ -13,6 +13,7 @@ from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
+from roseinfer.core.runner import RunnerFacts
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import GenerationDefaults, read_generation_config, read_model_spec
 from roseinfer.models.loader import load_model, resolve_dtype
@@ -31,28 +32,6 @@ from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_ste
 GRAPH_BYTES = 512 << 20
 # On a CPU a rehearsal is only to load what is loaded lazily; a full prefill would take seconds.
 CPU_REHEARSAL_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerFacts:
-    """What was found out while building. `model_type` is the architecture that config.json names.
-
-    `limits`: what the runner has room for in a step; plans keep within them. `spare_from`: the first of the KV blocks
-    that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
-    generation_config.json sets, `startup_s` seconds per phase.
-    """
-
-    model_type: str
-    max_model_len: int
-    num_blocks: int
-    spare_from: int | None
-    limits: StepLimits
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    dtype: str
-    device: str
-    default_sampling: dict[str, float | int]
-    startup_s: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class ModelRunner:
     be pinned to one request becomes that row's error instead.
     """
 
-    capabilities = Capabilities(masks=True)
+    capabilities = Capabilities(masks=True, logprobs=True)
 
     def __init__(
         self, model: CausalLM, forward: ForwardPass, store: KVStore, seats: SeatTable, limits: StepLimits

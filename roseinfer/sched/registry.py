@@ -24,6 +24,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from roseinfer.core.config import (
     CacheConfig,
     ModelConfig,
+    PricedConfig,
     ProfileConfig,
     ReplicasConfig,
     SchedulerConfig,
@@ -41,7 +42,7 @@ SHARED = (PrefillOptions, CostOptions, LengthOptions)
 # An option has one home: these have theirs elsewhere.
 TAKEN = frozenset(
     f.name
-    for kind in (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, ReplicasConfig, ServerConfig)
+    for kind in (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, PricedConfig, ReplicasConfig, ServerConfig)
     for f in fields(kind)
 )
 _ENTRY = "__roseinfer_policy__"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from roseinfer.core.config import check_block_size, check_positive, option
+from roseinfer.core.config import check_block_size, check_positive, option, positive_numbers
 from roseinfer.core.errors import ConfigError
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostParams
@@ -13,17 +13,6 @@ from roseinfer.sched.cost_file import read_cost
 SETUPS = ("scorpio-8b",)
 WORKLOADS = ("poisson", "gamma", "bursts", "trace")
 LENGTHS = ("predictor", "oracle", "none")
-
-
-def positive_numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Those of a list with commas. Raises `ConfigError` for anything else."""
-    try:
-        numbers = tuple(float(part) for part in (text or "").split(",") if part.strip())
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
-    if any(not (isfinite(number) and number > 0) for number in numbers):
-        raise ConfigError(f"{name} must be positive, got {text}")
-    return numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

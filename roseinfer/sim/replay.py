@@ -201,7 +201,8 @@ class ReplayClock:
 class RecordedRunner:
     """Ends each step when a step ended in this turn of the recording, with the recorded tokens."""
 
-    capabilities = Capabilities()
+    # A recording has no log probabilities, and requests that asked for them.
+    capabilities = Capabilities(logprobs=True)
 
     def __init__(self, recording: Recording, clock: ReplayClock) -> None:
         self.submitted: StepPlan | None = None

@@ -87,4 +87,4 @@ def test_a_wrapper_hands_on_all_calls_with_all_they_carry(wrapper):
 
 @pytest.mark.parametrize("runner", [ExpectedRunner, RecordedRunner])
 def test_runners_that_compute_nothing_neither_verify_nor_mask(runner):
-    assert runner.capabilities == Capabilities()
+    assert not runner.capabilities.drafts and not runner.capabilities.masks

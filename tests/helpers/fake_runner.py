@@ -30,7 +30,7 @@ def fingerprint(previous: int, token: int) -> int:
 
 
 class FakeRunner:
-    capabilities = Capabilities(drafts=True, masks=True)
+    capabilities = Capabilities(drafts=True, masks=True, logprobs=True)
 
     def __init__(
         self, num_blocks: int, block_size: int, vocab_size: int = 50, fail_on_token: int | None = None

@@ -1,0 +1,134 @@
+"""From options and a model's folder to a priced runner. Of the model only its config and its tokenizer are read."""
+
+import json
+import re
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.clock import SleepingClock
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig
+from roseinfer.core.errors import ConfigError, UnsupportedModelError
+from roseinfer.core.plan import StepLimits
+from roseinfer.core.runner import Runner, RunnerFacts
+from roseinfer.models.config import read_generation_config
+from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary
+from roseinfer.priced.machine import Machine, PricedRunner
+from roseinfer.sched.cost_file import read_cost
+from roseinfer.text.tokenizer import Tokenizer
+
+# As many KV blocks as `roseinfer simulate` has by default: no memory says how many there are.
+DEFAULT_BLOCKS = 8192
+# Where config.json has its context, by the kind of model.
+_CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+# Options that mean nothing without a model: given another value they are refused.
+_OF_MODELS = {
+    ModelConfig: ("dtype", "attention_backend", "enforce_eager"),
+    CacheConfig: ("kv_cache_memory_bytes", "gpu_memory_utilization"),
+    ProfileConfig: ("profile",),
+}
+_WORD = re.compile(rb" [A-Za-z]{2,12}")
+_LEAST_WORDS = 64
+_CLOSERS = frozenset((b'"', b"}", b"]", b'"}', b'"]', b"}]", b"}}", b"]}", b">", b")"))
+
+
+def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> tuple[Runner, RunnerFacts]:
+    """Raises `ConfigError` naming the option that is wrong or means nothing here, `UnsupportedModelError`."""
+    started = time.monotonic()
+    refuse_options_of_models(config)
+    priced = config.priced
+    if priced.cost is None:
+        raise ConfigError("cost: device priced needs a file with what steps cost, as `roseinfer calibrate` writes it")
+    if len(priced.slow_list) > 1:
+        raise ConfigError(f"slow: {len(priced.slow_list)} factors were given for one engine")
+    cost = read_cost(priced.cost)
+    model = _read_config(folder)
+    blocks = config.cache.num_kv_blocks or DEFAULT_BLOCKS
+    max_model_len = _context(config, model, blocks * config.cache.block_size)
+    eos_ids = read_generation_config(folder).eos_token_ids
+    vocabulary = read_vocabulary(tokenizer_folder, _found(model, "vocab_size"), eos_ids)
+    limits = StepLimits.of(config.scheduler, max_model_len)
+    factor = next(iter(priced.slow_list), 1.0)
+    machine = Machine(cost, priced.noise, slowdown=((0.0, factor),) if factor != 1 else ())
+    drawn = DrawnRunner(vocabulary, priced.mean_output_len, limits)
+    facts = RunnerFacts(
+        model_type=_architecture(model),
+        max_model_len=max_model_len,
+        num_blocks=blocks,
+        spare_from=None,
+        limits=limits,
+        vocab_size=vocabulary.size,
+        eos_token_ids=eos_ids,
+        dtype="none",
+        device="priced",
+        default_sampling={},
+        startup_s={"load": time.monotonic() - started},
+    )
+    return PricedRunner(drawn, machine, SleepingClock(), config.model.seed), facts
+
+
+def refuse_options_of_models(config: EngineConfig) -> None:
+    """Raises `ConfigError` for an option that would be ignored."""
+    for part in (config.model, config.cache, config.profile):
+        for f in fields(part):
+            if f.name in _OF_MODELS[type(part)] and getattr(part, f.name) != f.default:
+                raise ConfigError(f"{f.name} is of no use to device priced, which has no model")
+
+
+def read_vocabulary(folder: Path, size: int | None, eos_ids: tuple[int, ...]) -> DrawnVocabulary:
+    """Words of a tokenizer: tokens of letters behind a space if it has enough of them, else all that are printable.
+
+    `size`: of the model's vocabulary, the tokenizer's if it is not known. Raises `UnsupportedModelError`.
+    """
+    tokenizer = Tokenizer.from_folder(folder)
+    size = size or tokenizer.vocab_size
+    never = tokenizer.special_ids | set(eos_ids)
+    texts = {id: tokenizer.token_bytes(id) for id in range(min(size, tokenizer.vocab_size)) if id not in never}
+    words = [id for id, text in texts.items() if _WORD.fullmatch(text)]
+    if len(words) < _LEAST_WORDS:
+        words = [id for id, text in texts.items() if text and text.decode("utf-8", "replace").isprintable()]
+    if not words:
+        raise UnsupportedModelError(f"{folder}: no token of its tokenizer can be shown")
+    closers = [id for id, text in texts.items() if text in _CLOSERS]
+    return DrawnVocabulary(size, words, closers, eos_ids)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """config.json, of any architecture."""
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{path}: {error}") from error
+    if not isinstance(found, dict):
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
+    return found
+
+
+def _found(model: dict[str, Any], *names: str) -> int | None:
+    """The first of these numbers that a config has; models of several kinds of input keep theirs in `text_config`."""
+    inner = model.get("text_config")
+    for part in (model, inner if isinstance(inner, dict) else {}):
+        for name in names:
+            value = part.get(name)
+            if type(value) is int and value > 0:
+                return value
+    return None
+
+
+def _context(config: EngineConfig, model: dict[str, Any], cache_tokens: int) -> int:
+    """`max_model_len`, which may be more than the model could do, else the model's, as far as the cache holds it."""
+    wanted = config.model.max_model_len
+    if wanted is None:
+        return min(_found(model, *_CONTEXTS) or cache_tokens, cache_tokens)
+    if wanted > cache_tokens:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the KV cache holds {cache_tokens} tokens; raise num_kv_blocks"
+        )
+    return wanted
+
+
+def _architecture(model: dict[str, Any]) -> str:
+    names = model.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "unknown"

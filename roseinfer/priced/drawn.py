@@ -1,0 +1,194 @@
+"""A runner that has no model: the tokens of an output are drawn from the request's seed and prompt."""
+
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from math import log
+
+from roseinfer.core.errors import NO_TOKEN_ALLOWED
+from roseinfer.core.plan import Admission, RowResult, StepLimits, StepPlan, StepResult, TokenMasks, new_row_result
+from roseinfer.core.runner import Capabilities
+
+# Words that are looked at for one that a mask allows, before all of the vocabulary is.
+_TRIES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnVocabulary:
+    """`size` ids, of which `words` are drawn. `closers` are tried once an output that a mask constrains has its length:
+    they end strings, lists and the like. `eos_ids` end outputs.
+    """
+
+    size: int
+    words: Sequence[int]
+    closers: Sequence[int] = ()
+    eos_ids: tuple[int, ...] = ()
+
+
+def drawn_length(key: int, mean: float) -> int:
+    """Tokens of an output, its EOS included: geometric with this mean, by the inverse of its distribution function."""
+    if mean <= 1:
+        return 1
+    uniform = (zlib.crc32(b"length", key) + 0.5) / 2**32
+    return 1 + int(log(uniform) / log(1 - 1 / mean))
+
+
+class _Seat:
+    """One output: token `index` of it depends on seed, prompt and index alone, unless the request forbids it.
+
+    What was sampled is kept only where sequences of tokens are forbidden, for nothing else looks back.
+    """
+
+    __slots__ = ("bad", "end_at", "eos", "key", "min_tokens", "outputs", "pool", "prompt_len", "stop_ids")
+
+    def __init__(self, admission: Admission, vocabulary: DrawnVocabulary, mean_len: float) -> None:
+        params, prompt_len = admission.params, admission.prompt_len
+        seed = admission.seed.to_bytes(8, "little", signed=True)
+        self.key = zlib.crc32(array("I", admission.token_ids[:prompt_len]).tobytes(), zlib.crc32(seed))
+        self.prompt_len = prompt_len
+        self.pool: Sequence[int] = params.allowed_token_ids or vocabulary.words
+        self.min_tokens = params.min_tokens
+        self.stop_ids = admission.stop_ids
+        allowed = params.allowed_token_ids
+        self.eos = next(
+            (id for id in vocabulary.eos_ids if id in admission.stop_ids and (allowed is None or id in allowed)), None
+        )
+        self.end_at = max(drawn_length(self.key, mean_len) - 1, self.min_tokens)
+        self.bad = params.bad_token_ids
+        self.outputs = list(admission.token_ids[prompt_len:]) if self.bad else []
+
+    @property
+    def free(self) -> bool:
+        """Whether every word may be drawn at every place."""
+        return not self.bad and (self.min_tokens == 0 or not set(self.stop_ids) & set(self.pool))
+
+    def forbids(self, token: int, index: int) -> bool:
+        if index < self.min_tokens and token in self.stop_ids:
+            return True
+        return any(token == ids[-1] and self._ends_with(ids[:-1]) for ids in self.bad)
+
+    def _ends_with(self, ids: tuple[int, ...]) -> bool:
+        return not ids or tuple(self.outputs[-len(ids) :]) == ids
+
+    def in_order(self, index: int) -> Iterable[int]:
+        """The words, beginning with the one that is drawn."""
+        pool, count = self.pool, len(self.pool)
+        at = zlib.crc32(index.to_bytes(4, "little"), self.key)
+        return (pool[(at + step) % count] for step in range(count))
+
+
+class _Mask:
+    """One line of a step's masks."""
+
+    def __init__(self, words: "memoryview[int]", size: int) -> None:
+        self._words = words
+        self._size = size
+
+    def __contains__(self, token: int) -> bool:
+        return token < self._size and bool(self._words[token >> 5] >> (token & 31) & 1)
+
+    def allowed(self, near: int) -> Iterable[int]:
+        """All that it allows, beginning with those near a token."""
+        count = len(self._words)
+        for step in range(count):
+            place = ((near >> 5) + step) % count
+            if word := self._words[place]:
+                yield from (t for t in range(place << 5, (place << 5) + 32) if word >> (t & 31) & 1 and t < self._size)
+
+
+@dataclass(slots=True)
+class DrawnRunner:
+    """Texts are the same whatever the schedule: chunks, preemptions, steps in flight, and on whichever engine.
+
+    It is a model that is certain of each token: temperature, top-k and the like, penalties and biases change nothing.
+    Output lengths have the mean `mean_len`. Raises nothing; a row for which no token is allowed has an error.
+    """
+
+    vocabulary: DrawnVocabulary
+    mean_len: float
+    limits: StepLimits
+    capabilities: Capabilities = field(default=Capabilities(masks=True), init=False)
+    _seats: dict[int, _Seat] = field(default_factory=dict, init=False)
+    _free: set[int] = field(default_factory=set, init=False)
+    _space: "array[int]" = field(default_factory=lambda: array("I"), init=False)
+    _results: dict[int, StepResult] = field(default_factory=dict, init=False)
+
+    def submit(self, plan: StepPlan) -> StepPlan:
+        self.limits.check(plan)
+        for seat in plan.released:
+            self._seats.pop(seat, None)
+        for admission in plan.admitted:
+            seated = self._seats[admission.seat] = _Seat(admission, self.vocabulary, self.mean_len)
+            (self._free.add if seated.free else self._free.discard)(admission.seat)
+        return plan
+
+    def mask_space(self, lines: int) -> memoryview:
+        words = lines * TokenMasks.words_per_line(self.vocabulary.size)
+        if len(self._space) < words:
+            self._space = array("I", bytes(4 * words))
+        return memoryview(self._space)[:words]
+
+    def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
+        lines = {} if masks is None else self._lines(masks)
+        rows = []
+        seats, free = self._seats, self._free
+        for i, (name, seat, start, count, _, sample, _, _, _, drafts) in enumerate(handle.rows):
+            assert not drafts, "no drafts are verified here"
+            if not sample:
+                rows.append(new_row_result((name, (), None, None, None)))
+                continue
+            own = seats[seat]
+            index = start + count - own.prompt_len
+            if i in lines:
+                rows.append(self._guided(name, own, index, lines[i]))
+            elif index >= own.end_at and own.eos is not None:
+                rows.append(new_row_result((name, (own.eos,), None, None, None)))
+            elif seat in free:
+                at = zlib.crc32(index.to_bytes(4, "little"), own.key) % len(own.pool)
+                rows.append(new_row_result((name, (own.pool[at],), None, None, None)))
+            else:
+                rows.append(self._first(name, own, index, own.in_order(index)))
+        self._results[handle.step] = StepResult(handle.step, rows)
+
+    def _lines(self, masks: TokenMasks) -> dict[int, _Mask]:
+        size = TokenMasks.words_per_line(self.vocabulary.size)
+        return {
+            row: _Mask(masks.words[line * size : (line + 1) * size], self.vocabulary.size)
+            for line, row in enumerate(masks.rows)
+        }
+
+    def _guided(self, name: str, own: _Seat, index: int, mask: _Mask) -> RowResult:
+        """The end once the output is long enough, and what leads to it; before, a drawn word; else whatever is allowed.
+
+        A guide knows better than `min_tokens` when an output is complete: that gives way if nothing else is left.
+        """
+        over = index >= own.end_at
+        wanted = [*(() if own.eos is None else (own.eos,)), *self.vocabulary.closers] if over else []
+        drawn = [token for token, _ in zip(own.in_order(index), range(_TRIES), strict=False)]
+        any_word = own.pool is self.vocabulary.words
+
+        def allowed() -> Iterator[int]:
+            tokens = chain(wanted, drawn, mask.allowed(drawn[0]))
+            return (token for token in tokens if token in mask and (any_word or token in own.pool))
+
+        result = self._first(name, own, index, allowed())
+        if result.error is not None and index < own.min_tokens:
+            result = self._first(name, own, own.min_tokens, allowed())
+        return result
+
+    def _first(self, name: str, own: _Seat, index: int, tokens: Iterable[int]) -> RowResult:
+        """Of these the first that the request does not forbid."""
+        token = next((token for token in tokens if not own.forbids(token, index)), None)
+        if token is None:
+            return RowResult(name, error=f"{NO_TOKEN_ALLOWED}what the request forbids leaves none")
+        if own.bad:
+            own.outputs.append(token)
+        return new_row_result((name, (token,), None, None, None))
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        return self._results.pop(handle.step)
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,139 @@
+"""`device` priced: options to an engine, in real time and without torch, and what is refused."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.config import EngineConfig
+from roseinfer.core.errors import ConfigError, InvalidRequestError
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.hub import model_folder, tokenizer_folder
+from roseinfer.priced.build import build_priced, read_vocabulary
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_file import cost_as_json
+
+STEP_S = 0.004
+
+
+@pytest.fixture
+def cost(tmp_path: Path) -> str:
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps(cost_as_json(CostParams(STEP_S, 1e-6, 0.0, 1e-6, 0.0))))
+    return str(file)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_take_their_time_and_texts_are_the_same(cost: str, overlap: bool) -> None:
+    """No upper bound: a busy machine may take any time more."""
+    params = SamplingParams(max_tokens=12, ignore_eos=True, seed=3)
+    texts = []
+    for slow in (None, "2"):
+        with LLM(device="priced", cost=cost, slow=slow, overlap=overlap) as llm:
+            start = time.monotonic()
+            (answer,) = llm.generate("def f():", params)
+            assert time.monotonic() - start >= 12 * STEP_S * (2 if slow else 1)
+            texts.append(answer.text)
+        assert llm.info.device == "priced"
+    assert texts[0] == texts[1] and len(texts[0].split()) == 12
+
+
+def test_grammars_are_obeyed(cost: str) -> None:
+    from roseinfer.core.guide import GuideSpec
+
+    with LLM(device="priced", cost=cost, mean_output_len=4) as llm:
+        guide = GuideSpec(grammar='start: "[" /[0-9]{2,9}/ ("," /[0-9]+/)* "]"')
+        (answer,) = llm.generate("numbers", SamplingParams(max_tokens=200, seed=1), guide=guide)
+    assert answer.samples[0].finish_reason == "stop"
+    assert re.fullmatch(r"\[[0-9]{2,9}(,[0-9]+)*\]", answer.text)
+
+
+def test_it_needs_no_torch(cost: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from roseinfer import LLM, SamplingParams\n"
+        f"with LLM(device='priced', cost={cost!r}) as llm:\n"
+        "    print(llm.generate('x', SamplingParams(max_tokens=2))[0].text)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_context_and_the_cache_may_be_more_than_the_models(cost: str) -> None:
+    facts = build(cost, max_model_len=100_000, num_kv_blocks=10_000)
+    assert (facts.max_model_len, facts.num_blocks) == (100_000, 10_000)
+    assert build(cost).max_model_len == 2048
+    assert build(cost, num_kv_blocks=10).max_model_len == 160
+
+
+def test_any_models_config_will_do(cost: str, tmp_path: Path) -> None:
+    """Of an architecture that nobody here runs, with the tokenizer of another model."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    config = {"architectures": ["SomethingNew"], "text_config": {"vocab_size": 5000, "max_position_embeddings": 300}}
+    (folder / "config.json").write_text(json.dumps(config))
+    facts = build(cost, model=str(folder), tokenizer="tiny")
+    assert (facts.model_type, facts.vocab_size, facts.max_model_len) == ("SomethingNew", 5000, 300)
+    assert build(cost, model="Qwen/Qwen3-8B").vocab_size == 151_936, "a packaged config needs no network"
+
+
+def test_words_are_words() -> None:
+    config = make_engine_config()
+    vocabulary = read_vocabulary(tokenizer_folder(config.model), 4096, (0, 1))
+    assert len(vocabulary.words) > 500 and vocabulary.closers and not {0, 1} & set(vocabulary.words)
+
+
+def config_of(cost: str | None, **options: object) -> EngineConfig:
+    return make_engine_config(device="priced", cost=cost, **options)
+
+
+def build(cost: str | None, **options: object):
+    config = config_of(cost, **options)
+    return build_priced(config, model_folder(config.model), tokenizer_folder(config.model))[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cost": None}, "cost: device priced needs a file"),
+        ({"cost": "nowhere.json"}, "cannot read the cost model nowhere.json"),
+        ({"slow": "1,2"}, "slow: 2 factors were given for one engine"),
+        ({"slow": "1,x"}, "slow: could not convert"),
+        ({"slow": "0"}, "slow must be positive"),
+        ({"noise": -1.0}, "noise must not be negative"),
+        ({"mean_output_len": 0.5}, "mean_output_len must be 1 or more"),
+        ({"max_model_len": 500, "num_kv_blocks": 10}, "the KV cache holds 160 tokens; raise num_kv_blocks"),
+        ({"dtype": "bfloat16"}, "dtype is of no use to device priced"),
+        ({"enforce_eager": True}, "enforce_eager is of no use"),
+        ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes is of no use"),
+        ({"profile": "somewhere"}, "profile is of no use"),
+    ],
+)
+def test_one_clear_line(cost: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(**{"cost": cost, **options})
+
+
+@pytest.mark.parametrize("given", [{"cost": "x"}, {"slow": "1"}, {"noise": 0.5}, {"mean_output_len": 9.0}])
+def test_other_devices_are_not_priced(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is an option of device priced; this one is auto"):
+        make_engine_config(**given)
+
+
+def test_each_of_several_engines_has_its_factor(cost: str) -> None:
+    config = config_of(cost, slow="1,1.5")
+    assert [config.of_engine(engine, 2).priced.slow_list for engine in (0, 1)] == [(1.0,), (1.5,)]
+    assert config_of(cost).of_engine(1, 2) == config_of(cost)
+    with pytest.raises(ConfigError, match="slow: 2 factors were given for 3 engines"):
+        config.of_engine(0, 3)
+
+
+def test_log_probabilities_are_refused(cost: str) -> None:
+    with LLM(device="priced", cost=cost) as llm, pytest.raises(InvalidRequestError, match="logprobs cannot be had"):
+        llm.generate("x", SamplingParams(logprobs=1))
