@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roseinfer.calibration.config import CalibrateConfig
-from roseinfer.commands.groups import CACHE, MODEL, NESTED, PROFILE, engine_config
+from roseinfer.commands.groups import CACHE, MODEL, NESTED, PRICED, PROFILE, engine_config
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.prefill import PrefillOptions
@@ -21,6 +21,7 @@ OPTIONS = OptionSet(
     Group(SchedulerConfig, "scheduler", skip=NESTED | CHOSEN),
     Group(PrefillOptions, "prompts", skip=frozenset({"max_batch_size"})),
     PROFILE,
+    PRICED,
 )
 
 
