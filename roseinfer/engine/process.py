@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
@@ -42,6 +43,8 @@ log = logging.getLogger("roseinfer.engine")
 
 EXIT_PATIENCE_S = 5.0
 LAST_WORDS_S = 1.0
+# An owner that was killed lets go of one thing after the other.
+FAREWELL_S = 1.0
 
 
 def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | None = None) -> tuple[Core, EngineInfo]:
@@ -152,9 +155,10 @@ def main() -> int:
     try:
         return _serve(boot, clients)
     finally:
+        forsaken = _forsaken(clients, sys.stdin.fileno())
         clients.close(LAST_WORDS_S)
-        # The owner does so too, if it is still there.
-        shutil.rmtree(boot.private, ignore_errors=True)
+        if forsaken:
+            shutil.rmtree(boot.private, ignore_errors=True)
 
 
 def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
@@ -172,6 +176,15 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     clients.greet(Ready(info))
     audit = AuditDuty(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
     return 0 if EngineLoop(core, clients, clients, clock, garbage, audit).run() else 1
+
+
+def _forsaken(clients: ClientSockets, stdin: int) -> bool:
+    """Whether the owner is gone and with it whoever would remove its folder, which other engines may live in too."""
+    if clients.owned:
+        return False
+    ends = select.poll()
+    ends.register(stdin, select.POLLIN)
+    return bool(ends.poll(FAREWELL_S * 1000))
 
 
 def _exit_with_owner(stdin: int, private: Path) -> None:

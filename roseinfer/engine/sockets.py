@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from roseinfer.engine.frames import HEADER_BYTES, FrameReader
-from roseinfer.engine.messages import ClientMessage, EngineMessage, Left, Received, Rejected
+from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Left, Received, Rejected
 
 READ_BYTES = 2**18
 # What a client that does not read may cost the engine before it counts as gone.
@@ -45,6 +45,11 @@ class ClientSockets:
         self._encoder = msgspec.msgpack.Encoder()
         self._decode = msgspec.msgpack.Decoder(ClientMessage).decode
         self._buffer = bytearray()
+
+    @property
+    def owned(self) -> bool:
+        """Whether the owner is connected, or has yet to be."""
+        return OWNER in self._by_number or not self._next_number
 
     def receive(self, timeout_s: float) -> list[Received]:
         received: list[Received] = []

@@ -10,7 +10,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -33,6 +34,8 @@ LAST_WORDS_S = 1.0
 BACKLOG = 128
 # Of a Unix socket's address, on macOS; Linux takes four more.
 MAX_SOCKET_PATH_BYTES = 103
+_HIDDEN = ".new"  # of a socket to which its owner has yet to connect
+_MOST_ENGINES = 999
 
 OnMessage = Callable[[EngineMessage], None]
 OnDeath = Callable[[str], None]
@@ -58,13 +61,40 @@ class Transport(Protocol):
 
 
 class EngineBoot(msgspec.Struct):
-    """What an engine process is told on its standard input. `listener`: descriptor of the socket it serves."""
+    """What an engine process is told on its standard input. `listener`: descriptor of the socket it serves.
+
+    `private`: the folder that it removes if its owner is gone. `board`: where it publishes its promises, as engine
+    `index`. `cost_s`: what another engine on such a device has learnt, as in `Promise.cost_s`.
+    """
 
     config: EngineConfig
     folder: str
     private: str
     listener: int
     log_level: str
+    index: int = 0
+    board: str | None = None
+    cost_s: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one of several engines of a server lives. `private`: a folder that all of them share, with their sockets.
+
+    `index`: which of them it is. `environment`: what its process finds beside ours. `board` and `cost_s` as in
+    `EngineBoot`.
+    """
+
+    private: Path
+    index: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    board: Path | None = None
+    cost_s: tuple[float, float, float, float] | None = None
+
+    @property
+    def address(self) -> Path:
+        """The same for each process that the engine has been."""
+        return self.private / f"engine{self.index}"
 
 
 class _Link(asyncio.Protocol):
@@ -158,16 +188,20 @@ class SocketTransport:
 
 
 class ProcessTransport:
-    """The engine in a process of its own, which ends with this one. It serves a socket in a private folder.
+    """The engine in a process of its own, which ends with this one. It serves a socket at `address`.
 
-    Others may reach it at `address`.
+    `place`: where it lives; None: it has a private folder for itself. Others may reach it at `address`, which is
+    there from the moment that the engine has its owner.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    module = "roseinfer.engine.process"
+
+    def __init__(self, config: EngineConfig, folder: Path, place: Place | None = None) -> None:
         self._config = config
         self._folder = folder
-        self._private = private_folder()
-        self.address = self._private / "engine"
+        self._own_folder = place is None
+        self._place = place or Place(private=private_folder())
+        self.address = self._place.address
         self._process: asyncio.subprocess.Process | None = None
         self._link: _Link | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -190,22 +224,35 @@ class ProcessTransport:
     async def launch(self, on_message: OnMessage, on_death: OnDeath) -> None:
         """The first half of `start`, for who wants others to connect while the engine loads."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(self.address))
+            # Whoever connects first owns it, so that nobody must find it before we are connected.
+            hidden = self.address.with_name(f"{self.address.name}{_HIDDEN}")
+            hidden.unlink(missing_ok=True)
+            listener.bind(str(hidden))
             listener.listen(BACKLOG)
-            # Before the engine exists: whoever connects first owns it.
-            self._link = await _connect(self.address, on_message, on_death)
+            self._link = await _connect(hidden, on_message, on_death)
+            hidden.rename(self.address)
             self._process = await self._spawn(listener)
         self._watch = asyncio.create_task(self._await_end(self._process, self._link))
 
     async def _spawn(self, listener: socket.socket) -> asyncio.subprocess.Process:
-        level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
-        boot = EngineBoot(self._config, str(self._folder), str(self._private), listener.fileno(), level)
+        place = self._place
+        boot = EngineBoot(
+            self._config,
+            str(self._folder),
+            str(place.private),
+            listener.fileno(),
+            logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+            place.index,
+            None if place.board is None else str(place.board),
+            place.cost_s,
+        )
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "roseinfer.engine.process",
+            self.module,
             stdin=asyncio.subprocess.PIPE,
             pass_fds=(listener.fileno(),),
+            env={**os.environ, **place.environment},
         )
         assert process.stdin is not None
         # The pipe stays open: its end tells the engine that we are gone.
@@ -227,6 +274,12 @@ class ProcessTransport:
         assert self._link is not None, "start comes first"
         self._link.send(message)
 
+    def kill(self) -> None:
+        """For an engine that does nothing any more: it ends, as `on_death` is told."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
     async def close(self) -> None:
         self._closing = True
         process, link = self._process, self._link
@@ -245,7 +298,9 @@ class ProcessTransport:
             link.close()
             link.ready.cancel()
             await link.lost.wait()
-        shutil.rmtree(self._private, ignore_errors=True)
+        self.address.unlink(missing_ok=True)
+        if self._own_folder:
+            shutil.rmtree(self._place.private, ignore_errors=True)
 
 
 def private_folder() -> Path:
@@ -254,7 +309,7 @@ def private_folder() -> Path:
         folder = Path(tempfile.mkdtemp(prefix="roseinfer-"))
     except OSError as error:
         raise ResourceError(f"no temporary folder can be made ({error.strerror}): set TMPDIR to one") from error
-    length = len(os.fsencode(folder / "engine"))
+    length = len(os.fsencode(folder / f"engine{_MOST_ENGINES}{_HIDDEN}"))
     if length > MAX_SOCKET_PATH_BYTES:
         folder.rmdir()
         message = f"the path of the temporary folder {folder.parent} is too long for a socket, by "

@@ -118,7 +118,7 @@ def test_giving_up_while_it_starts_leaves_nothing() -> None:
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        assert not alive(transport.pid) and not transport._private.exists()
+        assert not alive(transport.pid) and not transport._place.private.exists()
 
     asyncio.run(main())
 
@@ -130,7 +130,7 @@ def test_closing_under_load_leaves_no_process_thread_or_socket(tmp_path: Path) -
             async with engine() as (client, transport):
                 stream = client.generate(request(f"r{round}", [5, 6, 7], max_tokens=1500, ignore_eos=True))
                 await stream.__anext__()
-                private, pid = transport._private, transport.pid
+                private, pid = transport._place.private, transport.pid
             assert not private.exists()
             assert pid is not None and not alive(pid)
         async with asyncio.timeout(20):  # asyncio waits for processes in threads, which end a moment after these
