@@ -88,7 +88,9 @@ RESERVED = {
 # These see the engine from outside: its interface, its clients, what is done to requests before it gets them, what
 # starts it, and how messages are framed.
 OUTSIDE = {"server", "bench", "commands", "__init__"}
-OUTSIDE_SEES = tuple(f"roseinfer.engine.{module}" for module in ("api", "client", "frames", "llm", "prepare", "start"))
+OUTSIDE_SEES = tuple(
+    f"roseinfer.engine.{module}" for module in ("api", "client", "crew", "frames", "llm", "prepare", "start")
+)
 # The command line would otherwise load torch only to print its help.
 LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner")
 

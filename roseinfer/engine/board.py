@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 from roseinfer.core.errors import ResourceError
 from roseinfer.core.promise import Promise
-
-# What the owner of an engine can say of it. "quiet": it should have been heard by now, and was not.
-STATES = ("starting", "ready", "draining", "quiet", "dead", "lost")
+from roseinfer.engine.api import EngineState
 
 
 class Standing(NamedTuple):
-    """What the owner says of an engine: a state of `STATES` ("lost": dead, and not started again), and how many
-    processes it has been, this one included; 0 = none yet.
+    """What the owner says of an engine. `number`: how many processes it has been, this one included; 0 = none yet.
+    `final`: it is not started again.
     """
 
-    state: str = "starting"
+    state: EngineState = EngineState.STARTING
     number: int = 0
+    final: bool = False
+
+
+_STATES = tuple(EngineState)
 
 
 _CODES = {float: "d", int: "q", bool: "?"}
@@ -47,7 +49,7 @@ _SLOT_BYTES = _SLOT.size + _CHECKSUM.size
 _TUPLES = [(i, len(value)) for i, value in enumerate(_BLANK) if isinstance(value, tuple)]
 # Magic and version, engines.
 _HEADER = struct.Struct("<16sq")
-_VERSION = f"rosebd1 {zlib.crc32(f'{_SLOT.format} {Promise._fields} {STATES}'.encode()):08x}".encode()
+_VERSION = f"rosebd1 {zlib.crc32(f'{_SLOT.format} {Promise._fields} {_STATES}'.encode()):08x}".encode()
 
 
 def _lines(size: int) -> int:
@@ -152,12 +154,13 @@ class Board:
     # --- standings ----------------------------------------------------------------------------------------------
     def set_standing(self, engine: int, standing: Standing) -> None:
         """From the owner."""
-        word = standing.number * len(STATES) + STATES.index(standing.state)
+        word = 2 * (standing.number * len(_STATES) + _STATES.index(standing.state)) + standing.final
         self._words[self._word(engine) + 1] = word
 
     def standing(self, engine: int) -> Standing:
-        number, state = divmod(self._words[self._word(engine) + 1], len(STATES))
-        return Standing(STATES[state], number)
+        word = self._words[self._word(engine) + 1]
+        number, state = divmod(word // 2, len(_STATES))
+        return Standing(_STATES[state], number, bool(word % 2))
 
     # --- where things are ---------------------------------------------------------------------------------------
     def _word(self, engine: int) -> int:

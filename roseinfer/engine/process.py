@@ -23,6 +23,7 @@ from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import AuditDuty
+from roseinfer.engine.board import Board
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.garbage import IdleGarbageCollector
 from roseinfer.engine.loop import EngineLoop
@@ -35,6 +36,7 @@ from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
+from roseinfer.sched.cost import CostParams
 from roseinfer.sched.registry import entry_of, make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.text.tokenizer import Tokenizer
@@ -47,10 +49,12 @@ LAST_WORDS_S = 1.0
 FAREWELL_S = 1.0
 
 
-def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | None = None) -> tuple[Core, EngineInfo]:
+def build_engine(
+    config: EngineConfig, folder: Path, observer: StepObserver | None = None, learnt: CostParams | None = None
+) -> tuple[Core, EngineInfo]:
     """Load the model in `folder` and put an engine core around it; `observer` is told of every step.
 
-    Raises typed errors for what the user can mend.
+    `learnt`: what steps cost, as an engine on such a device has learnt. Raises typed errors for what the user can mend.
     """
     started = time.monotonic()
     record = config.profile.record
@@ -76,7 +80,9 @@ def build_engine(config: EngineConfig, folder: Path, observer: StepObserver | No
         prefix_caching=config.cache.enable_prefix_caching,
         spare_from=facts.spare_from,
     )
-    scheduler = Scheduler(config.scheduler, kv, make_policy(config.scheduler), facts.max_model_len, facts.limits)
+    scheduler = Scheduler(
+        config.scheduler, kv, make_policy(config.scheduler, learnt=learnt), facts.max_model_len, facts.limits
+    )
     # The recording of a run has no place for what a guide said.
     guides = None if record is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
     core = make_core(
@@ -145,7 +151,7 @@ def _tracer(config: EngineConfig, device: str) -> StepObserver | None:
 def main() -> int:
     """Serve an engine: read an `EngineBoot` line from standard input, run until told to stop or left alone."""
     # Terminals and service managers send these to the whole group; the owner decides what they mean.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
     logging.basicConfig(level=boot.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -163,7 +169,8 @@ def main() -> int:
 
 def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     try:
-        core, info = build_engine(boot.config, Path(boot.folder))
+        board = None if boot.board is None else Board.open(Path(boot.board))
+        core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot))
     except RoseinferError as error:
         clients.greet(StartFailed(type(error).__name__, str(error)))
         return 1
@@ -175,7 +182,16 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     garbage = IdleGarbageCollector(clock)
     clients.greet(Ready(info))
     audit = AuditDuty(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
-    return 0 if EngineLoop(core, clients, clients, clock, garbage, audit).run() else 1
+    publish = None if board is None else partial(board.publish, boot.index)
+    return 0 if EngineLoop(core, clients, clients, clock, garbage, audit, publish).run() else 1
+
+
+def _learnt(boot: EngineBoot) -> CostParams | None:
+    """What a promise says of the cost of steps; what it does not say is learnt anew."""
+    if boot.cost_s is None:
+        return None
+    step_s, token_s, row_s, context_s = boot.cost_s
+    return CostParams(step_s=step_s, token_s=token_s, row_s=row_s, context_s=context_s)
 
 
 def _forsaken(clients: ClientSockets, stdin: int) -> bool:

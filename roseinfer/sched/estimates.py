@@ -8,6 +8,8 @@ from roseinfer.sched.cost_file import read_cost
 from roseinfer.sched.lengths import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)
+# Another machine's constants, and not all of them: nearer than a guess, and given up when steps say otherwise.
+LEARNT_TRUST = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +47,15 @@ class Estimates:
     lengths: LengthEstimator = field(default_factory=lambda: make_lengths("classifier"))
 
     @classmethod
-    def of(cls, options: object) -> "Estimates":
-        """Those that a policy's options ask for. Raises `ConfigError` for a `cost_model` that is none."""
+    def of(cls, options: object, learnt: CostParams | None = None) -> "Estimates":
+        """Those that a policy's options ask for. `learnt`: what an engine like this one has learnt, which is newer than
+        a `cost_model`. Raises `ConfigError` for one that is none.
+        """
         estimates = cls()
         if isinstance(options, LengthOptions):
             estimates.lengths = make_lengths(options.length_estimator)
         if isinstance(options, CostOptions) and options.cost_model is not None:
             estimates.cost = CostModel(read_cost(options.cost_model))
+        if isinstance(options, CostOptions) and learnt is not None:
+            estimates.cost = CostModel(learnt, trust=LEARNT_TRUST)
         return estimates

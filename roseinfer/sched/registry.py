@@ -33,6 +33,7 @@ from roseinfer.core.config import (
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.sched import policies as own_policies
+from roseinfer.sched.cost import CostParams
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policy import Policy
 from roseinfer.sched.prefill import PrefillOptions
@@ -247,10 +248,14 @@ def scheduler_config(**options: Any) -> SchedulerConfig:
     return config
 
 
-def make_policy(config: SchedulerConfig, estimates: Estimates | None = None) -> Policy:
-    """The policy that the options name. `estimates` instead of those that they ask for. Raises `ConfigError`."""
+def make_policy(
+    config: SchedulerConfig, estimates: Estimates | None = None, *, learnt: CostParams | None = None
+) -> Policy:
+    """The policy that the options name. `estimates` instead of those that they ask for; `learnt`: what steps cost, as
+    an engine like this one has learnt. Raises `ConfigError`.
+    """
     options = options_of(config)
-    return entry_of(config.policy_name).make(config, options, estimates or Estimates.of(options))
+    return entry_of(config.policy_name).make(config, options, estimates or Estimates.of(options, learnt))
 
 
 def all_options() -> type[Any]:

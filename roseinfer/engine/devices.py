@@ -1,0 +1,125 @@
+"""Which engine of several gets what of the machine: a GPU, or a share of the CPU's threads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.config import PRICED, EngineConfig, ProfileConfig, ReplicasConfig
+from roseinfer.core.errors import ConfigError, ResourceError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Files of a machine that has GPUs: the driver's, that of Windows's Linux, that of AMD's.
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+# PyTorch has to be imported for the answer, which may take long on a slow disk.
+ASK_S = 120.0
+ASK = "import torch; n = torch.cuda.device_count(); print(*map(torch.cuda.get_device_name, range(n)), sep='\\n')"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One of several engines. `environment`: what its process finds beside ours. `kind`: of device; engines of the
+    same kind take as long for a step.
+    """
+
+    config: EngineConfig
+    environment: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
+
+
+def engine_specs(config: EngineConfig, replicas: ReplicasConfig) -> list[EngineSpec]:
+    """What each engine is started with. May take seconds: a process looks for GPUs.
+
+    A server of one engine that names no device is left as it is. Raises `ConfigError` if there are fewer GPUs than
+    engines, or none with a number that was named.
+    """
+    count = replicas.count
+    configs = [_own(config, index, count) for index in range(count)]
+    if count == 1 and not replicas.device_list:
+        return [EngineSpec(configs[0])]
+    if config.model.device == PRICED and not replicas.device_list:
+        return [EngineSpec(own, {}, f"{PRICED} {own.priced.slow}") for own in configs]
+    gpus = _gpus(config.model.device, named=bool(replicas.device_list))
+    if not gpus:
+        if replicas.device_list:
+            raise ConfigError(f"devices is {replicas.devices}, but no GPU is found")
+        return _on_cpu(configs)
+    chosen = [int(name) for name in replicas.device_list] or list(range(count))
+    _check(chosen, len(gpus), replicas)
+    names = _visible(os.environ, len(gpus))
+    # Named, so that an engine whose GPU fails says so and does not come up on the CPU.
+    return [
+        EngineSpec(_with_model(own, device="cuda"), {VISIBLE: names[gpu]}, gpus[gpu])
+        for own, gpu in zip(configs, chosen, strict=True)
+    ]
+
+
+def _gpus(device: str, *, named: bool) -> list[str]:
+    """The names of the GPUs that engines may get. Raises `ConfigError` if `device` asks for one and there is none."""
+    if device not in ("auto", "cuda"):
+        if named:
+            raise ConfigError(f"devices names GPUs, but device is {device}")
+        return []
+    gpus = gpu_names() if device == "cuda" or named or any(map(os.path.exists, DRIVERS)) else []
+    if device == "cuda" and not gpus:
+        raise ConfigError("device is cuda, but PyTorch finds no CUDA GPU")
+    return gpus
+
+
+def gpu_names() -> list[str]:
+    """The GPUs that PyTorch sees, as a process of its own says: this one shall neither load it nor touch a GPU."""
+    try:
+        asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=ASK_S)
+    except subprocess.TimeoutExpired:
+        raise ResourceError(f"PyTorch does not find out within {ASK_S:g} s which GPUs there are") from None
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"it ended with code {asked.returncode}"])[-1]
+        raise ResourceError(f"PyTorch cannot say which GPUs there are: {last[:300]}")
+    return asked.stdout.split("\n")[:-1] if asked.stdout.strip() else []
+
+
+def _check(chosen: Sequence[int], found: int, replicas: ReplicasConfig) -> None:
+    there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"
+    if replicas.device_list and max(chosen) >= found:
+        raise ConfigError(f"devices is {replicas.devices}, but {there}, numbered from 0")
+    if max(chosen) >= found:
+        raise ConfigError(f"replicas is {replicas.count}, but {there}, and each engine takes one")
+
+
+def _visible(environment: Mapping[str, str], found: int) -> list[str]:
+    """What each GPU is called by: if somebody has chosen some for us, we choose among these."""
+    outer = environment.get(VISIBLE)
+    if outer is None:
+        return [str(number) for number in range(found)]
+    return [name.strip() for name in outer.split(",")][:found]
+
+
+def _on_cpu(configs: Sequence[EngineConfig]) -> list[EngineSpec]:
+    """Each has as many threads as it was told to, or its part of the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    part = max(1, cores // len(configs))
+    return [
+        EngineSpec(own if own.model.threads is not None else _with_model(own, threads=part), {}, "cpu")
+        for own in configs
+    ]
+
+
+def _own(config: EngineConfig, index: int, count: int) -> EngineConfig:
+    """With its own speed, if it is priced, and files of its own for what it records."""
+    profile = _own_files(config.profile, index) if count > 1 else config.profile
+    return replace(config, priced=config.priced.of_engine(index, count), profile=profile)
+
+
+def _own_files(profile: ProfileConfig, index: int) -> ProfileConfig:
+    return replace(
+        profile,
+        profile=None if profile.profile is None else str(Path(profile.profile, str(index))),
+        record=None if profile.record is None else f"{profile.record}.{index}",
+    )
+
+
+def _with_model(config: EngineConfig, **changes: Any) -> EngineConfig:
+    return replace(config, model=replace(config.model, **changes))
