@@ -21,7 +21,7 @@ from typing import IO
 import msgspec
 import tokenizers
 
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.grammar.build import built, proved
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint
 from roseinfer.grammar.library import GrammarTokens
@@ -35,6 +35,7 @@ MEMORY_BYTES = 4 * 2**30
 # proved within this does not end the engine.
 STACK_BYTES = 2**20
 HEADER_BYTES = 4
+GONE_S = 1.0  # from when the process has closed its pipes until the system knows what has ended it
 
 
 class Vocabulary(msgspec.Struct):
@@ -62,6 +63,17 @@ class Refused(msgspec.Struct, tag="refused"):
 
 Answer = BuiltGrammar | Refused
 
+# Signals that end the process for what the machine does, or whoever runs it. All others are for what the grammar does:
+# its processor time (SIGPROF), its stack (SIGSEGV), its memory (SIGABRT).
+_FOREIGN = frozenset(map(signal.Signals, (signal.SIGALRM, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
+
+
+class Interrupted(RoseinferError):
+    """There is no answer, for a reason that says nothing of the grammar: another time there may be one."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that compiles constraints was interrupted")
+
 
 class Prover:
     """Its side of the process, which starts with the first question. Blocks; for one thread at a time."""
@@ -84,14 +96,21 @@ class Prover:
         self._send(self._vocabulary())
 
     def ask(self, question: bytes) -> bytes | None:
-        """The answer, or None if there is none in time; the process is then gone. Both are encoded."""
+        """The answer, or None if the grammar takes too long, or more memory or stack than it may. Both are encoded.
+
+        Raises `Interrupted`. Where there is no answer, the process is gone.
+        """
         try:
             self.start()
             self._send(question)
             return self._receive()
-        except (BrokenPipeError, EOFError, TimeoutError):
-            self._reap()
+        except (BrokenPipeError, EOFError):
+            if self._reap() in _FOREIGN:
+                raise Interrupted from None
             return None
+        except TimeoutError:
+            self._reap()
+            raise Interrupted from None
 
     def end(self) -> None:
         """From any thread: whoever waits for an answer gets none, now and later."""
@@ -105,15 +124,20 @@ class Prover:
         self._ended = True
         self._reap()
 
-    def _reap(self) -> None:
+    def _reap(self) -> int | None:
+        """The number of the signal that ended the process, SIGKILL if it is only now that it ends, 0 for none."""
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+        if process is None:
+            return signal.SIGKILL
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0 if self._ended else GONE_S)
+        process.kill()
+        status = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        return max(-status, 0)
 
     def _send(self, message: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from roseinfer.grammar.constraint import JSON_OBJECT, BuiltGrammar, Constraint, GrammarText, JsonSchema
-from roseinfer.grammar.prover import Answer, Prover, Question, Refused, Vocabulary
+from roseinfer.grammar.prover import Answer, Interrupted, Prover, Question, Refused, Vocabulary
 from tests.helpers.grammars import tiny_tokenizer
 
 # Deciding whether any text follows all of these takes hours.
@@ -60,8 +60,31 @@ def test_it_can_be_ended_while_it_works(prover: Prover) -> None:
     assert ask(prover, JSON_OBJECT)
     os.kill(prover._process.pid, signal.SIGSTOP)
     prover.end()
-    assert ask(prover, JSON_OBJECT) is None
+    with pytest.raises(Interrupted):
+        ask(prover, JSON_OBJECT)
     assert prover._process is None
+
+
+@pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGALRM, signal.SIGTERM])
+def test_what_the_machine_does_to_it_says_nothing_of_the_grammar(
+    prover: Prover, cause: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's killer in want of memory, a clock that ran out on a machine that stood still, somebody's hand."""
+    assert ask(prover, JSON_OBJECT)
+    pid = prover._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    receive = prover._receive
+
+    def end() -> bytes:
+        os.kill(pid, cause)
+        os.kill(pid, signal.SIGCONT)
+        return receive()
+
+    monkeypatch.setattr(prover, "_receive", end)
+    with pytest.raises(Interrupted):
+        ask(prover, JSON_OBJECT)
+    monkeypatch.undo()
+    assert ask(prover, JSON_OBJECT), "the next one answers"
 
 
 def test_a_vocabulary_that_grammars_cannot_be_matched_with() -> None:

@@ -15,7 +15,7 @@ from roseinfer.core.guide import GuideSpec, Thinking
 from roseinfer.grammar.build import check_size
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint
 from roseinfer.grammar.limits import MAX_DEPTH, too_complex
-from roseinfer.grammar.prover import Answer, Prover, Question, Refused, Vocabulary
+from roseinfer.grammar.prover import Answer, Interrupted, Prover, Question, Refused, Vocabulary
 from roseinfer.server.http.errors import unavailable
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -132,6 +132,9 @@ class Grammars:
             started_s = time.perf_counter()
             loop = asyncio.get_running_loop()
             said = await loop.run_in_executor(self._threads, self._with_prover, lambda prover: prover.ask(question))
+        except Interrupted:
+            message = "The constraint could not be compiled now: the process that does it was interrupted"
+            raise unavailable("grammar_interrupted", message, RETRY_S) from None
         finally:
             self._turns.release()
         self._observer.compiled(time.perf_counter() - started_s)
@@ -169,7 +172,7 @@ class Grammars:
             self._idle.append(prover)
 
     def _remember(self, key: bytes, answer: Answer) -> None:
-        """What takes too long counts by the processor's time, so that it would do so again."""
+        """Refusals too: what takes too long counts by the processor's time, so that it would do so again."""
         self._known[key] = answer
         self._known_bytes += _size(answer)
         while len(self._known) > MAX_ENTRIES or self._known_bytes > MAX_CACHED_BYTES:

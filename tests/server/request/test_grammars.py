@@ -142,6 +142,28 @@ def test_what_took_too_long_is_forgotten_with_as_many_bytes_as_it_was_remembered
     run(work)
 
 
+def test_what_only_the_machine_kept_from_an_answer_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, failures = module.Prover.ask, [module.Interrupted(), module.Interrupted()]
+
+    def failing(prover: module.Prover, question: bytes) -> bytes | None:
+        if failures:
+            raise failures.pop()
+        return ask(prover, question)
+
+    monkeypatch.setattr(module.Prover, "ask", failing)
+
+    async def work(grammars: Grammars, notes: Notes) -> None:
+        for _ in range(2):
+            with pytest.raises(ApiError) as raised:
+                await grammars.guide(JSON_OBJECT, "x")
+            assert (raised.value.status, raised.value.code) == (503, "grammar_interrupted")
+            assert raised.value.retry_after_s
+        await grammars.guide(JSON_OBJECT, "x")
+        assert notes.refusals == []
+
+    run(work)
+
+
 def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 1)
     monkeypatch.setattr(module, "MAX_WAIT_S", 0.01)
