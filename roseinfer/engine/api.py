@@ -231,6 +231,10 @@ class Engine(Protocol):
         """
         ...
 
+    def on_routing(self, observer: RoutingObserver) -> None:
+        """Have `observer` told what becomes of requests between engines. An engine alone has nothing to tell."""
+        ...
+
     async def close(self) -> None:
         """End every open stream with `EngineClosedError`, stop the engine and wait for it."""
         ...

@@ -25,7 +25,16 @@ from roseinfer.core.errors import (
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import check_context, sequence_id
 from roseinfer.core.slo import Rejection
-from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, GenerateRequest, Sink, StepRecord
+from roseinfer.engine.api import (
+    EngineHealth,
+    EngineInfo,
+    EngineReport,
+    EngineState,
+    GenerateRequest,
+    RoutingObserver,
+    Sink,
+    StepRecord,
+)
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected
 from roseinfer.engine.output import SequenceText
@@ -68,6 +77,9 @@ class EngineWatch:
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._step_listeners.append(listener)
+
+    def on_routing(self, observer: RoutingObserver) -> None:
+        """There is nothing to tell."""
 
     async def close(self) -> None:
         if not self._closed:

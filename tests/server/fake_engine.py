@@ -18,6 +18,7 @@ from roseinfer.engine.api import (
     EngineReport,
     EngineState,
     GenerateRequest,
+    RoutingObserver,
     SequenceChunk,
     Sink,
     StepRecord,
@@ -107,6 +108,9 @@ class FakeEngine:
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._listeners.append(listener)
+
+    def on_routing(self, observer: RoutingObserver) -> None:
+        self.routing = observer
 
     def step(self, record: StepRecord) -> None:
         for listener in self._listeners:

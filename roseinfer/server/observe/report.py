@@ -172,17 +172,15 @@ class Observation:
         steps.expect(engines)
         if self._owner is None:
             engine.on_step(lambda record: steps.step(0, record))
+        if engines > 1:
+            self._routing = RoutingMetrics(self.tallies, self._model_name)
+            engine.on_routing(self._routing)
         return RequestReports(metrics, SloMetrics(self.tallies, self._values))
 
     def _count_steps(self) -> StepMetrics:
         if self._steps is None:
             self._steps = StepMetrics(self.tallies, self._model_name)
         return self._steps
-
-    def routing(self) -> RoutingMetrics:
-        """For a process that chooses between engines."""
-        self._routing = RoutingMetrics(self.tallies, self._model_name)
-        return self._routing
 
     def lengths(self) -> LengthMetrics:
         """For a process that predicts lengths. After `attach`, like the next."""

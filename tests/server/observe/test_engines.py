@@ -111,8 +111,8 @@ def test_the_owner_tells_of_steps_and_knows_best() -> None:
 def test_routing_is_counted_by_engine() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     engine.fleet = [report(0), report(1)]
-    routing = observation.routing()
     observation.attach(engine)
+    routing = engine.routing
     routing.placed(1, "pace")
     routing.placed(1, "pace")
     routing.placed(0, "prefix")
@@ -132,8 +132,8 @@ def test_routing_is_counted_by_engine() -> None:
 def test_breakers_are_shown_while_they_are_open() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     engine.fleet = [report(0), report(1)]
-    routing = observation.routing()
     observation.attach(engine)
+    routing = engine.routing
     line = 'roseinfer:router_breakers_open{engine="1",model_name="m"}'
     for event, shown in ((True, 1), (True, 1), (False, 0), (False, 0)):
         routing.breaker(1, event)
