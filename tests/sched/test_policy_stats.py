@@ -72,6 +72,15 @@ def test_what_slack_shows_with_objectives() -> None:
     assert stats_of(made).step_budget_s == pytest.approx(0.100 - 0.01333), "from the end of the step in flight"
 
 
+def test_before_the_first_step_is_done_a_machine_may_have_been_up_for_long() -> None:
+    """Clocks begin when the machine does."""
+    made = state("slack")
+    made.now_s = 1e6
+    made.run("a", tpot_s=0.050)
+    made.begin()
+    assert stats_of(made).utilisation == pytest.approx(0.010 / 0.050 + 0.0016 * 20 + 0.001)
+
+
 def test_what_the_margin_leaves_is_what_there_is() -> None:
     made = state("slack")
     made.run("a", tpot_s=0.050)

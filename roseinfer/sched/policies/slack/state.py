@@ -325,7 +325,8 @@ class SlackState:
 
     def arriving(self, now_s: float) -> float:
         """The share of the time that prompts of requests that started have taken lately."""
-        return min(self.tuning.prefill_share, self._arriving * exp((self._arrived_s - now_s) / self.tuning.recent_s))
+        since_s = max(0.0, now_s - self._arrived_s)
+        return min(self.tuning.prefill_share, self._arriving * exp(-since_s / self.tuning.recent_s))
 
     def _arrive(self, prefill_s: float, now_s: float) -> None:
         """A prompt of `prefill_s` started. One counts for no more than what others bring in a while: the next long one
