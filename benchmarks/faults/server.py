@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,8 @@ class Held:
 class ServerUnderTest:
     """Use as a context manager: up on entry; on exit nothing that it started is left, whatever happened to it."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: variables that it gets beside ours."""
         self._temporary = tempfile.TemporaryDirectory(prefix="faults-")
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on exit
         command = [sys.executable, "-m", "roseinfer.cli", "serve", "--port", "0", "--threads", "1", *options]
@@ -50,7 +51,7 @@ class ServerUnderTest:
             stderr=self._log,
             text=True,
             process_group=0,
-            env={**os.environ, "TMPDIR": self._temporary.name},
+            env={**os.environ, **(environment or {}), "TMPDIR": self._temporary.name},
         )
         self.port = 0
         self._known: set[int] = set()
@@ -88,7 +89,15 @@ class ServerUnderTest:
         return [*([mine] if self.process.poll() is None else []), *children]
 
     def engine(self) -> int:
-        return self._running("roseinfer.engine.process")[0]
+        return self.engines()[0]
+
+    def engines(self) -> list[int]:
+        """In the order in which they were started."""
+        return self._running("roseinfer.engine.process")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def workers(self) -> list[int]:
         return self._running("roseinfer.server.fleet.worker")

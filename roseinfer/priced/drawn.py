@@ -27,12 +27,19 @@ class DrawnVocabulary:
     eos_ids: tuple[int, ...] = ()
 
 
+def key_of(seed: int, prompt_ids: Sequence[int]) -> int:
+    """What a text is drawn from: 32 bits of seed and prompt. The same on every machine."""
+    return zlib.crc32(array("I", prompt_ids).tobytes(), zlib.crc32(seed.to_bytes(8, "little", signed=True)))
+
+
 def drawn_length(key: int, mean: float) -> int:
     """Tokens of an output, its EOS included: geometric with this mean, by the inverse of its distribution function."""
-    if mean <= 1:
-        return 1
-    uniform = (zlib.crc32(b"length", key) + 0.5) / 2**32
-    return 1 + int(log(uniform) / log(1 - 1 / mean))
+    return length_of_draw(zlib.crc32(b"length", key), mean)
+
+
+def length_of_draw(bits: int, mean: float) -> int:
+    """Of a draw of 32 random bits; the smaller these, the longer."""
+    return 1 if mean <= 1 else 1 + int(log((bits + 0.5) / 2**32) / log(1 - 1 / mean))
 
 
 class _Seat:
@@ -45,8 +52,7 @@ class _Seat:
 
     def __init__(self, admission: Admission, vocabulary: DrawnVocabulary, mean_len: float) -> None:
         params, prompt_len = admission.params, admission.prompt_len
-        seed = admission.seed.to_bytes(8, "little", signed=True)
-        self.key = zlib.crc32(array("I", admission.token_ids[:prompt_len]).tobytes(), zlib.crc32(seed))
+        self.key = key_of(admission.seed, admission.token_ids[:prompt_len])
         self.prompt_len = prompt_len
         self.pool: Sequence[int] = params.allowed_token_ids or vocabulary.words
         self.min_tokens = params.min_tokens
