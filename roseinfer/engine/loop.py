@@ -147,11 +147,14 @@ class EngineLoop:
 
     def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
         now_s = self._clock.now()
+        ended = [output.request_id for output in outputs if output.end is not None]
+        if ended and OWNER not in self._askers:
+            # Before anybody hears of the end: whoever then looks at what the owner has counted finds all of it.
+            self._outbox.send(OWNER, Heartbeat(stats, now_s, self._take_steps(OWNER)))
         for client, own in self._by_client(outputs).items():
             self._outbox.send(client, Outputs(own, stats, now_s, self._take_steps(client)))
-        for output in outputs:
-            if output.end is not None:
-                self._owners.pop(output.request_id, None)
+        for sequence in ended:
+            self._owners.pop(sequence, None)
 
     def _by_client(self, outputs: list[RequestOutput]) -> dict[int, list[RequestOutput]]:
         if len(self._askers) == 1:

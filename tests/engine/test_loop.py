@@ -129,6 +129,21 @@ def test_the_owner_is_told_of_each_step_once_whoever_asked(asker: int) -> None:
         assert [record.tokens for record in records] == [3] + [1] * 19
 
 
+def test_the_owner_knows_all_counts_before_another_client_hears_of_an_end() -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    script = play([(1, add("a", 4)), (2, add("b", 9))], core=core)
+    for client, tokens in ((1, 8), (2, 13)):
+        ends = [i for i, (_, who, m) in enumerate(script.sent) if who == client and isinstance(m, Outputs) and _last(m)]
+        before = [m for _, who, m in script.sent[: ends[0]] if who == OWNER and isinstance(m, Heartbeat)]
+        assert before[-1].stats.generation_tokens == tokens
+    told = [m.steps for _, who, m in script.sent if who == OWNER and isinstance(m, Heartbeat)]
+    assert sum(map(len, told)) == core.stats().steps_done
+
+
+def _last(message: Outputs) -> bool:
+    return any(output.end is not None for output in message.outputs)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_step_is_told_of_when_it_is_done(depth: int) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth)
