@@ -80,7 +80,9 @@ BEHIND = {"llguidance": "roseinfer.grammar.library"}
 RESERVED = {
     "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
     "roseinfer.kv": lambda importer: (
-        _part(importer) in ("kv", "sched", "sim") or importer == "roseinfer.engine.process"
+        _part(importer) in ("kv", "sched", "sim")
+        # The latter for the keys of prompts, which it computes where requests are received.
+        or importer in ("roseinfer.engine.process", "roseinfer.engine.routed")
     ),
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),

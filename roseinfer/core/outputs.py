@@ -22,7 +22,9 @@ COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)  # the model, or the request
 
 
 class RequestTimes(NamedTuple):
-    """Seconds on the engine's monotonic clock; 0.0 = never happened."""
+    """Seconds on the monotonic clock of whoever has them, which is not that of an engine elsewhere; 0.0 = never
+    happened.
+    """
 
     arrival_s: float
     scheduled_s: float

@@ -1,5 +1,6 @@
 """A request: what it brings with it, and what the scheduler knows of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -83,8 +84,9 @@ class Request:
     chunked, a decode and a restart after preemption differ in numbers only.
 
     `meta` is what it was sent with. Policies read its fields in every step, so they are attributes here as well; `slo`
-    is then None whenever nothing was promised. `guided`: its tokens are sampled under masks that the
-    host makes for each of them.
+    is then None whenever nothing was promised. `guided`: its tokens are sampled under masks that the host makes for
+    each of them. `keys`: of the prompt's full blocks, if whoever sent it computed them. `resumed`: it was begun by
+    another engine, and goes on here as if it had been preempted.
     """
 
     __slots__ = (
@@ -98,6 +100,7 @@ class Request:
         "guided",
         "hinted",
         "in_flight",
+        "keys",
         "max_len",
         "meta",
         "params",
@@ -109,6 +112,7 @@ class Request:
         "prompt_len",
         "prompt_scored",
         "request_id",
+        "resumed",
         "scheduled_s",
         "seat",
         "seed",
@@ -153,6 +157,8 @@ class Request:
         # A request that wants no token still needs the one that ends its prompt's computation; commit drops it.
         self.max_len = self.prompt_len + max(1, params.max_tokens)
         self.status = Status.WAITING
+        self.keys: Sequence[bytes] = ()
+        self.resumed = False
         self.seat: int | None = None
         self.computed = 0
         self.planned = 0
@@ -180,6 +186,25 @@ class Request:
         """Tokens left to compute before the next one can be sampled; 0 when the last allowed one is on its way."""
         ahead = len(self.tokens) + self.pending
         return 0 if ahead >= self.max_len else ahead - self.planned
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has run before, here or elsewhere: it waits to go on, and can be turned away no more."""
+        return self.preemptions > 0 or self.resumed
+
+    def resume(self, token_ids: Sequence[int], ttft_s: float) -> None:
+        """Go on behind these outputs of another engine, which began with them `ttft_s` seconds after the arrival.
+
+        Raises `InvalidRequestError` if nothing is left to put out.
+        """
+        self.resumed = True
+        if not token_ids:
+            return
+        if len(token_ids) >= self.params.max_tokens or token_ids[-1] in self.stop_ids:
+            raise InvalidRequestError("the outputs so far are all of it", "outputs")
+        self.tokens += token_ids
+        self.prompt_scored = self.prompt_len - 1
+        self.first_token_s = self.arrival_s + ttft_s
 
     def restart(self) -> None:
         """Forget what was computed: the blocks are gone."""

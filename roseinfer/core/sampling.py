@@ -1,6 +1,7 @@
 """How one request wants its tokens chosen, and when it ends."""
 
 import math
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -9,6 +10,28 @@ from typing import NamedTuple
 from roseinfer.core.errors import InvalidRequestError
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def wrap_int64(value: int) -> int:
+    """The signed 64-bit number that differs from `value` by a multiple of 2**64."""
+    span = INT64_MAX - INT64_MIN + 1
+    return (value - INT64_MIN) % span + INT64_MIN
+
+
+class Seeds:
+    """Draws for the requests that bring no seed: the n-th draw is the same whenever `seed` and `stream` are.
+
+    Whoever draws beside others for the same engines has a `stream` of its own.
+    """
+
+    def __init__(self, seed: int, stream: str = "") -> None:
+        self._last = random.Random(f"{seed} {stream}").getrandbits(62) if stream else seed * 1_000_003
+
+    def draw(self, samples: int) -> int:
+        """The seed of a request; its sample i draws with seed + i, and nobody else does."""
+        first = self._last + 1
+        self._last += samples
+        return wrap_int64(first)
 
 
 _TUPLES = ("logit_bias", "stop", "stop_token_ids", "bad_words", "bad_token_ids", "allowed_token_ids")
@@ -41,9 +64,9 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 is off. `top_p` keeps the smallest set of most likely tokens whose mass
     reaches p (the token that crosses p is kept). `min_p` keeps tokens at least that likely relative to the likeliest.
     `repetition_penalty` covers prompt and output, `presence_penalty` and `frequency_penalty` the output only.
-    `seed` None lets the engine choose one. `logprobs` is the number of alternatives returned beside the sampled
-    token (0 = the sampled token alone, None = none, -1 = the whole vocabulary); `prompt_logprobs` likewise for every
-    prompt token but the first. Log probabilities are those of the model, before temperature, penalties and filters.
+    `seed` None leaves it to whoever sends the request. `logprobs` is the number of alternatives returned beside the
+    sampled token (0 = the sampled token alone, None = none, -1 = the whole vocabulary); `prompt_logprobs` likewise for
+    every prompt token but the first. Log probabilities are the model's, before temperature, penalties and filters.
     `stop` strings are matched on text, `stop_token_ids` and the model's EOS ids on tokens; the latter are not
     sampled before `min_tokens`.
     `allowed_token_ids`: no others are sampled, EOS ids neither (None = all are allowed). `bad_token_ids`: sequences of

@@ -68,7 +68,9 @@ class SequenceChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets."""
+    """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets. `seed`: from
+    which clients draw for requests that name none.
+    """
 
     model: str
     model_type: str
@@ -83,6 +85,7 @@ class EngineInfo:
     default_sampling: dict[str, float | int]
     startup_s: dict[str, float]
     policy: PolicyTraits
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import check_context, sequence_id
+from roseinfer.core.sampling import Seeds
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
     EngineHealth,
@@ -36,7 +37,7 @@ from roseinfer.engine.api import (
     StepRecord,
 )
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
-from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected
+from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, Said
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.parsed import ParsedText
 from roseinfer.engine.prepare import prepare
@@ -98,11 +99,14 @@ class EngineWatch:
         if isinstance(message, Outputs | Heartbeat):
             self._note_alive(message)
         elif isinstance(message, Failed):
-            self._on_death(f"the engine failed: {message.message}")
+            self._failed(message)
+
+    def _failed(self, message: Failed) -> None:
+        self._on_death(f"the engine failed: {message.message}")
 
     def _note_alive(self, message: Outputs | Heartbeat) -> None:
         self._stats = message.stats
-        self._heartbeat_s = message.now_s
+        self._heartbeat_s = self._clock.now()
         for step in message.steps:
             for listener in self._step_listeners:
                 listener(step)
@@ -115,11 +119,12 @@ class EngineWatch:
 class LiveRequest:
     """A request that has not ended: in an engine, or on its way from one to another.
 
-    `request`: as engines get it, and get it again. `texts`: its samples, with what they have put out. `engine`: where
-    it is; None = nowhere. `wire_id`: what that engine calls it.
+    `request`: as engines get it, and get it again. `seed`: with which it is sampled if it names none. `keys`: of its
+    prompt's full blocks, if they are known. `texts`: its samples, with what they have put out. `engine`: where it is;
+    None = nowhere. `wire_id`: what that engine calls it.
     """
 
-    __slots__ = ("_requests", "engine", "left", "request", "sink", "texts", "wire_id")
+    __slots__ = ("_requests", "engine", "keys", "left", "request", "seed", "sink", "texts", "wire_id")
 
     def __init__(
         self, requests: "LiveRequests", request: GenerateRequest, texts: list[SequenceText], sink: Sink
@@ -131,6 +136,8 @@ class LiveRequest:
         self.left = len(texts)
         self.engine: AsyncEngine | None = None
         self.wire_id = ""
+        self.seed: int | None = None
+        self.keys = b""
 
     @property
     def request_id(self) -> str:
@@ -191,6 +198,7 @@ class LiveRequests:
         self._prefix = prefix
         self._numbers = itertools.count()
         self._live: dict[str, LiveRequest] = {}
+        self._seeds: Seeds | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -212,7 +220,16 @@ class LiveRequests:
         self._check(request, info)
         if request.meta.arrival_s is None:
             request = replace(request, meta=replace(request.meta, arrival_s=self.clock.now()))
-        return LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
+        live = LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
+        if request.params.seed is None:
+            live.seed = self._draw(info.seed, request.n)
+        return live
+
+    def _draw(self, seed: int, samples: int) -> int:
+        """Here rather than in an engine: another one that goes on with the request has to draw as the first did."""
+        if self._seeds is None:
+            self._seeds = Seeds(seed, self._prefix)
+        return self._seeds.draw(samples)
 
     def _check(self, request: GenerateRequest, info: EngineInfo) -> None:
         self._inflight.check()
@@ -310,17 +327,32 @@ class AsyncEngine(EngineWatch):
     def adopt(self, live: LiveRequest) -> None:
         """Send a request to this engine. Raises `InvalidRequestError` if it cannot be sent, and then it is not here."""
         wire_id = self._requests.wire_id()
-        self._send_add(live.request, wire_id)
-        live.engine, live.wire_id = self, wire_id
-        for text in live.texts:
-            self._sequences[live.sequence_id(text)] = (live, text)
-
-    def _send_add(self, request: GenerateRequest, wire_id: str) -> None:
         try:
-            prompt_ids = list(map(operator.index, request.prompt_ids))
-            self._transport.send(Add(wire_id, prompt_ids, request.params, request.n, request.meta, request.guide))
+            self._transport.send(self._add_of(live, wire_id))
         except (TypeError, OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"the request cannot be sent to the engine: {error}") from error
+        live.engine, live.wire_id = self, wire_id
+        for text in live.texts:
+            if not text.ended:
+                text.start_over()
+                self._sequences[live.sequence_id(text)] = (live, text)
+
+    def _add_of(self, live: LiveRequest, wire_id: str) -> Add:
+        request, meta, now_s = live.request, live.request.meta, self._clock.now()
+        return Add(
+            wire_id,
+            list(map(operator.index, request.prompt_ids)),
+            request.params,
+            request.n,
+            replace(meta, arrival_s=None, deadline_s=None),
+            request.guide,
+            live.seed,
+            age_s=0.0 if meta.arrival_s is None else now_s - meta.arrival_s,
+            left_s=None if meta.deadline_s is None else meta.deadline_s - now_s,
+            sent_s=now_s,
+            keys=live.keys,
+            outputs=_outputs_of(live) if live.begun else None,
+        )
 
     def withdraw(self, live: LiveRequest) -> None:
         """Have the engine forget what is left of a request. What it still says of it is dropped."""
@@ -359,12 +391,19 @@ class AsyncEngine(EngineWatch):
     def _handle(self, message: EngineMessage) -> None:
         super()._handle(message)
         if isinstance(message, Outputs):
-            self._deliver(message.outputs, message.now_s)
+            self._deliver(message.outputs, message.now_s, self._clock.now() - message.now_s)
         elif isinstance(message, Rejected):
             self._reject(message)
 
-    def _deliver(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
-        """The one place where outputs become chunks. Once per token: every layer here costs each of them."""
+    def _failed(self, message: Failed) -> None:
+        self._suspects = {sequence.rpartition(":")[0] for sequence in message.suspects}
+        super()._failed(message)
+
+    def _deliver(self, outputs: Iterable[RequestOutput], now_s: float, shift_s: float) -> None:
+        """The one place where outputs become chunks. Once per token: every layer here costs each of them.
+
+        The engine sent them at `now_s`; `shift_s` makes times of our clock out of its own.
+        """
         sequences = self._sequences
         aborts: list[str] = []
         for output in outputs:
@@ -378,7 +417,7 @@ class AsyncEngine(EngineWatch):
                     continue
                 output = shown
             try:
-                chunk = text.take(output, now_s)
+                chunk = text.take(output, now_s, shift_s)
             except Exception as error:  # the tokenizer's, which is the model's: it must not end every client
                 log.exception("request %s: its output could not be turned into text", live.request_id)
                 self._fail(live, OutputTextError(error))
@@ -437,6 +476,11 @@ class AsyncEngine(EngineWatch):
             return
         for live in lost:
             live.fail(EngineDeadError(reason))
+
+
+def _outputs_of(live: LiveRequest) -> list[Said | None]:
+    """What engines have said of each of its samples; None: it has ended."""
+    return [None if text.ended else Said(text.ids, text.ttft_s) for text in live.texts]
 
 
 _EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)

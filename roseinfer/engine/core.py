@@ -13,11 +13,11 @@ from roseinfer.core.plan import StepPlan
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
-from roseinfer.core.sampling import INT64_MAX, INT64_MIN, SamplingParams
+from roseinfer.core.sampling import SamplingParams, Seeds, wrap_int64
 from roseinfer.engine import held as held_requests
 from roseinfer.engine.guides import Blueprint, GuidedSequences, GuideEnd, Guides
 from roseinfer.engine.held import HeldRequest
-from roseinfer.engine.messages import Add
+from roseinfer.engine.messages import Add, Said
 from roseinfer.sched.scheduler import Scheduler
 
 # How long to wait before asking an engine again that has work but holds all of it back, in seconds.
@@ -102,7 +102,7 @@ class EngineCore:
         self.eos_ids = frozenset(eos_ids)
         self.vocab_size = vocab_size
         self._span = unobserved if observer is None else observer.span
-        self._next_seed = seed * 1_000_003
+        self._seeds = Seeds(seed)
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
         self._guided = GuidedSequences(guides, vocab_size)
@@ -132,8 +132,7 @@ class EngineCore:
         self._check_vocabulary("prompt", new.prompt_ids)
         for name, ids in new.params.named_token_ids():
             self._check_vocabulary(name, tuple(ids))
-        arrival_s = self._clock.now() if new.meta.arrival_s is None else new.meta.arrival_s
-        requests = [self._make_request(new, index, arrival_s) for index in range(new.n)]
+        requests = self._make_requests(new)
         blueprint = self._guided.blueprint(new.guide) if new.guide and new.guide.constrains else None
         if blueprint is None or blueprint.ready:
             self._queue(requests, blueprint)
@@ -149,10 +148,17 @@ class EngineCore:
                 queued.append(request)
             if blueprint is not None:
                 self._guided.open([request.request_id for request in requests], blueprint)
+                self._repeat(requests)
         except InvalidRequestError:
             for request in queued:
                 self.scheduler.abort(request.request_id, self._clock.now())
             raise
+
+    def _repeat(self, requests: list[Request]) -> None:
+        """Tell the guides of sequences that go on here what was said elsewhere."""
+        said = [RequestOutput(r.request_id, tuple(r.tokens[r.prompt_len :])) for r in requests if r.num_outputs]
+        if said:
+            self._ended += self._end(self._guided.advance(said))
 
     def _hold(self, held: HeldRequest) -> None:
         """Keep a request until its guides can be made."""
@@ -171,28 +177,51 @@ class EngineCore:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {self.vocab_size}", name)
 
-    def _make_request(self, new: Add, index: int, arrival_s: float) -> Request:
+    def _make_requests(self, new: Add) -> list[Request]:
+        """Those of its samples that have not ended."""
+        arrival_s, deadline_s = new.times(self._clock.now())
+        seed = new.seed if new.params.seed is None else new.params.seed
+        if seed is None:
+            seed = self._seeds.draw(new.n)
+        keys = self.scheduler.kv.split_keys(new.keys, len(new.prompt_ids))
+        outputs = self._outputs_of(new)
+        made = []
+        for index in range(new.n):
+            said = outputs[index] if outputs else None
+            if outputs and said is None:
+                continue
+            request = self._make_request(new, index, seed)
+            request.arrival_s, request.deadline_s, request.keys = arrival_s, deadline_s, keys
+            if said is not None:
+                request.resume(said.token_ids, said.ttft_s)
+            made.append(request)
+        return made
+
+    def _outputs_of(self, new: Add) -> list[Said | None]:
+        """What was said of each sample elsewhere; empty for a new request."""
+        if new.outputs is None:
+            return []
+        if len(new.outputs) != new.n or not any(new.outputs):
+            raise InvalidRequestError(f"these are no outputs of {new.n} samples, one of which goes on", "outputs")
+        for said in new.outputs:
+            self._check_vocabulary("outputs", said.token_ids if said else ())
+        return new.outputs
+
+    def _make_request(self, new: Add, index: int, seed: int) -> Request:
         params = new.params
         if index and params.prompt_logprobs is not None:
             params = replace(params, prompt_logprobs=None)  # sample 0 reports them for all
-        if params.seed is None:
-            self._next_seed += 1
-            seed = self._next_seed
-        else:
-            seed = params.seed + index
         stop_ids = frozenset(params.stop_token_ids)
-        request = Request(
+        return Request(
             sequence_id(new.request_id, index),
             new.prompt_ids,
             params,
             new.meta,
-            seed=_wrap_int64(seed),
+            seed=wrap_int64(seed + index),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
             guided=new.guide is not None and new.guide.constrains,
         )
-        request.arrival_s = arrival_s
-        return request
 
     def abort(self, sequence_ids: list[str]) -> None:
         """End requests; the next `step` reports them. Unknown and ended ones are ignored: aborts race with ends."""
@@ -360,8 +389,3 @@ class EngineCore:
 
 def _guided_names(plan: StepPlan) -> set[str]:
     return {plan.rows[row].request_id for row in plan.guided}
-
-
-def _wrap_int64(value: int) -> int:
-    span = INT64_MAX - INT64_MIN + 1
-    return (value - INT64_MIN) % span + INT64_MIN

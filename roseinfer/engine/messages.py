@@ -1,6 +1,7 @@
 """Everything that travels between a client and the engine. Typed msgpack through msgspec, never pickle."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,10 +12,25 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo, StepRecord
 
 
+class Said(NamedTuple):
+    """What a sample has put out in another engine, and how many seconds after its arrival the first of it came."""
+
+    token_ids: list[int]
+    ttft_s: float
+
+
 class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     """Start `n` samples of a prompt; sample i is the sequence `sequence_id(request_id, i)`.
 
-    `guide`: what constrains the outputs; None: nothing does.
+    `guide`: what constrains the outputs; None: nothing does. `seed`: of a request whose `params` name none.
+
+    Times on the wire are ages, since engine and client may have different clocks: the request arrived `age_s` seconds
+    before it was sent, and has `left_s` left (None: any time). `sent_s` is when that was, on the clock that both share
+    if they are on one machine (None: they are not). Where the engine is in this process, `meta` has the times instead.
+
+    `keys`: those of the prompt's full blocks, one behind the other (`kv.blocks.block_keys`); empty: the engine computes
+    them. `outputs`: what another engine has said of each sample; this one goes on behind it. None in place of a sample:
+    that one has ended. None for all: it is a new request.
     """
 
     request_id: str
@@ -23,6 +39,19 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     n: int = 1
     meta: RequestMeta = NO_META
     guide: GuideSpec | None = None
+    seed: int | None = None
+    age_s: float = 0.0
+    left_s: float | None = None
+    sent_s: float | None = None
+    keys: bytes = b""
+    outputs: list[Said | None] | None = None
+
+    def times(self, now_s: float) -> tuple[float, float | None]:
+        """When it arrived and when it has to end, on the engine's clock, which says `now_s`."""
+        # What the message waited to be read counts, if that is known.
+        sent_s = now_s if self.sent_s is None else min(self.sent_s, now_s)
+        arrival_s = sent_s - self.age_s if self.meta.arrival_s is None else self.meta.arrival_s
+        return arrival_s, self.meta.deadline_s if self.left_s is None else sent_s + self.left_s
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):

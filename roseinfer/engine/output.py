@@ -28,30 +28,37 @@ class SequenceText:
         self._started: Started | None = None
         self.start_over()
 
+    @property
+    def ttft_s(self) -> float:
+        """From the request's arrival to the first token, in seconds; 0 before that."""
+        return self._started.first_token_s - self._started.arrival_s if self._started else 0.0
+
     def start_over(self) -> None:
-        """The engine that was to put out the first token did not live to do so: the prompt is computed again."""
-        assert not self.ids, "nothing that was shown is computed again"
+        """An engine gets it: what has been gathered of another that did not live to put out a token is void."""
+        if self.ids:
+            return
         # The first prompt token has none, and so a prompt of one token has nothing but that.
         wanted = self.index == 0 and self._params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wanted else None
 
-    def take(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
+    def take(self, output: RequestOutput, now_s: float, shift_s: float = 0.0) -> SequenceChunk | None:
         """The chunk to show for an output; None if there is nothing to show yet (prompt log probabilities gather).
 
-        `now_s`: when the engine sent it.
+        `now_s`: when the engine sent it. `shift_s` makes times of our clock out of the engine's.
 
         After a stop string has matched, `ended` is set although the engine does not know it yet: the caller aborts.
         """
         assert not self.ended, "a sequence ends once"
         if self._matcher is not None and len(output.token_ids) > 1:
-            return self._take_each(output, now_s)
+            return self._take_each(output, now_s, shift_s)
         if output.prompt_logprobs:
             assert self._prompt_logprobs is not None, "sample 0 reports them, if asked for, before its first token"
             self._prompt_logprobs += output.prompt_logprobs
         if not output.token_ids and output.end is None:
             return None
         if output.started is not None and self._started is None:  # one that goes on elsewhere has begun before
-            self._started = output.started
+            cached_tokens, *times = output.started
+            self._started = Started(cached_tokens, *[time_s + shift_s for time_s in times])
         chunk = SequenceChunk(
             self.index,
             token_ids=list(output.token_ids),
@@ -61,20 +68,20 @@ class SequenceText:
         chunk.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         self.ids += output.token_ids
         chunk.num_output_tokens = len(self.ids)
-        self._add_text(chunk, output, now_s)
+        self._add_text(chunk, output, now_s, shift_s)
         return chunk
 
-    def _take_each(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
+    def _take_each(self, output: RequestOutput, now_s: float, shift_s: float) -> SequenceChunk | None:
         """A stop string may be complete before the last token: the output ends there, as if one came a step."""
         chunk: SequenceChunk | None = None
         for part in _one_by_one(output):
-            taken = self.take(part, now_s)
+            taken = self.take(part, now_s, shift_s)
             chunk = taken if chunk is None or taken is None else merge(chunk, taken)
             if self.ended:
                 break
         return chunk
 
-    def _add_text(self, chunk: SequenceChunk, output: RequestOutput, now_s: float) -> None:
+    def _add_text(self, chunk: SequenceChunk, output: RequestOutput, now_s: float, shift_s: float) -> None:
         end = output.end
         shown = output.token_ids
         if end is not None and end.stop_token is not None and not self._params.include_stop_str_in_output:
@@ -82,9 +89,9 @@ class SequenceText:
         stop = self._read(chunk, shown, end is not None)
         if stop is not None:
             chunk.finish_reason, chunk.stop_reason = FinishReason.STOP, stop
-            chunk.times = self._times(now_s)
+            chunk.times = self._times(now_s + shift_s)
         if end is not None:
-            self._add_end(chunk, end)
+            self._add_end(chunk, end, shift_s)
         self.ended = chunk.finish_reason is not None
 
     def _read(self, chunk: SequenceChunk, shown: Sequence[int], last: bool) -> str | None:
@@ -104,8 +111,11 @@ class SequenceText:
         started = self._started
         return RequestTimes(*started[1:], finished_s=now_s) if started else None
 
-    def _add_end(self, chunk: SequenceChunk, end: End) -> None:
-        chunk.times = end.times if self._started is None else self._times(end.times.finished_s)
+    def _add_end(self, chunk: SequenceChunk, end: End, shift_s: float) -> None:
+        if self._started is None:
+            chunk.times = RequestTimes(*[time_s and time_s + shift_s for time_s in end.times])
+        else:
+            chunk.times = self._times(end.times.finished_s + shift_s)
         chunk.preemptions = end.preemptions
         chunk.rejection = end.rejection
         if chunk.finish_reason is None:

@@ -110,6 +110,7 @@ def build_engine(
         default_sampling=dict(facts.default_sampling),
         startup_s={**facts.startup_s, "engine": time.monotonic() - started},
         policy=entry_of(config.scheduler.policy_name).traits,
+        seed=config.model.seed,
     )
     return core, info
 

@@ -2,6 +2,7 @@
 
     {"setup": {...}}                                                  first: the scheduler's options, cache and context
     {"request": id, "step": n, "arrival_s", "prompt_ids", "params": {...}, "n", "slo", "tenant", ...}     before turn n
+        with "outputs": [[[token ids], ttft_s], null, ...] for one that goes on behind what another engine has said
     {"abort": [ids], "step": n, "at_s"}                                                                   before turn n
     {"step": n, "plan_s", "commit_s", "duration_s", "rows": [[id, start, count], ...], "sampled": [...]}        a turn
     {"end": id, "tokens": k, "reason": r, "ttft_s", "latency_s"}                                what came of a sequence
@@ -157,10 +158,12 @@ class RecordingCore:
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:
-        if new.meta.arrival_s is None:
-            new.meta = replace(new.meta, arrival_s=self._read.now())
+        arrival_s, deadline_s = new.times(self._read.now())
+        new.meta, new.left_s = replace(new.meta, arrival_s=arrival_s, deadline_s=deadline_s), None
         self._core.add(new)
         line = {"request": new.request_id, "step": self._turn, "prompt_ids": new.prompt_ids, "params": new.params}
+        if new.outputs is not None:
+            line["outputs"] = new.outputs
         self._recorder.write(line | {"n": new.n} | {name: getattr(new.meta, name) for name in _META})
 
     def abort(self, sequence_ids: list[str]) -> None:

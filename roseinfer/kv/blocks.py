@@ -128,6 +128,25 @@ class Lookup:
     holes: int
 
 
+KEY_BYTES = 32
+
+
+def root_key(salt: str, digest: Digest = sha256) -> bytes:
+    """What the keys of all prefixes with this salt are chained to."""
+    return digest(b"roseinfer" + salt.encode("utf-8", "surrogatepass"))
+
+
+def block_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
+    """The keys of the full blocks of a prompt, `KEY_BYTES` each: what its chain in an engine's cache will hold."""
+    keys, parent = [], root_key(salt)
+    words = array("I", tokens).tobytes()
+    step = block_size * array("I").itemsize
+    for end in range(step, len(words) + 1, step):
+        parent = sha256(parent + words[end - step : end])
+        keys.append(parent)
+    return keys
+
+
 class Chain:
     """The keys of one sequence's full blocks, computed once each as its tokens become known."""
 
@@ -187,7 +206,7 @@ class PrefixIndex:
         self._partial: list[Entry | None] = [None] * num_blocks
 
     def chain(self, salt: str) -> Chain:
-        return Chain(self._digest(b"roseinfer" + salt.encode("utf-8", "surrogatepass")), self._block_size, self._digest)
+        return Chain(root_key(salt, self._digest), self._block_size, self._digest)
 
     def holds(self, block: int) -> bool:
         """Whether the block may still be matched."""

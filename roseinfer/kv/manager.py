@@ -8,8 +8,9 @@ block before its first append. The writer may go on appending behind the borrowe
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.plan import BlockCopy
-from roseinfer.kv.blocks import BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
+from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
 
 NO_HIT = PrefixHit()
 AUDIT_PIECE = 1024  # blocks that are looked at before an audit pauses
@@ -95,10 +96,25 @@ class KvManager:
         return tuple(self._sequences[sequence_id].blocks)
 
     # --- life of a sequence -------------------------------------------------------------------------------------
-    def open(self, sequence_id: str, cache_salt: str = "") -> None:
-        """Make a sequence known; it holds no blocks yet."""
+    def open(self, sequence_id: str, cache_salt: str = "", keys: Sequence[bytes] = ()) -> None:
+        """Make a sequence known; it holds no blocks yet. `keys`: of its first full blocks, if somebody computed them:
+        `block_keys` of its tokens, nothing else.
+        """
         assert sequence_id not in self._sequences, f"sequence {sequence_id!r} is open already"
-        self._sequences[sequence_id] = SequenceKv(self._index.chain(cache_salt))
+        chain = self._index.chain(cache_salt)
+        chain.keys += keys
+        self._sequences[sequence_id] = SequenceKv(chain)
+
+    def split_keys(self, packed: bytes, prompt_len: int) -> list[bytes]:
+        """The keys of a prompt's full blocks, one behind the other, apart; none if they are of no use here.
+
+        Raises `InvalidRequestError` if they are not as many as a prompt of this length has.
+        """
+        if not packed or not self.prefix_caching:
+            return []
+        if len(packed) != prompt_len // self.block_size * KEY_BYTES:
+            raise InvalidRequestError(f"the keys are not those of blocks of {self.block_size} tokens", "keys")
+        return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
 
     def match(self, sequence_id: str, tokens: Sequence[int]) -> PrefixHit:
         """The longest cached prefix of `tokens`, which are the sequence's, as far as they are known. Takes nothing.

@@ -62,7 +62,7 @@ class View(NamedTuple):
 
 def rejectable(request: Request) -> bool:
     """Whether a waiting request may be turned away: it never ran, and does not share the prompt of one that did."""
-    return request.preemptions == 0 and request.fork_of is None and request.num_outputs == 0
+    return not request.begun and request.fork_of is None and request.num_outputs == 0
 
 
 class Decision(Protocol):

@@ -93,8 +93,11 @@ class Scheduler:
         self._requests[request.request_id] = request
         if request.guided:
             self._guided.add(request.request_id)
-        self.kv.open(request.request_id, request.meta.cache_salt)
-        self.waiting.add(request)
+        self.kv.open(request.request_id, request.meta.cache_salt, request.keys)
+        if request.resumed:
+            self.waiting.add_first(request)
+        else:
+            self.waiting.add(request)
         if request.deadline_s is not None:
             self._push_expiry(request.deadline_s, request.request_id)
         self.policy.observe(Queued(request))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
@@ -313,9 +314,10 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
     async def main() -> None:
         runner = GatedRunner(free_steps=0)
         core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB)
-        client = await AsyncEngine.start(ThreadTransport(lambda: (core, info())), byte_tokenizer())
+        there = ThreadTransport(lambda: (core, info()))
+        client = await AsyncEngine.start(there, byte_tokenizer(), ManualClock(100.0))  # the engine's says 0
         slo = Slo(ttft_s=1.0, tpot_s=0.5, e2e_s=9.0, class_name="chat")
-        meta = RequestMeta(slo=slo, tenant="me", deadline_s=7.5, predicted_len=3, priority=-2, arrival_s=-0.25)
+        meta = RequestMeta(slo=slo, tenant="me", deadline_s=107.5, predicted_len=3, priority=-2, arrival_s=99.75)
         stream = client.generate(replace(request("r"), meta=meta))
         await until(lambda: core.scheduler.num_live == 1)
         (held,) = core.scheduler._requests.values()

@@ -12,7 +12,7 @@ from roseinfer.core.request import sequence_id
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.messages import Abort, Add, ClientMessage, EngineMessage, Failed, Heartbeat, Outputs
+from roseinfer.engine.messages import Abort, Add, ClientMessage, EngineMessage, Failed, Heartbeat, Outputs, Said
 
 INFO = EngineInfo(
     model="fake",
@@ -46,7 +46,6 @@ class Sample:
     add: Add
     index: int
     done: int
-    said: int = 0  # in this engine
 
     @property
     def name(self) -> str:
@@ -93,24 +92,25 @@ class ModelEngine:
                     self.samples.pop(sequence, None)
             elif isinstance(message, Add):
                 self.adds.append(message)
-                for index in range(message.n):
-                    sample = Sample(message, index, 0)
-                    self.samples[sample.name] = sample
+                for index, said in enumerate(message.outputs or [Said([], 0.0)] * message.n):
+                    if said is not None:
+                        sample = Sample(message, index, len(said.token_ids))
+                        self.samples[sample.name] = sample
 
     def step(self, tokens: int = 1, only: Callable[[Sample], bool] = lambda sample: True) -> None:
         self.say([self._advance(sample, tokens) for sample in list(self.samples.values()) if only(sample)])
 
     def _advance(self, sample: Sample, tokens: int) -> RequestOutput:
         add, first = sample.add, sample.done
-        assert add.params.seed is not None
+        seed = add.seed if add.params.seed is None else add.params.seed
+        assert seed is not None
         sample.done = min(first + tokens, add.params.max_tokens)
-        ids = [token(add.prompt_ids, add.params.seed + sample.index, i) for i in range(first, sample.done)]
+        ids = [token(add.prompt_ids, seed + sample.index, i) for i in range(first, sample.done)]
         end = None
         if sample.done == add.params.max_tokens:
             del self.samples[sample.name]
             end = End(FinishReason.LENGTH, TIMES)
-        started = None if sample.said else Started(0, 1.0, 2.0, 3.0)
-        sample.said += len(ids)
+        started = None if first else Started(0, 1.0, 2.0, 3.0)
         return RequestOutput(sample.name, tuple(ids), None, None, started, end)
 
     def refuse(self, sample: Sample, predicted_ttft_s: float = 2.0, cause: Cause = Cause.QUEUE) -> None:
@@ -146,5 +146,5 @@ class ModelEngine:
             self._on_death(reason)
 
     def fail(self, *suspects: str) -> None:
-        self.tell(Failed("planted failure"))
+        self.tell(Failed("planted failure", list(suspects)))
         self.die()

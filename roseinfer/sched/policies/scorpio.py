@@ -120,7 +120,7 @@ class ScorpioPolicy:
 
     def observe(self, event: Event) -> None:
         track = self._ledger.observe(event)
-        if track is not None and isinstance(event, Queued) and not track.request.preemptions:
+        if track is not None and isinstance(event, Queued) and not track.request.begun:
             self._bound_whole(track)
         elif isinstance(event, StepDone):
             self._cost.observe(work_of(event.plan.rows), event.duration_s)

@@ -198,11 +198,11 @@ class SlackAdmission:
         yielding = [] if room else self._could_yield(track)
         if not room and not yielding:
             # Who needs fewer may pass, except one that has begun already.
-            return self._hold(track, Cause.BLOCKS, Verdict.STOP if track.request.preemptions else Verdict.SKIP)
+            return self._hold(track, Cause.BLOCKS, Verdict.STOP if track.request.begun else Verdict.SKIP)
         own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
-        if smallest_s < inf and not track.request.preemptions and not idle:
+        if smallest_s < inf and not track.request.begun and not idle:
             share = state.keep(smallest_s) - self._overhead(smallest_s)
             spare = SPARE_FOR_HASTY if state.price.load else 0.0
             if (

@@ -80,13 +80,15 @@ class SlackState:
             self.promised += request.slo is not None
             track.length = self.lengths.total(request)
             self._bound_whole(track)
+            if request.num_outputs:
+                self._take_over(track)
         prefill_s = p.prefill_s(0, len(track.tokens))
         decode_s = self._decode_s(len(track.tokens), track.length)
         track.work_s = prefill_s
         if track.tpot_s < inf:  # else nothing is promised for the rest
             track.work_s += decode_s
         track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
-        if request.preemptions and track.anchor_s < inf and track.owed:  # it is owed its next token, no sooner
+        if request.begun and track.anchor_s < inf and track.owed:  # it is owed its next token, no sooner
             track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
             self.preempted[request.request_id] = track
         track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
@@ -98,18 +100,18 @@ class SlackState:
             weight = self.tuning.cost_weight * (1 - self.options.slack_fairness)
             track.key += weight * (prefill_s + scarce * decode_s)
         track.price_s = self._price_s(request, track.work_s, excess)
-        if track.owed and not request.preemptions:
+        if track.owed and not request.begun:
             self.price.offer(Offer(request.arrival_s, track.work_s, track.price_s, track.tpot_s, track.patient))
         track.work_s *= 1 + excess
-        if request.preemptions and track.owed and track.due_s < inf:
+        if request.begun and track.owed and track.due_s < inf:
             track.key = track.due_s - prefill_s
-        self.backlog.add(track, not track.owed or bool(request.preemptions) or self.worth(track))
+        self.backlog.add(track, not track.owed or request.begun or self.worth(track))
         if track.ttft_s < inf:
             self.backlog.watch(track, track.due_s - prefill_s - p.step_s)
 
     def admitted(self, track: Track, now_s: float) -> None:
         self.preempted.pop(track.request.request_id, None)
-        if track.owed and not track.request.preemptions:
+        if track.owed and not track.request.begun:
             self.price.decided(refused=False)
         fill_s = self.to_fill_s(track)
         self.demand = self.demand_with(self.demand, track, fill_s, now_s)
@@ -131,11 +133,18 @@ class SlackState:
         expected = self.lengths.total(request)
         self.length_error += 0.05 * (abs(event.num_outputs - expected) - self.length_error)
         self.lengths.finished(request, event.num_outputs)
-        # A stall says nothing of how near to their limits steps may be planned.
-        steady = request.first_token_s > self._stalled_s
+        # A stall says nothing of how near to their limits steps may be planned, nor does the end of another engine.
+        steady = request.first_token_s > self._stalled_s and not request.resumed
         if track.tpot_s < inf and track.end_s == inf and event.num_outputs > 1 and steady:
             spent_s = event.now_s - request.first_token_s
             self.margins.observe(spent_s / (event.num_outputs - 1), track.tpot_s)
+
+    def _take_over(self, track: Track) -> None:
+        """It comes from another engine: its deadlines go on from there, and its length from what it has."""
+        request = track.request
+        track.length = max(track.length, request.num_outputs + self.lengths.left(request, request.num_outputs))
+        if track.tpot_s < inf:
+            track.set_pace(self.margins.of(track.tpot_s), request.first_token_s, request.prompt_len)
 
     def _bound_whole(self, track: Track) -> None:
         """What a deadline for the last token asks of the first, if steps go on as they do, and of the others.

@@ -1,0 +1,262 @@
+"""A request that goes on behind what another engine has said ends as if nothing had interrupted it."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.guide import GuideSpec
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.kv.blocks import block_keys
+from roseinfer.sim.replay import read_recording, replay
+from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry, submitted
+from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.guides import ArithmeticGuides
+
+PROMPT = [5, 9, 2, 7, 11, 30, 8, 4, 17, 21]
+OUTPUTS = 14
+
+REQUESTS = {
+    "plain": SamplingParams(max_tokens=OUTPUTS, seed=4, ignore_eos=True),
+    "eos": SamplingParams(max_tokens=36, seed=16),
+    "penalties": SamplingParams(max_tokens=OUTPUTS, seed=5, ignore_eos=True, frequency_penalty=1.0),
+    "min_tokens": SamplingParams(max_tokens=36, min_tokens=9, stop_token_ids=tuple(range(25)), seed=3),
+    "logprobs": SamplingParams(max_tokens=OUTPUTS, seed=4, ignore_eos=True, logprobs=0, prompt_logprobs=0),
+    "edits": SamplingParams(
+        max_tokens=OUTPUTS, seed=8, ignore_eos=True, allowed_token_ids=(3, 4, 5), bad_token_ids=((3, 4), (5,))
+    ),
+}
+GUIDED = {  # modulus, length, and how many tokens it leaves free
+    "grammar": "3,9,0",
+    "trigger": "3,12,5",
+    "longer": "3,40,2",
+}
+ENGINES: dict[str, dict[str, object]] = {
+    "depth 1": {"depth": 1},
+    "depth 2": {"depth": 2},
+    "no prefix cache": {"depth": 2, "prefix_caching": False},
+    "chunks": {"depth": 2, "max_num_batched_tokens": 4},
+    "whole prompts": {"depth": 1, "enable_chunked_prefill": False},
+    "preempted": {"depth": 2, "num_blocks": 12},
+}
+
+
+def engine(**options: object) -> EngineCore:
+    return make_core(guides=ArithmeticGuides(), **options)
+
+
+def run(core: EngineCore, new: Add, *, beside: int = 0) -> dict[str, Collected]:
+    """What the core says of a request, with others beside it that take blocks from it."""
+    core.add(new)
+    for number in range(beside):
+        add(core, f"other{number}", [number + 1] * 6, max_tokens=18, ignore_eos=True, seed=number)
+    said = run_dry(core)
+    return {name: one for name, one in said.items() if name.startswith(f"{new.request_id}:")}
+
+
+def asked(name: str, n: int = 1, **fields: object) -> Add:
+    guide = GuideSpec(grammar=GUIDED[name]) if name in GUIDED else None
+    return Add("a", PROMPT, REQUESTS.get(name, REQUESTS["plain"]), n, guide=guide, **fields)
+
+
+def cuts(length: int) -> Iterator[int]:
+    """Every point at which an output of so many tokens can be interrupted."""
+    yield from range(1, length)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("name", [*REQUESTS, *GUIDED])
+def test_it_goes_on_as_if_nothing_had_happened(name: str, kind: str) -> None:
+    whole = run(engine(), asked(name))["a:0"]
+    assert len(whole.tokens) > 8
+    for cut in cuts(min(len(whole.tokens), 24)):
+        said = Said(whole.tokens[:cut], 0.25)
+        core = engine(**ENGINES[kind])
+        rest = run(core, asked(name, outputs=[said]), beside=4 if kind == "preempted" else 0)["a:0"]
+        assert said.token_ids + rest.tokens == whole.tokens, f"interrupted behind {cut} tokens"
+        assert rest.logprobs == whole.logprobs[cut:] and not rest.prompt_logprobs
+        assert rest.end is not None and whole.end is not None
+        assert (rest.reason, rest.end.stop_token) == (whole.reason, whole.end.stop_token)
+        assert rest.end.times.first_token_s == rest.end.times.arrival_s + 0.25
+
+
+def test_some_are_preempted_once_more() -> None:
+    """Else the engine with few blocks shows nothing."""
+    core = engine(**ENGINES["preempted"])
+    run(core, asked("plain", outputs=[Said([1, 2, 3], 0.0)]), beside=4)
+    assert core.scheduler.stats().preemptions
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("name", ["eos", "logprobs", "trigger"])
+def test_each_sample_goes_on_where_it_was(name: str, kind: str) -> None:
+    """Those that had ended are not asked for, and those that had not begun begin."""
+    whole = run(engine(), asked(name, 4))
+    rng = random.Random(kind)
+    for _ in range(12):
+        said: list[Said | None] = []
+        for index in range(4):
+            tokens = whole[f"a:{index}"].tokens
+            ended = rng.random() < 0.3
+            said.append(None if ended else Said(tokens[: rng.randrange(len(tokens))], 0.5))
+        if not any(said):
+            continue
+        rest = run(engine(**ENGINES[kind]), asked(name, 4, outputs=said))
+        assert set(rest) == {f"a:{index}" for index, one in enumerate(said) if one is not None}
+        for index, one in enumerate(said):
+            if one is not None:
+                assert one.token_ids + rest[f"a:{index}"].tokens == whole[f"a:{index}"].tokens
+                assert rest[f"a:{index}"].reason == whole[f"a:{index}"].reason
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_counted_is_what_was_computed_here(depth: int) -> None:
+    core = engine(depth=depth)
+    run(core, asked("plain", outputs=[Said(list(range(10, 16)), 0.0)]))
+    stats = core.scheduler.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens) == (0, OUTPUTS - 6), "its prompt was counted where it began"
+    first = submitted(core)[0]
+    assert (first.num_tokens, first.rows[0].count) == (16, 16)
+    run(core, asked("plain"))
+    stats = core.scheduler.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens) == (1, 2 * OUTPUTS - 6), "all but its last are cached"
+
+
+def test_outputs_share_what_the_cache_holds_of_them() -> None:
+    core = engine()
+    whole = run(core, asked("plain"))["a:0"]
+    run(core, asked("plain", outputs=[Said(whole.tokens[:10], 0.0)]))
+    resumed = submitted(core)[-(OUTPUTS - 10) :][0]
+    assert (resumed.rows[0].start, resumed.rows[0].count) == (19, 1), "five blocks are there from the first time"
+
+
+@pytest.mark.parametrize("policy", ["fifo", "slack", "scorpio", "qoserve"])
+def test_it_waits_for_nobody_who_is_new_and_is_not_turned_away(policy: str) -> None:
+    core = engine(scheduling_policy=policy, max_num_seqs=1)
+    add(core, "busy", [1, 2, 3], max_tokens=4, ignore_eos=True)
+    core.step()
+    for number in range(3):
+        add(core, f"new{number}", [1, 2, 3], max_tokens=4, ignore_eos=True)
+    hopeless = RequestMeta(slo=Slo(ttft_s=1e-6, tpot_s=10.0))
+    core.add(asked("plain", n=2, meta=hopeless, age_s=9.0, outputs=[Said([4, 5], 0.1), Said([], 0.0)]))
+    said: dict[str, Collected] = {}
+    order = []
+    while core.busy:
+        outputs = core.step()
+        order += [output.request_id for output in outputs]
+        gather(outputs, said)
+    assert_empty(core)
+    assert {one.reason for one in said.values()} == {FinishReason.LENGTH}
+    if policy != "qoserve":  # which serves those last whose deadlines are missed, new or not
+        assert order.index("a:0") < order.index("new0:0")
+    assert core.stats().policy_faults == 0
+
+
+def test_its_token_deadlines_go_on() -> None:
+    """One that is late for its next token goes before one that has just begun."""
+    core = engine(scheduling_policy="slack")
+    core._clock.advance(100.0)
+    slo = RequestMeta(slo=Slo(ttft_s=1.0, tpot_s=0.5))
+    core.add(asked("plain", meta=slo, age_s=3.0, outputs=[Said([4, 5, 6], 0.5)]))
+    state = core.scheduler.policy.state
+    track = state.ledger.waiting["a:0"]
+    pace_s = 0.5 * (1 - state.margins.of(0.5))
+    assert track.due_s == pytest.approx(100.0 - 3.0 + 0.5 + 3 * pace_s)
+    assert state.promised == 1 and track.length > 3
+    assert run_dry(core)["a:0"].reason is FinishReason.LENGTH
+    assert state.promised == 0 and not state.preempted
+
+
+def test_what_cannot_go_on_is_refused_and_nothing_else_ends() -> None:
+    core = engine()
+    plain = [4, 5]
+    wrong = [
+        [],
+        [None],
+        [Said(plain, 0.0), None],
+        [Said([4, 50], 0.0)],
+        [Said([-1], 0.0)],
+        [Said(list(range(OUTPUTS)), 0.0)],
+    ]
+    for outputs in wrong:
+        with pytest.raises(InvalidRequestError) as caught:
+            core.add(asked("plain", outputs=outputs))
+        assert caught.value.param == "outputs"
+    with pytest.raises(InvalidRequestError):
+        core.add(asked("eos", outputs=[Said([4, 3], 0.0)]))
+    assert not core.suspects(), "what was refused is no suspect"
+    core.add(asked("plain", outputs=[Said(plain, 0.0)]))
+    assert len(run_dry(core)["a:0"].tokens) == OUTPUTS - 2
+
+
+def test_outputs_that_a_guide_forbids_end_that_sample_alone() -> None:
+    core = engine()
+    good = run(engine(), asked("grammar"))["a:0"].tokens
+    for outputs in ([1, 1], [*good[:3], good[3] + 1]):
+        said = run(core, asked("grammar", n=2, outputs=[Said(outputs, 0.0), Said([], 0.0)]))
+        assert (said["a:0"].reason, said["a:1"].reason) == (FinishReason.ERROR, FinishReason.STOP)
+
+
+def test_outputs_that_complete_a_guide_end_it() -> None:
+    """The engine died between the last token and the word that it was the last."""
+    whole = run(engine(), asked("grammar"))["a:0"]
+    rest = run(engine(), asked("grammar", outputs=[Said(whole.tokens, 0.0)]))["a:0"]
+    assert (rest.tokens, rest.reason) == ([], FinishReason.STOP)
+
+
+def test_a_recorded_resume_replays(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    inner = make_core()
+    core = RecordingCore(
+        Recorder(file), inner.scheduler, inner._runner, inner._clock, depth=1, eos_ids=(3,), vocab_size=50
+    )
+    core.add(asked("plain", n=3, age_s=2.0, outputs=[Said([4, 5, 6], 0.5), None, Said([], 0.0)]))
+    while core.busy:
+        core.step()
+    core.close()
+    found = read_recording(str(file))
+    assert (found.ends["a:0"].tokens, found.ends["a:0"].ttft_s, "a:1" in found.ends) == (OUTPUTS - 3, 0.5, False)
+    assert replay(found).plans == found.plans
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("salt", ["", "tenant"])
+def test_keys_that_come_with_a_request_are_those_that_it_would_have(salt: str) -> None:
+    core = make_core()
+    prompt = [n % 50 for n in range(33)]
+    keys = b"".join(block_keys(prompt, 4, salt))
+    new = Add("a", prompt, REQUESTS["plain"], meta=RequestMeta(cache_salt=salt), keys=keys)
+    core.add(new)
+    chain = core.scheduler.kv._sequences["a:0"].chain
+    assert b"".join(chain.keys) == keys and len(chain.keys) == 8
+    run_dry(core)
+    again = Add("b", prompt, REQUESTS["plain"], meta=RequestMeta(cache_salt=salt))
+    assert run(core, again)["b:0"].cached_tokens == 32
+    other = Add("c", prompt, REQUESTS["plain"], meta=RequestMeta(cache_salt=salt + "x"))
+    assert run(core, other)["c:0"].cached_tokens == 0
+
+
+def test_keys_of_another_block_size_are_refused() -> None:
+    core = make_core()
+    for keys in (b"".join(block_keys(PROMPT, 8)), b"x", b"x" * 96):
+        with pytest.raises(InvalidRequestError) as caught:
+            core.add(asked("plain", keys=keys))
+        assert caught.value.param == "keys"
+    assert make_core(prefix_caching=False).add(asked("plain", keys=b"".join(block_keys(PROMPT, 4)))) is None
+
+
+def test_who_finds_a_wrong_key_does_not_read_its_block() -> None:
+    """Tokens are compared all the same."""
+    core = make_core(runner=FakeRunner(64, 4))
+    prompt = list(range(10, 22))
+    core.add(Add("liar", [1] * 12, REQUESTS["plain"], keys=b"".join(block_keys(prompt, 4))))
+    run_dry(core)
+    assert run(core, Add("a", prompt, REQUESTS["plain"]))["a:0"].cached_tokens == 0
