@@ -23,6 +23,9 @@ from roseinfer.hub import model_folder
 
 log = logging.getLogger(__name__)
 
+# Between looks at whether another engine serves.
+LOOK_S = 0.05
+
 Make = Callable[[EngineConfig, Path, Place], Process]
 
 
@@ -197,7 +200,7 @@ class EngineCrew:
         while others := [other for other in self._members if other is not member and not other.final]:
             if any(other.state is EngineState.READY for other in others):
                 return
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(LOOK_S)
         log.warning("there is no other engine: until engine %d is back, requests are refused", member.index)
 
     # --- tasks --------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class Member:
             self.launched.set()
             await self._bring_up(life)
             await self._ends(life)
-            return None if self._renewing.is_set() else EngineDeadError(life.death)
+            return EngineDeadError(life.death) if life.ended.is_set() else None
         except (RoseinferError, OSError) as error:
             return _typed(error)
         finally:
@@ -277,7 +277,8 @@ class Member:
             self._say(EngineState.DRAINING)
             life.send(Drain())
             await self._until(lambda: life.ended.is_set() or self._drained(), drain_s)
-        self._renewing.set()
+        if self.number == number:  # else it has died, and another has taken its place
+            self._renewing.set()
         await self._until(lambda: self.number > number and (self._phase is EngineState.READY or self._final))
         return not self._final and await self._settle()
 

@@ -1,0 +1,677 @@
+"""Engines that die, hang, fail to start, and are restarted in turn: what their owner does, over processes by script."""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.config import EngineConfig, ReplicasConfig
+from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
+from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.promise import Promise
+from roseinfer.engine import crew as crew_module
+from roseinfer.engine import member as module
+from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
+from roseinfer.engine.board import Board, Standing
+from roseinfer.engine.crew import EngineCrew
+from roseinfer.engine.devices import EngineSpec
+from roseinfer.engine.messages import ClientMessage, Drain, Failed, Heartbeat
+from roseinfer.engine.silence import Vitals
+from roseinfer.engine.transport import OnDeath, OnMessage, Place
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_file import cost_as_json
+from tests.helpers.model_engine import INFO
+
+COST = (1e-3, 2e-5, 3e-6, 4e-9)
+
+
+@dataclass
+class FakeProcess:
+    """An engine that does what a test says. `held`: it loads until that is set; `fails`: it says so then."""
+
+    place: Place
+    number: int  # among all that there were of this engine
+    fails: Exception | None = None
+    spawn_fails: OSError | None = None
+    pid: int | None = 1
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: bool = False
+    killed: bool = False
+    sent: list[ClientMessage] = field(default_factory=list)
+    info: EngineInfo = INFO
+
+    async def launch(self, on_message: OnMessage, on_death: OnDeath) -> None:
+        self.say, self._on_death = on_message, on_death
+        if self.spawn_fails is not None:
+            raise self.spawn_fails
+        self._dead = asyncio.get_running_loop().create_future()
+
+    async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
+        held = asyncio.ensure_future(self.held.wait())
+        try:
+            await asyncio.wait({held, self._dead}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            held.cancel()
+        if self._dead.done():
+            raise EngineDeadError(self._dead.result())
+        if self.fails is not None:
+            raise self.fails
+        self.board = Board.open(self.place.board or Path())
+        return self.info
+
+    def send(self, message: ClientMessage) -> None:
+        self.sent.append(message)
+
+    def beat(self, **stats: int) -> None:
+        self.say(Heartbeat(SchedulerStats(**stats), 0.0))
+
+    def step(self, **promise: Any) -> None:
+        self.board.publish(self.place.index, Promise(0.0, **promise))
+
+    def die(self, reason: str = "it crashed") -> None:
+        if not self._dead.done():
+            self._dead.set_result(reason)
+            self._on_death(reason)
+
+    def kill(self) -> None:
+        self.killed = True
+        self.die("it was killed")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Scene:
+    """A crew over fake processes, `made` in the order of their starts. `script` is called with each new one."""
+
+    def __init__(self, engines: int, script: Callable[[FakeProcess], None] | None, drain_s: float) -> None:
+        self.made: list[FakeProcess] = []
+        self.clock = ManualClock(100.0)
+        self.up = True  # new processes come up at once
+        self._script = script
+        replicas = ReplicasConfig(replicas=engines, engine_timeout=5.0, drain_timeout=drain_s)
+        self.crew = EngineCrew(EngineConfig(), replicas, stall_s=20.0, clock=self.clock, make=self._make)
+
+    def _make(self, config: EngineConfig, folder: Path, place: Place) -> FakeProcess:
+        number = sum(other.place.index == place.index for other in self.made) + 1
+        process = FakeProcess(place, number)
+        if self.up:
+            process.held.set()
+        if self._script is not None:
+            self._script(process)
+        self.made.append(process)
+        return process
+
+    async def start(self) -> None:
+        await self.crew.launch()
+        await self.crew.connect()
+
+    def now(self, engine: int = 0) -> FakeProcess:
+        """The present process of an engine."""
+        return [process for process in self.made if process.place.index == engine][-1]
+
+    @property
+    def states(self) -> list[EngineState]:
+        return [report.state for report in self.crew.reports()]
+
+    def standing(self, engine: int = 0) -> Standing:
+        board = Board.open(self.crew.board_path)
+        try:
+            return board.standing(engine)
+        finally:
+            board.close()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def ready(self, number: int, engine: int = 0) -> FakeProcess:
+        """The process of that number, once it is up."""
+        await self.until(lambda: self.standing(engine) == Standing(EngineState.READY, number))
+        return self.now(engine)
+
+
+def play(
+    act: Callable[[Scene], Awaitable[None]],
+    engines: int = 1,
+    script: Callable[[FakeProcess], None] | None = None,
+    drain_s: float = 60.0,
+) -> None:
+    async def main() -> None:
+        scene = Scene(engines, script, drain_s)
+        try:
+            await act(scene)
+        finally:
+            await scene.crew.close()
+        assert all(process.closed for process in scene.made), "no process is left behind"
+        assert not scene.crew.folder.exists()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "BACKOFF_S", (0.0, 0.001, 0.002))
+    monkeypatch.setattr(module, "SETTLE_S", 0.02)
+    monkeypatch.setattr(module, "_LOOK_S", 0.001)
+    monkeypatch.setattr(crew_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(crew_module, "INTERVAL_S", 3600.0)  # whoever wants to be looked at asks for it
+    monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, False))
+    yield
+
+
+# --- starting -----------------------------------------------------------------------------------------------------
+def test_all_start_at_once_and_the_info_is_what_each_of_them_can_do() -> None:
+    async def act(scene: Scene) -> None:
+        scene.up = False
+        await scene.crew.launch()
+        assert [process.place.index for process in scene.made] == [0, 1, 2], "none waits for another"
+        assert scene.crew.addresses == [process.place.address for process in scene.made]
+        connecting = asyncio.create_task(scene.crew.connect())
+        for process, blocks in zip(scene.made, (64, 32, 48), strict=True):
+            assert not connecting.done()
+            process.info = replace(INFO, num_blocks=blocks, max_model_len=256 - blocks)
+            process.held.set()
+            await asyncio.sleep(0.01)
+        assert await connecting == replace(INFO, num_blocks=32, max_model_len=192)
+        assert scene.states == [EngineState.READY] * 3
+        assert [report.info for report in scene.crew.reports()] == [process.info for process in scene.made]
+
+    play(act, engines=3)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "said"),
+    [
+        ({"fails": ConfigError("max_model_len is too much")}, ConfigError, "max_model_len is too much"),
+        ({"fails": EngineDeadError("code -9")}, EngineDeadError, "code -9"),
+        ({"spawn_fails": OSError(errno.ENOMEM, "fork")}, ResourceError, "started: Cannot allocate memory"),
+    ],
+)
+def test_what_keeps_one_from_starting_is_raised_and_the_others_are_stopped(
+    script: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    def second_fails(process: FakeProcess) -> None:
+        if process.place.index == 1:
+            vars(process).update(script)
+        if process.place.index == 2:
+            process.held.clear()
+
+    async def act(scene: Scene) -> None:
+        await scene.crew.launch()
+        with pytest.raises(kind, match=said):
+            await scene.crew.connect()
+        assert all(process.closed for process in scene.made) and len(scene.made) == 3, "and none is started again"
+
+    play(act, engines=3, script=second_fails)
+
+
+def test_too_few_devices_are_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: EngineConfig, replicas: ReplicasConfig) -> list[EngineSpec]:
+        raise ConfigError("there is 1 GPU")
+
+    monkeypatch.setattr(crew_module, "engine_specs", refuse)
+
+    async def act(scene: Scene) -> None:
+        with pytest.raises(ConfigError, match="there is 1 GPU"):
+            await scene.crew.launch()
+        assert scene.made == [] and not scene.crew.folder.exists()
+
+    play(act, engines=2)
+
+
+def test_closing_while_they_load_leaves_nothing() -> None:
+    async def act(scene: Scene) -> None:
+        scene.up = False
+        await scene.crew.launch()
+        connecting = asyncio.create_task(scene.crew.connect())
+        await asyncio.sleep(0.01)
+        connecting.cancel()
+        await asyncio.wait({connecting})
+        assert connecting.cancelled() and all(process.closed for process in scene.made)
+
+    play(act, engines=2)
+
+
+# --- dying --------------------------------------------------------------------------------------------------------
+def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
+    async def act(scene: Scene) -> None:
+        heard: list[tuple[int, StepRecord]] = []
+        scene.crew.on_step(lambda engine, step: heard.append((engine, step)))
+        await scene.start()
+        other = scene.now(1)
+        record = StepRecord(7, 0.01)
+        scene.now().say(Heartbeat(SchedulerStats(generation_tokens=5, running=2), 0.0, [record]))
+        scene.now().step(steps=3)
+        scene.up = False
+        scene.now().die()
+        await scene.until(lambda: scene.standing() == Standing(EngineState.STARTING, 2))
+        first, second = scene.made[0], scene.now()
+        assert first.closed and not first.killed and second.place.address == first.place.address
+        report = scene.crew.reports()[0]
+        assert (report.restarts, report.deaths, report.health.alive, report.health.error) == (1, 1, False, "it crashed")
+        assert Board.open(scene.crew.board_path).read(0) is None, "what the dead one promised is void"
+        second.held.set()
+        await scene.ready(2)
+        second.beat(generation_tokens=4, running=1)
+        report = scene.crew.reports()[0]
+        assert (report.stats.generation_tokens, report.stats.running) == (9, 1)
+        assert report.health.alive and report.health.error is None
+        assert heard == [(0, record)]
+        assert scene.now(1) is other and not scene.crew.failure.done()
+
+    play(act, engines=2)
+
+
+def test_the_state_changes_before_the_end_of_a_process_is_waited_for() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        ending = asyncio.Event()
+        scene.now().close = ending.wait  # type: ignore[method-assign,assignment]
+        scene.now().closed = True
+        scene.now().die()
+        await scene.until(lambda: scene.standing() == Standing(EngineState.DEAD, 1))
+        assert len(scene.made) == 1, "no other is started as long as the old one has not ended"
+        ending.set()
+        await scene.ready(2)
+
+    play(act)
+
+
+def test_an_engine_that_says_it_failed_is_one_that_died() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.now().say(Failed("CUDA error"))
+        await scene.ready(2)
+        assert scene.made[0].closed and scene.crew.reports()[0].deaths == 1
+
+    play(act)
+
+
+def test_pauses_grow_and_after_five_deaths_in_a_minute_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        for number in range(1, 6):
+            (await scene.ready(number)).die(f"crash {number}")
+        await scene.until(lambda: scene.standing().final)
+        assert scene.standing() == Standing(EngineState.DEAD, 5, True)
+        said = [record.getMessage() for record in caplog.records]
+        assert said == [f"engine 0: crash {n}. It is started again in {s} s" for n, s in enumerate(PAUSES, 1)] + [
+            "engine 0: crash 5. It is given up: 5 deaths in a minute"
+        ]
+        assert scene.states == [EngineState.DEAD, EngineState.READY], "the other serves on"
+        assert not scene.crew.failure.done() and len(scene.made) == 6
+        for number in range(1, 6):
+            (await scene.ready(number, engine=1)).die()
+        with pytest.raises(
+            EngineDeadError, match=r"^all engines have died time and again, at last because it crashed$"
+        ):
+            async with asyncio.timeout(30):
+                await scene.crew.failure
+
+    PAUSES = ("0", "0.001", "0.002", "0.002")
+    caplog.set_level(logging.ERROR, logger="roseinfer.engine.crew")
+    play(act, engines=2)
+
+
+def test_deaths_of_longer_ago_do_not_count() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        for number in range(1, 12):
+            process = await scene.ready(number)
+            scene.clock.advance(module.DEATHS_WINDOW_S / 3)
+            process.die()
+        await scene.ready(12)
+        scene.clock.advance(module.DEATHS_WINDOW_S)
+        scene.now().die()
+        await scene.ready(13)
+        assert scene.crew.reports()[0].deaths == 12
+
+    play(act)
+
+
+def test_a_restart_that_fails_is_a_death() -> None:
+    def fails(process: FakeProcess) -> None:
+        if process.number == 2:
+            process.fails = ConfigError("no memory is left")
+        if process.number == 3:
+            process.spawn_fails = OSError(errno.EAGAIN, "fork")
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.now().die()
+        await scene.ready(4)
+        assert scene.crew.reports()[0].deaths == 3
+
+    play(act, script=fails)
+
+
+def test_when_the_only_engine_cannot_come_back_the_reason_is_the_last() -> None:
+    def fails(process: FakeProcess) -> None:
+        if process.number > 1:
+            process.fails = ConfigError("no memory is left")
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.now().die()
+        with pytest.raises(EngineDeadError, match=r"the engine has died .* because no memory is left"):
+            async with asyncio.timeout(30):
+                await scene.crew.failure
+
+    play(act, script=fails)
+
+
+def test_closing_waits_for_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_S", (3600.0,))
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.now().die()
+        await scene.until(lambda: scene.states == [EngineState.DEAD])
+        async with asyncio.timeout(30):
+            await scene.crew.close()
+
+    play(act)
+
+
+def test_a_watch_that_fails_is_not_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pid: int) -> Vitals:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(crew_module, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(module, "vitals", broken)
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        with pytest.raises(RuntimeError, match="a bug"):
+            async with asyncio.timeout(30):
+                await scene.crew.failure
+
+    play(act)
+
+
+# --- hanging ------------------------------------------------------------------------------------------------------
+def test_one_that_is_silent_is_quiet_then_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "INTERVAL_S", 0.001)
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        await scene.until(lambda: scene.states == [EngineState.QUIET])
+        assert scene.standing() == Standing(EngineState.QUIET, 1)
+        scene.now().beat()
+        await scene.until(lambda: scene.states == [EngineState.READY])
+        scene.now().step(step_s=0.0)
+        await scene.ready(2)
+        assert scene.made[0].killed and scene.crew.reports()[0].deaths == 1
+
+    play(act)
+
+
+def test_while_the_owner_is_stopped_nobody_is_silent() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.clock.advance(1e6)
+        for _ in range(3):
+            scene.crew._members[0].look()
+        assert scene.states == [EngineState.READY]
+
+    play(act)
+
+
+def test_one_that_loads_may_take_its_time_unless_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = False
+    monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, stopped))
+
+    async def act(scene: Scene) -> None:
+        nonlocal stopped
+        scene.up = False
+        await scene.crew.launch()
+        member = scene.crew._members[0]
+        scene.clock.advance(1e5)
+        for _ in range(1000):
+            member.look()
+        assert not scene.now().killed, "how long the first start may take nobody knows"
+        scene.now().held.set()
+        await scene.crew.connect()
+        scene.now().die()
+        await scene.until(lambda: len(scene.made) == 2)
+        stopped = True
+        for _ in range(100):
+            assert not scene.now().closed
+            member.look()
+        await scene.until(lambda: len(scene.made) == 3)
+        assert scene.made[1].killed
+        stopped = False
+        scene.clock.advance(11 * 1e5)
+        member.look()
+        await scene.until(lambda: len(scene.made) == 4)
+        assert scene.made[2].killed, "ten times as long as the first one took"
+
+    play(act)
+
+
+# --- in turn ------------------------------------------------------------------------------------------------------
+def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_ended() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.now(0).step(running=2)
+        rolling = asyncio.create_task(scene.crew.roll())
+        joined = asyncio.create_task(scene.crew.roll())
+        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        assert scene.states == [EngineState.DRAINING, EngineState.READY]
+        assert scene.standing() == Standing(EngineState.DRAINING, 1)
+        for running, waiting in ((2, 0), (0, 1)):
+            scene.now(0).step(running=running, waiting=waiting, draining=True)
+            await asyncio.sleep(0.01)
+            assert len(scene.made) == 2
+        scene.up = False
+        scene.now(0).step(draining=True)
+        await scene.until(lambda: len(scene.made) == 3)
+        await asyncio.sleep(0.01)
+        assert scene.now(1).sent == [] and scene.made[0].closed, "the next waits until this one is back"
+        scene.up = True
+        scene.now(0).held.set()
+        await scene.ready(2)
+        scene.now(0).step(steps=module.SETTLED_STEPS)
+        await scene.until(lambda: scene.now(1).sent == [Drain()])
+        scene.now(1).step(draining=True)
+        async with asyncio.timeout(30):
+            await rolling
+            await joined
+        assert [process.place.index for process in scene.made] == [0, 1, 0, 1]
+        reports = scene.crew.reports()
+        assert [(report.restarts, report.deaths) for report in reports] == [(1, 0)] * 2
+
+    play(act, engines=2, drain_s=5.0)
+
+
+def test_the_next_waits_for_fifty_steps_or_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTLE_S", 3600.0)
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        rolling = asyncio.create_task(scene.crew.roll())
+        process = await scene.ready(2)
+        process.step(steps=module.SETTLED_STEPS - 1)
+        await asyncio.sleep(0.02)
+        assert scene.now(1).number == 1
+        process.step(steps=module.SETTLED_STEPS)
+        (await scene.ready(2, engine=1)).step(steps=module.SETTLED_STEPS)
+        await rolling
+        monkeypatch.setattr(module, "SETTLE_S", 0.001)
+        await scene.crew.roll()
+        assert [process.number for process in scene.made[-2:]] == [3, 3]
+
+    play(act, engines=2, drain_s=0.0)
+
+
+def test_one_that_dies_while_it_drains_or_right_after_its_restart_does_not_end_the_roll() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        rolling = asyncio.create_task(scene.crew.roll())
+        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        scene.now(0).die()
+        (await scene.ready(2)).die()
+        await scene.until(lambda: scene.now(1).sent == [Drain()])
+        scene.now(1).step(draining=True)
+        async with asyncio.timeout(30):
+            await rolling
+        assert scene.states == [EngineState.READY] * 2
+        assert [report.deaths for report in scene.crew.reports()] == [2, 0]
+
+    play(act, engines=2, drain_s=5.0)
+
+
+def test_a_roll_ends_where_an_engine_does_not_come_back_and_the_others_are_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(process: FakeProcess) -> None:
+        if process.number > 1:
+            process.fails = ConfigError("the new model is broken")
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        async with asyncio.timeout(30):
+            await scene.crew.roll()
+        assert scene.states == [EngineState.DEAD, EngineState.READY] and scene.now(1).number == 1
+        assert "engine 0 does not come back: the rolling restart ends here" in caplog.text
+
+    play(act, engines=2, script=fails, drain_s=0.0)
+
+
+def test_an_engine_that_was_given_up_gets_another_chance_with_a_roll() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        for number in range(1, 6):
+            (await scene.ready(number)).die()
+        await scene.until(lambda: scene.standing().final)
+        async with asyncio.timeout(30):
+            await scene.crew.roll()
+        assert scene.states == [EngineState.READY] * 2 and scene.now(1).number == 2
+
+    play(act, engines=2, drain_s=0.0)
+
+
+def test_with_one_engine_nobody_serves_meanwhile_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        async with asyncio.timeout(30):
+            await scene.crew.roll()
+        assert scene.states == [EngineState.READY] and scene.now().number == 2
+        assert "there is no other engine: until engine 0 is back, requests are refused" in caplog.text
+
+    play(act, drain_s=0.0)
+
+
+def test_no_roll_before_all_are_up_and_none_outlives_the_crew() -> None:
+    async def act(scene: Scene) -> None:
+        scene.up = False
+        await scene.crew.launch()
+        await scene.crew.roll()
+        assert [process.sent for process in scene.made] == [[], []]
+        for process in scene.made:
+            process.held.set()
+        await scene.crew.connect()
+        rolling = asyncio.create_task(scene.crew.roll())
+        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        async with asyncio.timeout(30):
+            await scene.crew.close()
+            await rolling
+
+    play(act, engines=2)
+
+
+# --- what a new process begins with -------------------------------------------------------------------------------
+def test_a_new_process_begins_with_what_its_own_kind_has_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("H200", "A2", "H200")
+    specs = [EngineSpec(EngineConfig(), {"CUDA_VISIBLE_DEVICES": str(i)}, kind) for i, kind in enumerate(kinds)]
+    monkeypatch.setattr(crew_module, "engine_specs", lambda config, replicas: specs)
+
+    async def reborn(scene: Scene, engine: int, number: int) -> Place:
+        scene.now(engine).die()
+        return (await scene.ready(number, engine)).place
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        assert [process.place.cost_s for process in scene.made] == [None] * 3
+        assert [process.place.environment for process in scene.made] == [spec.environment for spec in specs]
+        scene.now(2).step(steps=module.SETTLED_STEPS - 1, cost_s=(9.0,) * 4)
+        scene.crew._members[2].look()
+        assert (await reborn(scene, 0, 2)).cost_s is None, "a guess is nothing to go by"
+        scene.now(2).step(steps=module.SETTLED_STEPS, cost_s=COST)
+        scene.crew._members[2].look()
+        assert (await reborn(scene, 0, 3)).cost_s == COST, "a sibling's"
+        assert (await reborn(scene, 1, 2)).cost_s is None, "of another kind of device"
+        assert (await reborn(scene, 2, 2)).cost_s == COST, "its own"
+
+    play(act, engines=3)
+
+
+# --- real processes -----------------------------------------------------------------------------------------------
+OWNER = """
+import asyncio, sys
+from roseinfer.core.config import ReplicasConfig
+from roseinfer.engine.crew import EngineCrew
+from roseinfer.engine.llm import make_engine_config
+
+async def main():
+    config = make_engine_config(device="priced", cost=sys.argv[1], num_kv_blocks=64, max_num_seqs=4)
+    crew = EngineCrew(config, ReplicasConfig(replicas=2), stall_s=60)
+    await crew.launch()
+    await crew.connect()
+    print(crew.folder, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+def test_when_the_owner_is_killed_its_engines_end_and_nothing_is_left(tmp_path: Path) -> None:
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps(cost_as_json(CostParams())))
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(cost)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().strip())
+    assert sorted(path.name for path in folder.iterdir()) == ["board", "engine0", "engine1"]
+    engines = children(owner.pid)
+    assert len(engines) == 2
+    for pid in engines:
+        assert b"roseinfer.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert os.getpgid(pid) == os.getpgid(owner.pid)
+    os.kill(engines[0], signal.SIGSTOP)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    deadline_s = time.monotonic() + 30
+    os.kill(engines[0], signal.SIGCONT)
+    while folder.exists() or any(Path(f"/proc/{pid}").exists() and not zombie(pid) for pid in engines):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def zombie(pid: int) -> bool:
+    try:
+        return b") Z " in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
