@@ -20,6 +20,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
+from tests.helpers.interpreter import hurry
 
 ON_GPU = torch.cuda.is_available() and find_spec("flashinfer") is not None
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -90,6 +91,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     if ON_GPU:
         return
+    hurry()
     if torch.cuda.is_available():
         pytest.skip("the doubles are for machines without a GPU; with one, install flashinfer")
     if not HAS_TRITON:
@@ -184,8 +186,9 @@ def random_case(shape: AttentionShape, seed: int) -> Case:
 def test_decodes_chunks_and_both(group: int, dim: int) -> None:
     shape = attention_shape(2 * group, 2, dim)
     attention = FlashInferAttention(shape)
-    for seed in range(6):
-        random_case(shape, seed).check(attention)
+    count = 6 if ON_GPU else 2
+    for number in range(count):  # others for each shape
+        random_case(shape, 1000 * dim + 10 * group + number).check(attention)
 
 
 @pytest.mark.parametrize("block_size", [32, 256])
