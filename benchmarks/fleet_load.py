@@ -173,10 +173,11 @@ async def put(
     load: Sequence[Planned],
     *,
     texts: bool = False,
+    delay_s: float = 0.1,
     meanwhile: Callable[[float], Awaitable[None]] | None = None,
 ) -> list[Seen]:
     """All of a load, each request when it is due. `texts`: keep what they say. `meanwhile(began_s)` runs beside it and
-    is told when the load began, on the monotonic clock.
+    is told when the load began, on the monotonic clock: after `delay_s`.
     """
     import aiohttp
 
@@ -185,7 +186,7 @@ async def put(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER_BYTES) as session:
         gc.collect()
         gc.freeze()
-        began_s = time.monotonic() + 0.1
+        began_s = time.monotonic() + delay_s
         try:
             beside = None if meanwhile is None else asyncio.ensure_future(meanwhile(began_s))
             found = list(await asyncio.gather(*(_send(session, url, each, began_s, texts) for each in load)))
