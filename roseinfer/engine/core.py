@@ -156,9 +156,7 @@ class EngineCore:
 
     def _repeat(self, requests: list[Request]) -> None:
         """Tell the guides of sequences that go on here what was said elsewhere."""
-        said = [RequestOutput(r.request_id, tuple(r.tokens[r.prompt_len :])) for r in requests if r.num_outputs]
-        if said:
-            self._ended += self._end(self._guided.advance(said))
+        self._ended += self._end(self._guided.repeat((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
 
     def _hold(self, held: HeldRequest) -> None:
         """Keep a request until its guides can be made."""

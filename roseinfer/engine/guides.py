@@ -31,7 +31,14 @@ class MaskTooSlowError(RoseinferError):
 
 
 class MaskSource(Protocol):
-    """Computes the mask that a grammar allows; see `grammar.library.Matcher`. `halted`: it is complete, or failed."""
+    """Computes the mask that a grammar allows; see `grammar.library.Matcher`. `halted`: it is complete, or failed.
+    `accepting`: the output may end here.
+    """
+
+    @property
+    def accepting(self) -> bool: ...
+
+    def allows(self, token_ids: Sequence[int]) -> bool: ...
 
     @property
     def halted(self) -> bool: ...
@@ -176,6 +183,36 @@ class GuidedSequences:
                 except Exception as error:
                     ends.append(_failed(name, error))
         return ends
+
+    def repeat(self, said: Iterable[tuple[str, Sequence[int]]]) -> list[GuideEnd]:
+        """Tell new guides what their sequences said in another engine. A sequence whose guide ends it has no more."""
+        ends = []
+        for name, token_ids in said:
+            guide = self.live.get(name)
+            if guide is None:
+                continue
+            try:
+                if self._repeat(guide, token_ids):
+                    ends.append(GuideEnd(name))
+            except Exception as error:
+                ends.append(_failed(name, error))
+        return ends
+
+    def _repeat(self, guide: Guide, token_ids: Sequence[int]) -> bool:
+        """Whether the output is complete. A guide also learns from its masks, so it is shown those that tell it more
+        than the tokens do: where its grammar may end, or did.
+        """
+        assert self.guides is not None
+        for token in token_ids:
+            mask = guide.mask() if guide.edits else None
+            if mask is not None and not isinstance(mask, memoryview) and (mask.accepting or not mask.allows((token,))):
+                line = memoryview(bytearray(4 * self._words)).cast("I")
+                self.guides.fill([mask], line)
+                if guide.filled(line):
+                    return True
+            if guide.advance((token,)):
+                return True
+        return False
 
     def masks(self, plan: StepPlan, space: Callable[[int], memoryview]) -> tuple[TokenMasks, list[GuideEnd]]:
         """Masks of the plan's guided rows whose sequences live and whose guides are not dormant; and who ends.

@@ -151,6 +151,11 @@ class Matcher:
             raise self.failure()
 
     @property
+    def accepting(self) -> bool:
+        """Whether the output may end here."""
+        return self.raw.is_accepting()
+
+    @property
     def halted(self) -> bool:
         """Complete, or failed."""
         return self.raw.is_stopped()

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core.errors import InvalidRequestError
-from roseinfer.core.guide import GuideSpec
+from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
+from roseinfer.engine.guides import GuidedSequences
 from roseinfer.engine.messages import Add, Said
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.blocks import block_keys
@@ -20,6 +21,8 @@ from roseinfer.sim.replay import read_recording, replay
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides
+from tests.helpers.tokenizers import EOS_ID
+from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, VOCAB, Writing, grammar_guides
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8, 4, 17, 21]
 OUTPUTS = 14
@@ -260,3 +263,68 @@ def test_who_finds_a_wrong_key_does_not_read_its_block() -> None:
     core.add(Add("liar", [1] * 12, REQUESTS["plain"], keys=b"".join(block_keys(prompt, 4))))
     run_dry(core)
     assert run(core, Add("a", prompt, REQUESTS["plain"]))["a:0"].cached_tokens == 0
+
+
+# --- guides over real grammars ------------------------------------------------------------------------------------
+BODY = 'start: "{" /[a-z]{1,3}/ "}"'
+OPEN_ENDED = 'start: "x" /[a-z]*/'
+DEAD_END = 'start: "a" more?\nmore: MORE\nMORE: /b/ & /c/'
+THOUGHTS = Thinking(inside=False, begin=(THINK,), end=(THOUGHT,), budget=4, last_words=(*b"so", THOUGHT))
+WRITTEN: dict[str, tuple[dict[str, object], list[int]]] = {
+    "grammar": ({"grammar": BODY}, [*b"{abc}"]),
+    "open end": ({"grammar": OPEN_ENDED}, [*b"xabc", EOS_ID]),
+    "token": ({"triggers": (Trigger(grammar=BODY, token_id=CALL),)}, [*b"a {", CALL, *b"{ab} b ", CALL, *b"{c}d"]),
+    "text": ({"triggers": (Trigger(grammar=BODY, text="<f>"),)}, [*b"a <f <f>{a}<<f", PAIR, *b"bc} <f>"]),
+    "at start": ({"triggers": (Trigger(grammar=BODY, text="{n", at_start=True),)}, [*b" {n{a}{n"]),
+    "ends after": ({"triggers": (Trigger(grammar=BODY, text="<f>"),), "ends_after": 2}, [*b"<f>{a}<f>{b}"]),
+    "found by the mask": (
+        {"triggers": (Trigger(grammar=DEAD_END, token_id=CALL),)},
+        [CALL, *b"ab", CALL, *b"a", THINK],
+    ),
+    "thinks there": (
+        {"triggers": (Trigger(grammar=DEAD_END, token_id=CALL),), "thinking": THOUGHTS},
+        [CALL, *b"a", THINK, *b"b", CALL, THOUGHT, *b"c", CALL, *b"ac"],
+    ),
+    "budget": ({"grammar": BODY, "thinking": THOUGHTS}, [THINK, *b"wellso", THOUGHT, *b"{a}"]),
+    "budget in parts": (
+        {"triggers": (Trigger(grammar=BODY, token_id=CALL),), "thinking": THOUGHTS},
+        [*b"a", THINK, *b"bc", THOUGHT, *b"d", CALL, *b"{e}", THINK, *b"xso", THOUGHT, *b"f"],
+    ),
+    "banned": ({"grammar": OPEN_ENDED, "banned": (ord("b"),), "thinking": THOUGHTS}, [THINK, *b"a", THOUGHT, *b"xac"]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_guide_that_is_told_what_was_said_allows_what_it_would_have(name: str) -> None:
+    spec, said = WRITTEN[name]
+    wanted: list[object] = []
+    output = Writing(**spec)
+    for token in said:
+        wanted.append((output.allowed(), output.ended))
+        output.say([token])
+    wanted.append((None if output.ended else output.allowed(), output.ended))
+    guides = grammar_guides()
+    for cut in range(1, len(said)):
+        again = Writing(**spec)
+        sequences = GuidedSequences(guides, VOCAB)
+        sequences.live["a"] = again.guide
+        assert sequences.repeat([("a", said[:cut])]) == []
+        for at in range(cut, len(said)):
+            assert (again.allowed(), again.ended) == wanted[at], f"token {at}, interrupted behind {cut}"
+            again.say([said[at]])
+        assert (None if again.ended else again.allowed(), again.ended) == wanted[-1]
+    guides.close()
+
+
+def test_an_output_whose_grammar_compiles_first_goes_on() -> None:
+    """Held like a new one; the outputs are told to the guide when it is made."""
+    spec = GuideSpec(grammar='start: "{" /[a-z]{6}/ "}"')
+    params = SamplingParams(max_tokens=20, seed=3)
+    whole = run(make_core(vocab_size=VOCAB, guides=grammar_guides()), Add("a", PROMPT, params, guide=spec))["a:0"]
+    assert len(whole.tokens) == 8 and whole.reason is FinishReason.STOP
+    for cut in (1, 4, 7):
+        core = make_core(vocab_size=VOCAB, guides=grammar_guides())
+        new = Add("a", PROMPT, params, 2, guide=spec, outputs=[Said(whole.tokens[:cut], 0.0), None])
+        rest = run(core, new)
+        assert whole.tokens[:cut] + rest["a:0"].tokens == whole.tokens and set(rest) == {"a:0"}
+        core.close()
