@@ -182,13 +182,14 @@ class PricedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All an engine needs."""
+    """All an engine needs. `engines`: how many the server has, this one included; on a CPU they share its memory."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     priced: PricedConfig = field(default_factory=PricedConfig)
+    engines: int = 1
 
     def __post_init__(self) -> None:
         given = next((f.name for f in fields(PricedConfig) if getattr(self.priced, f.name) != f.default), None)
@@ -199,7 +200,7 @@ class EngineConfig:
         """Of the engine of this number, counted from 0. Raises `ConfigError` if what differs between them is not said
         of all.
         """
-        return replace(self, priced=self.priced.of_engine(engine, engines))
+        return replace(self, priced=self.priced.of_engine(engine, engines), engines=engines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from roseinfer.core.config import EngineConfig, ReplicasConfig
 from roseinfer.core.errors import EngineClosedError, EngineDeadError
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
-from roseinfer.engine.devices import EngineSpec, engine_specs
+from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs
 from roseinfer.engine.member import Cost, Member, Process
 from roseinfer.engine.silence import INTERVAL_S
 from roseinfer.engine.transport import Place, ProcessTransport, private_folder
@@ -77,10 +77,10 @@ class EngineCrew:
     async def launch(self) -> None:
         """Start all processes; clients can connect from now on, and wait.
 
-        Raises `ConfigError` if the devices do not suffice.
+        Raises `ConfigError` if devices or memory do not suffice.
         """
         try:
-            specs = await asyncio.to_thread(engine_specs, self._config, self._replicas)
+            specs = await asyncio.to_thread(self._specs)
         except BaseException:
             await self.close()
             raise
@@ -146,6 +146,11 @@ class EngineCrew:
     # --- members ------------------------------------------------------------------------------------------------
     def _place(self, index: int, **given: Any) -> Place:
         return Place(private=self.folder, index=index, **given)
+
+    def _specs(self) -> list[EngineSpec]:
+        specs = engine_specs(self._config, self._replicas)
+        check_memory(specs, self._model)
+        return specs
 
     def _member(self, index: int, spec: EngineSpec) -> Member:
         return Member(

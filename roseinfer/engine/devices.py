@@ -1,5 +1,6 @@
 """Which engine of several gets what of the machine: a GPU, or a share of the CPU's threads."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from typing import Any
 
 from roseinfer.core.config import PRICED, EngineConfig, ProfileConfig, ReplicasConfig
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.memory import available_memory_bytes
 
+CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Files of a machine that has GPUs: the driver's, that of Windows's Linux, that of AMD's.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -102,9 +105,35 @@ def _on_cpu(configs: Sequence[EngineConfig]) -> list[EngineSpec]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     part = max(1, cores // len(configs))
     return [
-        EngineSpec(own if own.model.threads is not None else _with_model(own, threads=part), {}, "cpu")
-        for own in configs
+        EngineSpec(own if own.model.threads is not None else _with_model(own, threads=part), {}, CPU) for own in configs
     ]
+
+
+def check_memory(specs: Sequence[EngineSpec], folder: Path) -> None:
+    """Raises `ConfigError` if the machine lacks memory for the weights that engines on its CPU are to hold.
+
+    Each holds its own, in the dtype that it computes in. They take more than that, so what passes may still fail.
+    """
+    config = specs[0].config
+    if len(specs) == 1 or specs[0].kind != CPU or config.model.load_format == "dummy":
+        return
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    computed = 4 if config.model.dtype in ("auto", "float32") else 2
+    each, available = held * computed / _stored_bytes(folder), available_memory_bytes()
+    if len(specs) * each > available:
+        raise ConfigError(
+            f"replicas is {len(specs)}, but the weights of each engine take {each / 1e9:.3g} GB "
+            f"and {available / 1e9:.3g} GB of memory are available"
+        )
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Of a number of the checkpoint."""
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return 2 if (fields.get("dtype") or fields.get("torch_dtype")) in ("bfloat16", "float16") else 4
+    except (OSError, ValueError, AttributeError):
+        return 4  # what is wrong with it the engine says
 
 
 def _own(config: EngineConfig, index: int, count: int) -> EngineConfig:

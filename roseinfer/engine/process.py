@@ -155,7 +155,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
-    logging.basicConfig(level=boot.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    which = f" engine {boot.index}" if boot.config.engines > 1 else ""
+    logging.basicConfig(level=boot.log_level, format=f"%(asctime)s{which} %(levelname)s %(name)s: %(message)s")
     watch = (sys.stdin.fileno(), Path(boot.private))
     threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()
     clients = ClientSockets(socket.socket(fileno=boot.listener))

@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -205,7 +206,7 @@ class ProcessTransport:
         self._process: asyncio.subprocess.Process | None = None
         self._link: _Link | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing = self._killed = False
 
     @property
     def pid(self) -> int | None:
@@ -267,6 +268,8 @@ class ProcessTransport:
         if self._closing:
             return
         reason = f"the engine process ended with code {code}"
+        if code == -signal.SIGKILL and not self._killed:
+            reason += " (killed, as the system does when memory runs out)"
         log.error(reason)
         link.die(reason)
 
@@ -276,6 +279,7 @@ class ProcessTransport:
 
     def kill(self) -> None:
         """For an engine that does nothing any more: it ends, as `on_death` is told."""
+        self._killed = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -116,7 +116,7 @@ def _num_blocks(config: EngineConfig, model: CausalLM, backend: str) -> int:
 
     def default_bytes() -> int:
         if model.device.type == "cpu":
-            return default_cpu_cache_bytes()
+            return default_cpu_cache_bytes(config.engines)
         return _free_cuda_bytes(config, model, backend)
 
     return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)

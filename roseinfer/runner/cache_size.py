@@ -1,11 +1,10 @@
 """How many KV blocks there are, and how long a context they allow."""
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 from roseinfer.core.config import CacheConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.memory import available_memory_bytes
 
 CPU_CACHE_SHARE = 4  # the default cache takes at most one part in so many of the memory that is available
 CPU_CACHE_BYTES = 4 * 2**30
@@ -72,31 +71,6 @@ def spare_from(config: CacheConfig, context: int, device: str) -> int | None:
     return CPU_KEPT_CONTEXTS * -(-context // config.block_size)
 
 
-def default_cpu_cache_bytes() -> int:
-    return min(available_memory_bytes() // CPU_CACHE_SHARE, CPU_CACHE_BYTES)
-
-
-def available_memory_bytes() -> int:
-    """Memory that new allocations can take, within the container's limit if there is one."""
-    limits = [_meminfo_available(), _cgroup_room(Path("/sys/fs/cgroup"))]
-    known = [limit for limit in limits if limit is not None]
-    return min(known) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _meminfo_available() -> int | None:
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return None
-    for line in path.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup_room(folder: Path) -> int | None:
-    """What cgroup v2 leaves to this container; None without a limit."""
-    limit, used = folder / "memory.max", folder / "memory.current"
-    if not (limit.is_file() and used.is_file()):
-        return None
-    text = limit.read_text().strip()
-    return None if text == "max" else max(0, int(text) - int(used.read_text()))
+def default_cpu_cache_bytes(engines: int = 1) -> int:
+    """Of each of so many engines on the machine."""
+    return min(available_memory_bytes() // CPU_CACHE_SHARE // engines, CPU_CACHE_BYTES)

@@ -12,7 +12,7 @@ import pytest
 from roseinfer.core.config import EngineConfig, ReplicasConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.engine import devices
-from roseinfer.engine.devices import EngineSpec, engine_specs
+from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs
 from roseinfer.engine.llm import make_engine_config
 
 H200 = "NVIDIA H200"
@@ -91,6 +91,7 @@ def test_on_a_cpu_the_cores_are_divided(machine: Machine) -> None:
     assert [spec.config.model.threads for spec in specs(ReplicasConfig(replicas=16))] == [1] * 16
     found = specs(ReplicasConfig(replicas=2), threads=5)
     assert [(spec.config.model.threads, spec.environment, spec.kind) for spec in found] == [(5, {}, "cpu")] * 2
+    assert [spec.config.engines for spec in found] == [2, 2], "and so is the memory of caches"
 
 
 def test_priced_engines_need_no_device_and_differ_as_they_were_told(machine: Machine) -> None:
@@ -129,6 +130,50 @@ def test_what_the_machine_does_not_have_is_said(
     with pytest.raises(ConfigError) as raised:
         engine_specs(given, replicas)
     assert str(raised.value) == said
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "available", "said"),
+    [
+        (
+            '{"torch_dtype": "bfloat16"}',
+            "auto",
+            7.9,
+            "replicas is 2, but the weights of each engine take 4 GB and 7.9 GB",
+        ),
+        ('{"dtype": "float16"}', "bfloat16", 3.9, "take 2 GB and 3.9 GB"),
+        ("{}", "bfloat16", 1.9, "take 1 GB and 1.9 GB"),
+        ("{}", "float32", 3.9, "take 2 GB and 3.9 GB"),
+        ("what is this", "float32", 3.9, "take 2 GB and 3.9 GB"),
+    ],
+)
+def test_too_many_engines_for_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str, dtype: str, available: float, said: str
+) -> None:
+    (tmp_path / "config.json").write_text(stored)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2 * GB)  # a hole: it takes no room
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(available * GB))
+    engines = specs(ReplicasConfig(replicas=2), device="cpu", dtype=dtype)
+    with pytest.raises(ConfigError, match=said):
+        check_memory(engines, tmp_path)
+    check_memory(engines[:1], tmp_path)
+    check_memory(specs(ReplicasConfig(replicas=2), device="cpu", dtype=dtype, load_format="dummy"), tmp_path)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int((available + 0.1) * GB))
+    check_memory(engines, tmp_path)
+
+
+def test_on_gpus_the_machines_memory_is_not_what_counts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine.gpus = [H200] * 2
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 1)
+    check_memory(specs(ReplicasConfig(replicas=2)), tmp_path)
 
 
 # --- asking -------------------------------------------------------------------------------------------------------

@@ -41,26 +41,14 @@ def test_a_context_that_cannot_be_is_refused_by_name():
         resolve_max_model_len(512, 1024, 320)
 
 
-def test_available_memory_is_the_tighter_of_machine_and_container(monkeypatch, tmp_path):
-    assert 0 < cache_size.available_memory_bytes() < 2**50
-    monkeypatch.setattr(cache_size, "_meminfo_available", lambda: 1000)
-    for room, expected in ((None, 1000), (400, 400), (5000, 1000)):
-        monkeypatch.setattr(cache_size, "_cgroup_room", lambda folder, room=room: room)
-        assert cache_size.available_memory_bytes() == expected
-
-
-def test_cgroup_room(tmp_path):
-    assert cache_size._cgroup_room(tmp_path) is None
-    (tmp_path / "memory.current").write_text("300\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert cache_size._cgroup_room(tmp_path) is None
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert cache_size._cgroup_room(tmp_path) == 700
-
-
 def test_what_a_cpus_default_cache_keeps():
     """16 contexts of 100 tokens, 7 blocks each."""
     assert spare_from(CacheConfig(), 100, "cpu") == 16 * 7
     assert spare_from(CacheConfig(), 100, "cuda") is None
     assert spare_from(CacheConfig(num_kv_blocks=500), 100, "cpu") is None
     assert spare_from(CacheConfig(kv_cache_memory_bytes=10**9), 100, "cpu") is None
+
+
+def test_engines_on_one_cpu_share_what_a_cache_takes_by_default(monkeypatch):
+    monkeypatch.setattr(cache_size, "available_memory_bytes", lambda: 8 * 2**30)
+    assert [cache_size.default_cpu_cache_bytes(engines) for engines in (1, 2, 4)] == [2**31, 2**30, 2**29]

@@ -1,0 +1,20 @@
+"""How much memory there is, within the container too."""
+
+from roseinfer.core import memory
+
+
+def test_available_memory_is_the_tighter_of_machine_and_container(monkeypatch):
+    assert 0 < memory.available_memory_bytes() < 2**50
+    monkeypatch.setattr(memory, "_meminfo_available", lambda: 1000)
+    for room, expected in ((None, 1000), (400, 400), (5000, 1000)):
+        monkeypatch.setattr(memory, "_cgroup_room", lambda folder, room=room: room)
+        assert memory.available_memory_bytes() == expected
+
+
+def test_cgroup_room(tmp_path):
+    assert memory._cgroup_room(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._cgroup_room(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory._cgroup_room(tmp_path) == 700
