@@ -82,7 +82,7 @@ RESERVED = {
     "roseinfer.kv": lambda importer: (
         _part(importer) in ("kv", "sched", "sim")
         # The latter for the keys of prompts, which it computes where requests are received.
-        or importer in ("roseinfer.engine.process", "roseinfer.engine.routed")
+        or importer in ("roseinfer.engine.process", "roseinfer.engine.journey")
     ),
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
@@ -91,7 +91,8 @@ RESERVED = {
 # starts it, and how messages are framed.
 OUTSIDE = {"server", "bench", "commands", "__init__"}
 OUTSIDE_SEES = tuple(
-    f"roseinfer.engine.{module}" for module in ("api", "client", "crew", "frames", "llm", "prepare", "start")
+    f"roseinfer.engine.{module}"
+    for module in ("api", "client", "crew", "frames", "live", "llm", "prepare", "routed", "start")
 )
 # The command line would otherwise load torch only to print its help.
 LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner")

@@ -65,6 +65,10 @@ class RequestFailedError(RoseinferError):
     """This one request failed inside the engine; the others go on."""
 
 
+class EngineLostError(RequestFailedError):
+    """Engines ended while they computed this request, which is not tried again: it may be what ends them."""
+
+
 # How the reasons of such failures begin on their way from the runner, where they are text.
 NO_TOKEN_ALLOWED = "no token is allowed next: "
 

@@ -1,10 +1,5 @@
-"""The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health.
+"""The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health."""
 
-`LiveRequests` are those of a process, whichever engine they are in; an `AsyncEngine` is the way to one engine. A live
-request may go from one engine to another: all that its reader has seen so far is here, and travels with it.
-"""
-
-import itertools
 import logging
 import operator
 from collections.abc import Callable, Collection, Iterable
@@ -19,12 +14,9 @@ from roseinfer.core.errors import (
     OutputTextError,
     RequestTooLongError,
     RoseinferError,
-    TooManyInflightError,
     request_failure,
 )
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
-from roseinfer.core.request import check_context, sequence_id
-from roseinfer.core.sampling import Seeds
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
     EngineHealth,
@@ -36,11 +28,10 @@ from roseinfer.engine.api import (
     Sink,
     StepRecord,
 )
+from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, Said
 from roseinfer.engine.output import SequenceText
-from roseinfer.engine.parsed import ParsedText
-from roseinfer.engine.prepare import prepare
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -116,152 +107,6 @@ class EngineWatch:
             self._death = reason
 
 
-class LiveRequest:
-    """A request that has not ended: in an engine, or on its way from one to another.
-
-    `request`: as engines get it, and get it again. `seed`: with which it is sampled if it names none. `keys`: of its
-    prompt's full blocks, if they are known. `texts`: its samples, with what they have put out. `engine`: where it is;
-    None = nowhere. `wire_id`: what that engine calls it.
-    """
-
-    __slots__ = ("_requests", "engine", "keys", "left", "request", "seed", "sink", "texts", "wire_id")
-
-    def __init__(
-        self, requests: "LiveRequests", request: GenerateRequest, texts: list[SequenceText], sink: Sink
-    ) -> None:
-        self._requests = requests
-        self.request = request
-        self.texts = texts
-        self.sink = sink
-        self.left = len(texts)
-        self.engine: AsyncEngine | None = None
-        self.wire_id = ""
-        self.seed: int | None = None
-        self.keys = b""
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
-    def begun(self) -> bool:
-        """Whether its reader has been given anything."""
-        return any(text.ids or text.ended for text in self.texts)
-
-    def sequence_id(self, text: SequenceText) -> str:
-        """What the engine calls one of the samples."""
-        return sequence_id(self.wire_id, text.index)
-
-    def cancel(self) -> None:
-        if self in self._requests:
-            if self.engine is not None:
-                self.engine.withdraw(self)
-            self.fail(EngineClosedError("the request was cancelled"))
-
-    def fail(self, error: RoseinferError) -> None:
-        """End it here; whose engine knows of it has to `withdraw` it before."""
-        self._requests.remove(self)
-        self.sink.fail(error)
-
-
-class Inflight:
-    """How many requests may be in the engine at a time, and how many are. `limit` None = any number.
-
-    Who shares the limit with others puts a class in its place that knows of theirs.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
-        self.own = 0
-
-    def total(self) -> int:
-        return self.own
-
-    def note(self, own: int) -> None:
-        self.own = own
-
-    def check(self) -> None:
-        """Raises `TooManyInflightError` if one more is too many."""
-        if self.limit is not None and self.total() >= self.limit:
-            raise TooManyInflightError(f"{self.total()} requests are in the engine, its limit")
-
-
-class LiveRequests:
-    """The requests of this process that have not ended, by their ids. `prefix`: what tells them from those of other
-    clients of an engine.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, clock: Clock | None, inflight: Inflight, prefix: str) -> None:
-        self.clock = clock or MonotonicClock()
-        self._tokenizer = tokenizer
-        self._inflight = inflight
-        self._prefix = prefix
-        self._numbers = itertools.count()
-        self._live: dict[str, LiveRequest] = {}
-        self._seeds: Seeds | None = None
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def __contains__(self, live: LiveRequest) -> bool:
-        return self._live.get(live.request_id) is live
-
-    def all(self) -> list[LiveRequest]:
-        """As of now, to be iterated while they end."""
-        return list(self._live.values())
-
-    def make(self, request: GenerateRequest, sink: Sink, info: EngineInfo) -> LiveRequest:
-        """It does not count before `add`. Raises what `Engine.submit` raises of a request that is wrong, and
-        `TooManyInflightError`.
-        """
-        if request.params.bad_words or request.params.truncate_prompt_tokens is not None:
-            ready = prepare(request.prompt_ids, request.params, self._tokenizer, info.max_model_len)
-            request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
-        self._check(request, info)
-        if request.meta.arrival_s is None:
-            request = replace(request, meta=replace(request.meta, arrival_s=self.clock.now()))
-        live = LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
-        if request.params.seed is None:
-            live.seed = self._draw(info.seed, request.n)
-        return live
-
-    def _draw(self, seed: int, samples: int) -> int:
-        """Here rather than in an engine: another one that goes on with the request has to draw as the first did."""
-        if self._seeds is None:
-            self._seeds = Seeds(seed, self._prefix)
-        return self._seeds.draw(samples)
-
-    def _check(self, request: GenerateRequest, info: EngineInfo) -> None:
-        self._inflight.check()
-        if request.request_id in self._live:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
-        if request.n < 1:
-            raise InvalidRequestError("n must be positive", "n")
-        if not request.prompt_ids:
-            raise InvalidRequestError("the prompt is empty", "prompt")
-        check_context(len(request.prompt_ids), request.params.max_tokens, info.max_model_len)
-
-    def _text(self, request: GenerateRequest, index: int) -> SequenceText:
-        if request.parser is None:
-            return SequenceText(index, request.params, self._tokenizer)
-        return ParsedText(index, request.params, self._tokenizer, request.parser())
-
-    def wire_id(self) -> str:
-        """An engine knows a request by an id that is used once: a cancelled one, or one that has gone elsewhere, may
-        still be on its way there and back when its request_id is used again. Short, as it comes back with every token.
-        """
-        return f"{self._prefix}{next(self._numbers)}"
-
-    def add(self, live: LiveRequest) -> None:
-        self._live[live.request_id] = live
-        self._inflight.note(len(self._live))
-
-    def remove(self, live: LiveRequest) -> None:
-        if self._live.get(live.request_id) is live:
-            del self._live[live.request_id]
-            self._inflight.note(len(self._live))
-
-
 class Heir(Protocol):
     """Looks after requests that an engine does not bring to their end. Called from the event loop."""
 
@@ -273,6 +118,10 @@ class Heir(Protocol):
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         """The engine has turned a request away. What its reader is told; None: nothing, it goes on elsewhere."""
+        ...
+
+    def started(self, live: LiveRequest, cached_tokens: int) -> None:
+        """Its first token from this engine is there, which had `cached_tokens` of the prompt in its cache."""
         ...
 
 
@@ -404,7 +253,7 @@ class AsyncEngine(EngineWatch):
 
         The engine sent them at `now_s`; `shift_s` makes times of our clock out of its own.
         """
-        sequences = self._sequences
+        sequences, heir = self._sequences, self._heir
         aborts: list[str] = []
         for output in outputs:
             found = sequences.get(output.request_id)
@@ -416,6 +265,8 @@ class AsyncEngine(EngineWatch):
                 if shown is None:
                     continue
                 output = shown
+            if output.started is not None and heir is not None and text.index == 0:
+                heir.started(live, output.started.cached_tokens)
             try:
                 chunk = text.take(output, now_s, shift_s)
             except Exception as error:  # the tokenizer's, which is the model's: it must not end every client

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from roseinfer.core.config import EngineConfig, ModelConfig
-from roseinfer.engine.client import AsyncEngine, EngineWatch, Inflight
+from roseinfer.engine.client import AsyncEngine, EngineWatch
+from roseinfer.engine.live import Inflight
 from roseinfer.engine.transport import ProcessTransport, SocketTransport, ThreadTransport, Transport
 from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.text.tokenizer import Tokenizer

@@ -4,7 +4,8 @@ import re
 import subprocess
 import sys
 
-MOST_FILES = 60
+# Requests live apart from the ways to engines, as they may go from one to another; times on the way there are ages.
+MOST_FILES = 62
 
 
 def test_one_chat_request_runs_few_files() -> None:

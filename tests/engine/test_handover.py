@@ -6,38 +6,19 @@ from collections.abc import Callable, Collection, Coroutine
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.errors import EngineClosedError, InvalidRequestError, RoseinferError
+from roseinfer.core.errors import EngineClosedError, InvalidRequestError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection
-from roseinfer.engine.api import GenerateRequest, SequenceChunk
-from roseinfer.engine.client import AsyncEngine, Inflight, LiveRequest, LiveRequests
+from roseinfer.engine.api import GenerateRequest
+from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
 from roseinfer.engine.messages import Rejected
 from tests.helpers.model_engine import ModelEngine, expected_ids
+from tests.helpers.routed_fleet import Reader
 from tests.helpers.tokenizers import byte_tokenizer
 
 PROMPT = [5, 9, 2, 7]
-
-
-class Reader:
-    """A sink that keeps all."""
-
-    def __init__(self) -> None:
-        self.chunks: list[SequenceChunk] = []
-        self.errors: list[RoseinferError] = []
-
-    def put(self, chunk: SequenceChunk) -> None:
-        self.chunks.append(chunk)
-
-    def fail(self, error: RoseinferError) -> None:
-        self.errors.append(error)
-
-    def ids(self, index: int = 0) -> list[int]:
-        return [token for chunk in self.chunks if chunk.index == index for token in chunk.token_ids]
-
-    @property
-    def ends(self) -> list[FinishReason]:
-        return [chunk.finish_reason for chunk in self.chunks if chunk.finish_reason is not None]
 
 
 class Pair:
@@ -61,6 +42,9 @@ class Pair:
             self.engines[0].withdraw(live)
             self.engines[1].adopt(live)
         return self.answer
+
+    def started(self, live: LiveRequest, cached_tokens: int) -> None:
+        pass
 
     def submit(self, name: str, n: int = 1, **params: object) -> tuple[LiveRequest, Reader]:
         merged = {"max_tokens": 6, "seed": 7, **params}

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from roseinfer.core.clock import Clock, ManualClock
+from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.request import sequence_id
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.messages import Abort, Add, ClientMessage, EngineMessage, Failed, Heartbeat, Outputs, Said
+from roseinfer.engine.messages import Abort, Add, ClientMessage, EngineMessage, Failed, Heartbeat, Outputs
 
 INFO = EngineInfo(
     model="fake",
@@ -43,9 +44,12 @@ def expected_ids(prompt_ids: list[int], seed: int, max_tokens: int) -> list[int]
 
 @dataclass
 class Sample:
+    """`ids`: put out so far, here or elsewhere."""
+
     add: Add
     index: int
-    done: int
+    ids: list[int]
+    begun: bool = False  # here
 
     @property
     def name(self) -> str:
@@ -63,12 +67,15 @@ class ModelEngine:
     frozen: bool = False
     dead: bool = False
     samples: dict[str, Sample] = field(default_factory=dict)
+    heard: list[ClientMessage] = field(default_factory=list)
     adds: list[Add] = field(default_factory=list)
     unread: list[ClientMessage] = field(default_factory=list)
     held: list[EngineMessage] = field(default_factory=list)
     clock: Clock = field(default_factory=lambda: ManualClock(10.0))
 
     async def start(self, on_message: Callable[[EngineMessage], None], on_death: Callable[[str], None]) -> EngineInfo:
+        if self.dead:
+            raise EngineDeadError("there is no engine")
         self._on_message, self._on_death = on_message, on_death
         return self.info
 
@@ -86,32 +93,37 @@ class ModelEngine:
     # --- the test's side ----------------------------------------------------------------------------------------
     def read(self) -> None:
         messages, self.unread = self.unread, []
+        self.heard += messages
         for message in messages:
             if isinstance(message, Abort):
                 for sequence in message.sequence_ids:
                     self.samples.pop(sequence, None)
             elif isinstance(message, Add):
                 self.adds.append(message)
-                for index, said in enumerate(message.outputs or [Said([], 0.0)] * message.n):
-                    if said is not None:
-                        sample = Sample(message, index, len(said.token_ids))
+                for index in range(message.n):
+                    said = None if message.outputs is None else message.outputs[index]
+                    if message.outputs is None or said is not None:
+                        sample = Sample(message, index, list(said.token_ids) if said else [])
                         self.samples[sample.name] = sample
 
     def step(self, tokens: int = 1, only: Callable[[Sample], bool] = lambda sample: True) -> None:
         self.say([self._advance(sample, tokens) for sample in list(self.samples.values()) if only(sample)])
 
     def _advance(self, sample: Sample, tokens: int) -> RequestOutput:
-        add, first = sample.add, sample.done
+        add, ids = sample.add, sample.ids
         seed = add.seed if add.params.seed is None else add.params.seed
-        assert seed is not None
-        sample.done = min(first + tokens, add.params.max_tokens)
-        ids = [token(add.prompt_ids, seed + sample.index, i) for i in range(first, sample.done)]
+        assert seed is not None and len(ids) < add.params.max_tokens
+        assert ids == expected_ids(add.prompt_ids, seed + sample.index, len(ids)), "it goes on where it was"
+        new = expected_ids(add.prompt_ids, seed + sample.index, min(len(ids) + tokens, add.params.max_tokens))
+        new = new[len(ids) :]
+        ids += new
         end = None
-        if sample.done == add.params.max_tokens:
+        if len(ids) == add.params.max_tokens:
             del self.samples[sample.name]
             end = End(FinishReason.LENGTH, TIMES)
-        started = None if first else Started(0, 1.0, 2.0, 3.0)
-        return RequestOutput(sample.name, tuple(ids), None, None, started, end)
+        started = None if sample.begun or len(ids) > len(new) else Started(0, 1.0, 2.0, 3.0)
+        sample.begun = True
+        return RequestOutput(sample.name, tuple(new), None, None, started, end)
 
     def refuse(self, sample: Sample, predicted_ttft_s: float = 2.0, cause: Cause = Cause.QUEUE) -> None:
         del self.samples[sample.name]
@@ -145,6 +157,10 @@ class ModelEngine:
             self.samples.clear()
             self._on_death(reason)
 
-    def fail(self, *suspects: str) -> None:
-        self.tell(Failed("planted failure", list(suspects)))
+    def break_off(self, reason: str = "planted loss") -> None:
+        """The connection is lost, and with it what its client had asked for."""
+        self.die(reason)
+
+    def fail(self, *suspects: Sample) -> None:
+        self.tell(Failed("planted failure", [sample.name for sample in suspects]))
         self.die()

@@ -4,7 +4,7 @@ import mmap
 import os
 from enum import IntEnum
 
-from roseinfer.engine.client import Inflight
+from roseinfer.engine.live import Inflight
 from roseinfer.server.request.lifecycle import Occupancy
 
 _COUNT_BYTES = 8

@@ -10,6 +10,7 @@ import orjson
 from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
+    EngineLostError,
     EngineUnavailableError,
     InvalidRequestError,
     NoTokenAllowedError,
@@ -207,6 +208,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, NoTokenAllowedError):
         message = "No token could come next: what the request allows and what its constraint allows leave none"
         return bad_request(message, code="no_token_allowed")
+    if isinstance(error, EngineLostError):
+        message = "Engines failed while this request ran: it is not tried again"
+        return ApiError(500, message, type="server_error", code="engine_lost", should_retry=False)
     if isinstance(error, RequestFailedError):
         message = "The engine could not complete this request"
         return ApiError(500, message, type="server_error", code="request_failed")

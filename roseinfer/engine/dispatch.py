@@ -1,0 +1,238 @@
+"""Which of several engines a request goes to, and where it goes on if that one refuses it, drains, hangs or dies."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from math import inf
+
+from roseinfer.core.clock import Clock
+from roseinfer.core.errors import EngineDeadError, EngineLostError, InvalidRequestError
+from roseinfer.core.slo import Cause, Rejection
+from roseinfer.engine.api import RoutingObserver
+from roseinfer.engine.journey import Journey, first_ask, next_ask, prompt_keys
+from roseinfer.engine.live import LiveRequest, LiveRequests
+from roseinfer.engine.slot import EngineSlot
+from roseinfer.router.base import Ask, Placement
+from roseinfer.router.breaker import Outcome
+from roseinfer.router.placer import Placer
+
+log = logging.getLogger(__name__)
+
+# A request that comes so soon after another one is placed by what was seen for that: promises change once a step.
+LOOK_AGAIN_S = 0.001
+# How many engines may be lost under a request that may be to blame for it, and under one that is not.
+MOST_LOSSES = 1
+MOST_OTHERS_LOSSES = 3
+
+
+class Unobserved:
+    """A `RoutingObserver` that looks away."""
+
+    def placed(self, engine: int, reason: str) -> None: ...
+
+    def retried(self, engine: int) -> None: ...
+
+    def placed_again(self, engine: int, cause: str) -> None: ...
+
+    def resumed(self, engine: int, cause: str) -> None: ...
+
+    def breaker(self, engine: int, open: bool) -> None: ...
+
+
+class Dispatcher:
+    """`keyed`: whether the router looks at the keys of prompts, in blocks of `block_size` tokens.
+
+    Whatever happens to a request happens between two calls: none is ever on its way, so it can be cancelled at any
+    time, and an engine that is lost has it or has it not.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[EngineSlot],
+        placer: Placer,
+        requests: LiveRequests,
+        *,
+        keyed: bool,
+        block_size: int,
+    ) -> None:
+        self.observer: RoutingObserver = Unobserved()
+        self._slots = slots
+        self._placer = placer
+        self._requests = requests
+        self._clock: Clock = requests.clock
+        self._keyed = keyed
+        self._block_size = block_size
+        self._open_breakers: set[int] = set()
+        self._looked_s = -inf
+
+    # --- new requests -------------------------------------------------------------------------------------------
+    def place(self, live: LiveRequest) -> EngineSlot | None:
+        """Where a new request is to be sent; None: no engine takes requests."""
+        if self._keyed:
+            live.keys = prompt_keys(live.request, self._block_size)
+        now_s = self._clock.now()
+        if now_s >= self._looked_s + LOOK_AGAIN_S:
+            self.look()
+        placement = self._placer.place(self._ask(live, now_s), now_s)
+        if placement is None:
+            return None
+        live.journey = Journey(placement)
+        self.observer.placed(placement.engine, placement.reason)
+        return self._slots[placement.engine]
+
+    def _ask(self, live: LiveRequest, now_s: float) -> Ask:
+        ask = first_ask(live.request, live.keys, self._block_size, now_s)
+        return next_ask(ask, max(len(text.ids) for text in live.texts)) if live.begun else ask
+
+    def started(self, live: LiveRequest, cached_tokens: int) -> None:
+        """See `Heir`."""
+        if live.journey is not None:
+            placement = live.journey.placement
+            self._placer.started(placement, cached_tokens)
+            self._placer.report(placement.engine, Outcome.ANSWERED, self._clock.now())
+
+    # --- what engines say ---------------------------------------------------------------------------------------
+    def risen(self, slot: EngineSlot, another: bool) -> None:
+        """An engine can be reached, `another` process than before or the same."""
+        if another:
+            self._placer.forget(slot.number)
+        self.look()
+
+    def look(self) -> None:
+        """Tell the router what the engines have said since it was told last."""
+        self._looked_s = self._clock.now()
+        for slot in self._slots:
+            promise = slot.look()
+            if promise is not None:
+                self._placer.update(slot.number, promise)
+            self._placer.set_up(slot.number, slot.takes)
+
+    def tend(self) -> None:
+        """Now and then: requests leave engines that drain or hang."""
+        self.look()
+        for slot in self._slots:
+            if slot.engine is not None and slot.quiet:
+                self._placer.report(slot.number, Outcome.FAULT, self._clock.now())
+                self._empty(slot, "quiet", self._may_hang_it)
+            elif slot.engine is not None and slot.draining:
+                self._empty(slot, "drain", _has_begun)
+        self._note_breakers()
+
+    def _note_breakers(self) -> None:
+        is_open = {slot.number for slot in self._slots if self._placer.breaker_open(slot.number)}
+        for number in is_open ^ self._open_breakers:
+            self.observer.breaker(number, number in is_open)
+        self._open_breakers = is_open
+
+    # --- requests that leave an engine --------------------------------------------------------------------------
+    def _empty(self, slot: EngineSlot, cause: str, stays: Callable[[LiveRequest], bool]) -> None:
+        """Move the requests of an engine elsewhere, as long as there is one that takes them."""
+        engine = slot.engine
+        assert engine is not None
+        for live in self._requests.all():
+            if live.engine is not engine or stays(live):
+                continue
+            now_s = self._clock.now()
+            placement = self._placer.place(self._ask(live, now_s), now_s, (slot.number,))
+            if placement is None:
+                return
+            if cause == "quiet":
+                _journey(live).losses += 1
+            engine.withdraw(live)
+            self._move(live, placement, cause)
+
+    @staticmethod
+    def _may_hang_it(live: LiveRequest) -> bool:
+        """An engine was lost under it before: that this one hangs may be its doing, and the next one would as well."""
+        return _journey(live).losses >= MOST_LOSSES
+
+    def lost(self, slot: EngineSlot, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
+        """See `Heir`; `slot` knows it already."""
+        drained = slot.draining  # as it was: its owner may have said meanwhile that it is gone
+        self.look()
+        drained = (drained or slot.draining) and not suspects
+        if not drained:
+            self._placer.report(slot.number, Outcome.FAULT, self._clock.now())
+        for live in requests:
+            if live in self._requests:  # it may have been cancelled when another one failed
+                self._survive(live, reason, "drain" if drained else "death", suspects)
+
+    def _survive(self, live: LiveRequest, reason: str, cause: str, suspects: Collection[str]) -> None:
+        """An engine was lost under a request: it goes on elsewhere, unless it may be what ends engines."""
+        if cause == "death":
+            journey = _journey(live)
+            suspected = not suspects or live.wire_id in suspects
+            if suspected and len(suspects) == 1:
+                live.fail(EngineLostError(f"the engine failed when it computed this request: {reason}"))
+                return
+            if journey.losses >= (MOST_LOSSES if suspected else MOST_OTHERS_LOSSES):
+                live.fail(EngineLostError(f"one engine after the other was lost under this request: {reason}"))
+                return
+            journey.losses += 1
+        now_s = self._clock.now()
+        placement = self._placer.place(self._ask(live, now_s), now_s)
+        if placement is None:
+            live.fail(EngineDeadError(reason))
+        else:
+            self._move(live, placement, cause)
+
+    def _move(self, live: LiveRequest, placement: Placement, cause: str) -> None:
+        """Send a request that is in no engine on to one."""
+        journey = _journey(live)
+        left = journey.placement
+        if live.begun:
+            self.observer.resumed(left.engine, cause)
+        else:
+            self._placer.ended_unstarted(left)
+            if cause == "refused":
+                self.observer.retried(left.engine)
+            else:
+                self.observer.placed_again(left.engine, cause)
+        journey.placement = placement
+        engine = self._slots[placement.engine].engine
+        assert engine is not None, "the router knows who is there"
+        try:
+            engine.adopt(live)
+        except InvalidRequestError as error:
+            live.fail(error)
+
+    # --- refusals -----------------------------------------------------------------------------------------------
+    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+        """See `Heir`. Before its first token, and once, it goes to another engine that can still keep what it wants."""
+        journey = _journey(live)
+        if live.begun:
+            return rejection
+        self.look()
+        now_s = self._clock.now()
+        ask = self._ask(live, now_s)
+        here = journey.placement.engine
+        self._placer.report(here, Outcome.NEUTRAL, now_s)
+        placement = None if journey.retried else self._placer.keeper(ask, now_s, (here,))
+        if placement is None:
+            self._placer.ended_unstarted(journey.placement)
+            return self._of_all(live, ask, rejection, now_s)
+        journey.retried = True
+        assert live.engine is not None
+        live.engine.withdraw(live)
+        self._move(live, placement, "refused")
+        return None
+
+    def _of_all(self, live: LiveRequest, ask: Ask, rejection: Rejection, now_s: float) -> Rejection:
+        """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle."""
+        meta = live.request.meta
+        best_s = self._placer.best_ttft_s(ask, now_s)
+        if best_s > 0:  # 0: nobody says
+            age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
+            rejection = rejection._replace(predicted_ttft_s=min(rejection.predicted_ttft_s, age_s + best_s))
+        ttft_s = inf if meta.slo is None or meta.slo.ttft_s is None else meta.slo.ttft_s
+        if rejection.hopeless and self._placer.idle_keeps(ask._replace(ttft_left_s=ttft_s)):
+            rejection = rejection._replace(cause=Cause.OTHER)
+        return rejection
+
+
+def _journey(live: LiveRequest) -> Journey:
+    assert live.journey is not None, "it was placed"
+    return live.journey
+
+
+def _has_begun(live: LiveRequest) -> bool:
+    return live.begun

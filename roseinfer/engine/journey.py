@@ -1,0 +1,58 @@
+"""What is known of a request that may go to one of several engines: where it is, and what a router is asked for it."""
+
+from array import array
+from dataclasses import dataclass
+from math import inf
+
+from roseinfer.engine.api import GenerateRequest
+from roseinfer.kv.blocks import KEY_BYTES, block_keys
+from roseinfer.router.base import Ask, Placement
+
+_WORD_BYTES = 8
+
+
+@dataclass(slots=True)
+class Journey:
+    """Of one live request. `losses`: engines that were lost under it. `retried`: it was refused, and sent elsewhere."""
+
+    placement: Placement
+    losses: int = 0
+    retried: bool = False
+
+
+def prompt_keys(request: GenerateRequest, block_size: int) -> bytes:
+    """The keys of the prompt's full KV blocks, as an engine computes them; empty if it cannot be, which whoever sends
+    the request will say.
+    """
+    try:
+        return b"".join(block_keys(request.prompt_ids, block_size, request.meta.cache_salt))
+    except (TypeError, ValueError, OverflowError):
+        return b""
+
+
+def first_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float) -> Ask:
+    """For one that no engine has put anything out of. `now_s`: on the clock of its arrival."""
+    meta = request.meta
+    slo = meta.slo
+    ttft_s = None if slo is None else slo.ttft_s
+    tpot_s = None if slo is None else slo.tpot_s
+    age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
+    return Ask(
+        len(request.prompt_ids),
+        array("Q", keys)[:: KEY_BYTES // _WORD_BYTES],
+        block_size,
+        meta.predicted_len or 0,
+        inf if ttft_s is None else ttft_s - age_s,
+        inf if tpot_s is None else tpot_s,
+    )
+
+
+def next_ask(ask: Ask, said: int) -> Ask:
+    """For one of which `said` tokens are out already: these are to be computed as well, and the next one is due now if
+    anything was promised.
+    """
+    return ask._replace(
+        prompt_tokens=ask.prompt_tokens + said,
+        output_tokens=max(0.0, ask.output_tokens - said),
+        ttft_left_s=0.0 if ask.promised else inf,
+    )

@@ -1,0 +1,174 @@
+"""The requests of a process that have not ended, whichever engine they are in.
+
+All of a request that its reader has seen is here: it may go from one engine to another and on from there.
+"""
+
+import itertools
+from dataclasses import replace
+from typing import Protocol
+
+from roseinfer.core.clock import Clock, MonotonicClock
+from roseinfer.core.errors import EngineClosedError, InvalidRequestError, RoseinferError, TooManyInflightError
+from roseinfer.core.request import check_context, sequence_id
+from roseinfer.core.sampling import Seeds
+from roseinfer.engine.api import EngineInfo, GenerateRequest, Sink
+from roseinfer.engine.journey import Journey
+from roseinfer.engine.output import SequenceText
+from roseinfer.engine.parsed import ParsedText
+from roseinfer.engine.prepare import prepare
+from roseinfer.text.tokenizer import Tokenizer
+
+
+class Home(Protocol):
+    """The way to an engine that a request may be in."""
+
+    def withdraw(self, live: "LiveRequest") -> None:
+        """Have the engine forget what is left of a request. What it still says of it is dropped."""
+        ...
+
+
+class LiveRequest:
+    """A request that has not ended: in an engine, or on its way from one to another.
+
+    `request`: as engines get it, and get it again. `seed`: with which it is sampled if it names none. `keys`: of its
+    prompt's full blocks, if they are known. `texts`: its samples, with what they have put out. `engine`: where it is;
+    None = nowhere. `wire_id`: what that engine calls it. `journey`: set where there are several engines.
+    """
+
+    __slots__ = ("_requests", "engine", "journey", "keys", "left", "request", "seed", "sink", "texts", "wire_id")
+
+    def __init__(
+        self, requests: "LiveRequests", request: GenerateRequest, texts: list[SequenceText], sink: Sink
+    ) -> None:
+        self._requests = requests
+        self.request = request
+        self.texts = texts
+        self.sink = sink
+        self.left = len(texts)
+        self.engine: Home | None = None
+        self.wire_id = ""
+        self.seed: int | None = None
+        self.keys = b""
+        self.journey: Journey | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def begun(self) -> bool:
+        """Whether its reader has been given anything."""
+        return any(text.ids or text.ended for text in self.texts)
+
+    def sequence_id(self, text: SequenceText) -> str:
+        """What the engine calls one of the samples."""
+        return sequence_id(self.wire_id, text.index)
+
+    def cancel(self) -> None:
+        if self in self._requests:
+            if self.engine is not None:
+                self.engine.withdraw(self)
+            self.fail(EngineClosedError("the request was cancelled"))
+
+    def fail(self, error: RoseinferError) -> None:
+        """End it here; whose engine knows of it has to `withdraw` it before."""
+        self._requests.remove(self)
+        self.sink.fail(error)
+
+
+class Inflight:
+    """How many requests may be in the engine at a time, and how many are. `limit` None = any number.
+
+    Who shares the limit with others puts a class in its place that knows of theirs.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.own = 0
+
+    def total(self) -> int:
+        return self.own
+
+    def note(self, own: int) -> None:
+        self.own = own
+
+    def check(self) -> None:
+        """Raises `TooManyInflightError` if one more is too many."""
+        if self.limit is not None and self.total() >= self.limit:
+            raise TooManyInflightError(f"{self.total()} requests are in the engine, its limit")
+
+
+class LiveRequests:
+    """The requests of this process that have not ended, by their ids. `prefix`: what tells them from those of other
+    clients of an engine.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, clock: Clock | None, inflight: Inflight, prefix: str) -> None:
+        self.clock = clock or MonotonicClock()
+        self._tokenizer = tokenizer
+        self._inflight = inflight
+        self._prefix = prefix
+        self._numbers = itertools.count()
+        self._live: dict[str, LiveRequest] = {}
+        self._seeds: Seeds | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, live: LiveRequest) -> bool:
+        return self._live.get(live.request_id) is live
+
+    def all(self) -> list[LiveRequest]:
+        """As of now, to be iterated while they end."""
+        return list(self._live.values())
+
+    def make(self, request: GenerateRequest, sink: Sink, info: EngineInfo) -> LiveRequest:
+        """It does not count before `add`. Raises what `Engine.submit` raises of a request that is wrong, and
+        `TooManyInflightError`.
+        """
+        if request.params.bad_words or request.params.truncate_prompt_tokens is not None:
+            ready = prepare(request.prompt_ids, request.params, self._tokenizer, info.max_model_len)
+            request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
+        self._check(request, info)
+        if request.meta.arrival_s is None:
+            request = replace(request, meta=replace(request.meta, arrival_s=self.clock.now()))
+        live = LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
+        if request.params.seed is None:
+            live.seed = self._draw(info.seed, request.n)
+        return live
+
+    def _draw(self, seed: int, samples: int) -> int:
+        """Here rather than in an engine: another one that goes on with the request has to draw as the first did."""
+        if self._seeds is None:
+            self._seeds = Seeds(seed, self._prefix)
+        return self._seeds.draw(samples)
+
+    def _check(self, request: GenerateRequest, info: EngineInfo) -> None:
+        self._inflight.check()
+        if request.request_id in self._live:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
+        if request.n < 1:
+            raise InvalidRequestError("n must be positive", "n")
+        if not request.prompt_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        check_context(len(request.prompt_ids), request.params.max_tokens, info.max_model_len)
+
+    def _text(self, request: GenerateRequest, index: int) -> SequenceText:
+        if request.parser is None:
+            return SequenceText(index, request.params, self._tokenizer)
+        return ParsedText(index, request.params, self._tokenizer, request.parser())
+
+    def wire_id(self) -> str:
+        """An engine knows a request by an id that is used once: a cancelled one, or one that has gone elsewhere, may
+        still be on its way there and back when its request_id is used again. Short, as it comes back with every token.
+        """
+        return f"{self._prefix}{next(self._numbers)}"
+
+    def add(self, live: LiveRequest) -> None:
+        self._live[live.request_id] = live
+        self._inflight.note(len(self._live))
+
+    def remove(self, live: LiveRequest) -> None:
+        if self._live.get(live.request_id) is live:
+            del self._live[live.request_id]
+            self._inflight.note(len(self._live))

@@ -1,0 +1,233 @@
+"""A routed engine over engines that a test steps, kills, freezes and starts again by hand."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.errors import RoseinferError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.promise import Promise
+from roseinfer.core.request import NO_META, RequestMeta
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
+from roseinfer.engine.board import Board, Standing
+from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
+from roseinfer.engine.routed import RoutedEngine
+from tests.helpers.model_engine import ModelEngine, Sample, expected_ids
+from tests.helpers.tokenizers import byte_tokenizer
+
+FROM_THE_FIRST = 2  # a seed with which taking turns begins there
+
+
+class Reader:
+    """A sink that keeps all, and sees that nothing comes behind the end."""
+
+    def __init__(self) -> None:
+        self.chunks: list[SequenceChunk] = []
+        self.errors: list[RoseinferError] = []
+
+    def put(self, chunk: SequenceChunk) -> None:
+        assert not self.errors and all(
+            other.finish_reason is None for other in self.chunks if other.index == chunk.index
+        ), "it has ended"
+        self.chunks.append(chunk)
+
+    def fail(self, error: RoseinferError) -> None:
+        assert not self.errors, "it has failed"
+        self.errors.append(error)
+
+    def ids(self, index: int = 0) -> list[int]:
+        return [token for chunk in self.chunks if chunk.index == index for token in chunk.token_ids]
+
+    @property
+    def ends(self) -> list[FinishReason]:
+        return [chunk.finish_reason for chunk in self.chunks if chunk.finish_reason is not None]
+
+
+class Observed:
+    """A `RoutingObserver` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[object, ...]] = []
+
+    def placed(self, engine: int, reason: str) -> None:
+        self.said.append(("placed", engine))
+
+    def retried(self, engine: int) -> None:
+        self.said.append(("retried", engine))
+
+    def placed_again(self, engine: int, cause: str) -> None:
+        self.said.append(("placed again", engine, cause))
+
+    def resumed(self, engine: int, cause: str) -> None:
+        self.said.append(("resumed", engine, cause))
+
+    def breaker(self, engine: int, open: bool) -> None:
+        self.said.append(("breaker", engine, open))
+
+
+class Fleet:
+    """`models[i]` is the present process of engine i. `reach` connects to one, as the routed engine would by itself."""
+
+    def __init__(self, folder: Path, engines: int, router: str = "round-robin", limit: int | None = None) -> None:
+        self.clock = ManualClock(100.0)
+        self.board = Board.create(folder / "board", engines)
+        self.models = [ModelEngine(clock=self.clock) for _ in range(engines)]
+        self.inflight = Inflight(limit)
+        self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")
+        self.observed = Observed()
+        ways = [self._way(number) for number in range(engines)]
+        self.routed = RoutedEngine(ways, self.board, self.requests, router=router, seed=FROM_THE_FIRST)
+        self.routed.on_routing(self.observed)
+        self.routed.on_routing(self.observed)
+        self._names = itertools.count()
+        for number in range(engines):
+            self.stand(number, EngineState.READY, 1)
+
+    def _way(self, number: int) -> Callable[[], ModelEngine]:
+        return lambda: self.models[number]
+
+    @property
+    def engines(self) -> range:
+        return range(len(self.models))
+
+    def stand(self, number: int, state: EngineState, process: int | None = None) -> None:
+        """What the owner says."""
+        process = self.board.standing(number).number if process is None else process
+        self.board.set_standing(number, Standing(state, process))
+
+    def promise(self, number: int, **given: object) -> None:
+        """What the engine says."""
+        self.board.publish(number, Promise(self.clock.now(), **given))  # type: ignore[arg-type]
+
+    async def reach(self, *numbers: int) -> None:
+        for number in numbers or self.engines:
+            await self.routed._slots[number].reach(self.routed._on_up)
+
+    def die(self, number: int) -> None:
+        self.stand(number, EngineState.DEAD)
+        self.board.clear(number)
+        self.models[number].die()
+
+    def replace(self, number: int) -> None:
+        """Another process in its place."""
+        assert self.models[number].dead
+        self.models[number] = ModelEngine(clock=self.clock)
+        self.stand(number, EngineState.READY, self.board.standing(number).number + 1)
+
+    async def restart(self, number: int) -> None:
+        self.replace(number)
+        await self.reach(number)
+
+    async def reconnect(self, number: int) -> None:
+        """The same process over another connection."""
+        self.models[number].break_off()
+        self.models[number] = ModelEngine(clock=self.clock)
+        await self.reach(number)
+
+    def freeze(self, number: int) -> None:
+        self.models[number].frozen = True
+        self.stand(number, EngineState.QUIET)
+
+    def thaw(self, number: int) -> None:
+        self.stand(number, EngineState.READY)
+        self.models[number].thaw()
+
+    def submit(
+        self, n: int = 1, meta: RequestMeta = NO_META, prompt: list[int] | None = None, **params: object
+    ) -> "Asked":
+        number = next(self._names)
+        merged = {"max_tokens": 6, "seed": 7 * number, **params}
+        request = GenerateRequest(
+            request_id=f"r{number}",
+            prompt_ids=prompt or [number % 200, 5, 9, 2, 7],
+            params=SamplingParams(**merged),  # type: ignore[arg-type]
+            n=n,
+            meta=meta,
+        )
+        reader = Reader()
+        return Asked(request, reader, self.routed.submit(request, reader))
+
+    def requests_to(self, number: int, asked: "Asked") -> None:
+        """Put a request into an engine, as a drain might."""
+        dispatcher, live = self.routed._dispatcher, asked.live
+        assert live.engine is not None and live.journey is not None and dispatcher is not None
+        live.engine.withdraw(live)
+        but = [other for other in self.engines if other != number]
+        placement = dispatcher._placer.place(live.journey.placement.ask, self.clock.now(), but)
+        assert placement is not None
+        dispatcher._move(live, placement, "drain")
+
+    def where(self, asked: "Asked") -> int | None:
+        """The engine that a request is in."""
+        found = [slot.number for slot in self.routed._slots if slot.engine is asked.live.engine is not None]
+        return found[0] if found else None
+
+    def samples(self, asked: "Asked") -> list[Sample]:
+        """Those of a request that an engine works on."""
+        names = {asked.live.sequence_id(text) for text in asked.live.texts}
+        return [sample for model in self.models for name, sample in model.samples.items() if name in names]
+
+    def finish(self) -> None:
+        """Until all that has not ended is through."""
+        for _ in range(300):
+            for model in self.models:
+                if not model.dead and not model.frozen:
+                    model.step()
+        for model in self.models:
+            assert not model.samples, "nothing is left in an engine"
+
+    def check_empty(self) -> None:
+        assert self.routed.num_live == self.inflight.own == 0
+        for slot in self.routed._slots:
+            assert slot.engine is None or not slot.engine._sequences
+
+
+class Asked:
+    """A request and what came of it."""
+
+    def __init__(self, request: GenerateRequest, reader: Reader, live: LiveRequest) -> None:
+        self.request = request
+        self.reader = reader
+        self.live = live
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.reader.errors) or len(self.reader.ends) == self.request.n
+
+    def expected(self, index: int = 0) -> list[int]:
+        params = self.request.params
+        seed = self.live.seed if params.seed is None else params.seed
+        assert seed is not None
+        return expected_ids(self.request.prompt_ids, seed + index, params.max_tokens)
+
+    def check_whole(self) -> None:
+        """Every sample ended by itself, with all its tokens."""
+        assert not self.reader.errors
+        assert self.reader.ends == [FinishReason.LENGTH] * self.request.n
+        for index in range(self.request.n):
+            assert self.reader.ids(index) == self.expected(index)
+            text = "".join(chunk.text for chunk in self.reader.chunks if chunk.index == index)
+            assert text == bytes(self.expected(index)).decode(), "the text has no seam"
+
+    def check_part(self) -> None:
+        """What came before its end is what was to come."""
+        for index in range(self.request.n):
+            ids = self.reader.ids(index)
+            assert ids == self.expected(index)[: len(ids)]
+
+
+async def with_fleet(
+    work: Callable[[Fleet], Awaitable[None]], engines: int = 2, router: str = "round-robin", reached: bool = True
+) -> None:
+    """Runs `work` with engines that can be reached; in the end nothing of any request may be left."""
+    with TemporaryDirectory() as folder:
+        fleet = Fleet(Path(folder), engines, router)
+        if reached:
+            await fleet.reach()
+        await work(fleet)
+        fleet.finish()
+        fleet.check_empty()
+        await fleet.routed.close()
