@@ -7,6 +7,10 @@ from typing import NamedTuple, Protocol
 
 from roseinfer.core.promise import Promise
 
+# The utilisation up to which an engine is believed to keep what it promises: it holds back the rest for requests that
+# are more urgent or cheaper.
+ROOM = 0.9
+
 
 class Ask(NamedTuple):
     """What a router is told of a request.
@@ -45,7 +49,7 @@ class Outlook(NamedTuple):
     @property
     def keeps(self) -> bool:
         """Whether its objectives would be kept."""
-        return self.late_s <= 0 and self.utilisation <= 1
+        return self.late_s <= 0 and self.utilisation <= ROOM
 
 
 class Placement(NamedTuple):
@@ -91,8 +95,10 @@ class Candidate(Protocol):
 
     def outlook(self, ask: Ask, now_s: float, cached_tokens: int) -> Outlook: ...
 
-    def held_tokens(self, ask: Ask) -> int:
-        """How many of its prompt tokens are thought to be in the prefix cache."""
+    def held_tokens(self, ask: Ask, guess: int = 0) -> int:
+        """How many of its prompt tokens are thought to be in the prefix cache. `guess`: as many as another engine has,
+        which is where to look first.
+        """
         ...
 
 

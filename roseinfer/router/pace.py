@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
-from roseinfer.router.base import Ask, Candidate, Outlook
+from roseinfer.router.base import ROOM, Ask, Candidate, Outlook
 from roseinfer.router.least import Least
 
 LONG_PREFIX = 128  # tokens in an engine's cache, from which on it is worth going there
@@ -33,7 +33,10 @@ class Pace:
             if not ask.promised:
                 return self._calmest(priced), "rest"
             return self._best(ask, priced, None, now_s)[0], "pace"
-        cached = [candidate.held_tokens(ask) for candidate in priced]
+        cached, tokens = [], 0
+        for candidate in priced:
+            tokens = candidate.held_tokens(ask, tokens)
+            cached.append(tokens)
         holders = [i for i, tokens in enumerate(cached) if tokens >= LONG_PREFIX]
         if not ask.promised:
             near = [priced[i] for i in holders]
@@ -69,8 +72,8 @@ class Pace:
 
 def _score(outlook: Outlook) -> tuple[bool, float, float]:
     _, _, late_s, utilisation, extra, _ = outlook
-    if utilisation > 1:
-        return True, late_s + utilisation - 1, extra + utilisation
+    if utilisation > ROOM:
+        return True, late_s + utilisation - ROOM, extra + utilisation
     return late_s > 0, late_s, extra + utilisation
 
 

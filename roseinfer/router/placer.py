@@ -89,17 +89,12 @@ class Placer:
 
     def started(self, placement: Placement, cached_tokens: int) -> None:
         """Its first token came; `cached_tokens` of its prompt were in the engine's prefix cache."""
-        ask = placement.ask
-        if ask.keys:
-            thought = placement.outlook.cached_tokens
-            self._views[placement.engine].prefixes.taken((thought - cached_tokens) / ask.block_size)
+        view = self._views[placement.engine]
+        view.started(placement.ask, placement.outlook.cached_tokens, cached_tokens)
 
     def ended_unstarted(self, placement: Placement) -> None:
         """It was refused, aborted or lost before its prompt was computed: that is in no cache."""
-        ask = placement.ask
-        if ask.keys:
-            held = placement.outlook.cached_tokens // ask.block_size
-            self._views[placement.engine].prefixes.drop(ask.keys[held:])
+        self._views[placement.engine].unstarted(placement.ask, placement.outlook.cached_tokens)
 
     # --- what could be ------------------------------------------------------------------------------------------
     def best_ttft_s(self, ask: Ask, now_s: float) -> float:

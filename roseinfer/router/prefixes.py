@@ -19,12 +19,14 @@ class HeldPrefixes:
     `taken` counts these.
     """
 
-    __slots__ = ("_blocks", "_generations", "_others")
+    __slots__ = ("_asked", "_blocks", "_found", "_generations", "_others")
 
     def __init__(self, blocks: int) -> None:
         self._blocks = max(GENERATIONS, blocks)
-        self._generations: list[set[int]] = [set()]
+        self._generations: list[set[int]] = [set()]  # the oldest first
         self._others = [0.0]  # blocks of each generation that are of something else
+        self._asked: Sequence[int] = ()  # last, and what was found: who chooses asks, and asks again when it has chosen
+        self._found = 0
 
     def __len__(self) -> int:
         return sum([len(generation) for generation in self._generations])
@@ -34,49 +36,61 @@ class HeldPrefixes:
         """Blocks."""
         return len(self) + sum(self._others)
 
-    def held(self, keys: Sequence[int]) -> int:
-        """How many blocks of the chain are thought to be there."""
-        generations = self._generations
-        if not keys:
-            return 0
-        first = keys[0]
-        for generation in generations:
-            if first in generation:
-                break
-        else:
+    def held(self, keys: Sequence[int], guess: int = 0) -> int:
+        """How many blocks of the chain are thought to be there. `guess`: as many as another engine holds, maybe."""
+        if keys is not self._asked:
+            self._asked, self._found = keys, self._look_up(keys, guess)
+        return self._found
+
+    def _look_up(self, keys: Sequence[int], guess: int) -> int:
+        if not keys or not self._holds(keys[0]):
             return 0
         low, high = 0, len(keys)  # the chain's block `low` is there, block `high` is not
-        middle = high - 1  # mostly the whole of a prompt that came before, or a part of it
+        for probe in (guess - 1, guess) if guess else (high - 1,):
+            if low < probe < high:
+                low, high = (probe, high) if self._holds(keys[probe]) else (low, probe)
         while high - low > 1:
-            key = keys[middle]
-            for generation in generations:
-                if key in generation:
-                    low = middle
-                    break
-            else:
-                high = middle
-            middle = (low + high) // 2
+            probe = (low + high) // 2
+            low, high = (probe, high) if self._holds(keys[probe]) else (low, probe)
         return low + 1
+
+    def _holds(self, key: int) -> bool:
+        for generation in self._generations:  # noqa: SIM110  # `any` would take three times as long
+            if key in generation:
+                return True
+        return False
 
     def use(self, keys: Sequence[int], others: float = 0.0) -> None:
         """A request that uses these blocks, and `others` more."""
+        held = self.held(keys)
         generations = self._generations
-        for generation in generations[:-1]:
-            generation.difference_update(keys)
         newest = generations[-1]
+        if held:
+            known, last, behind = keys[:held], keys[held - 1], False
+            for generation in generations[:-1]:
+                behind = behind or last in generation
+                if behind:  # what is used at least as lately as the last block: no older generation has any
+                    generation.difference_update(known)
         newest.update(keys)
         self._others[-1] += others
+        self._asked = ()
         if len(newest) + self._others[-1] >= self._blocks / GENERATIONS:
             self._turn()
 
     def taken(self, blocks: float) -> None:
-        """So many blocks went to something else; negative: fewer than `use` was told."""
-        self._others[-1] = max(0.0, self._others[-1] + blocks)
+        """So many blocks more went to something else; negative: fewer than `use` was told."""
+        others = self._others
+        others[-1] += max(0.0, blocks)
+        for place in reversed(range(len(others))):
+            back = min(others[place], max(0.0, -blocks))
+            others[place] -= back
+            blocks += back
 
     def drop(self, keys: Sequence[int]) -> None:
         """These never came to be there."""
         for generation in self._generations:
             generation.difference_update(keys)
+        self._asked = ()
 
     def _turn(self) -> None:
         """Begin a new generation, and drop the oldest as long as there are too many blocks."""

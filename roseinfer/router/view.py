@@ -123,6 +123,16 @@ class EngineView:
             self.prefixes.use(ask.keys, others)
         self.breaker.sent(now_s)
 
+    def started(self, ask: Ask, thought: int, cached_tokens: int) -> None:
+        """A request's first token came: `cached_tokens` of its prompt were there, and not `thought`."""
+        if ask.keys:
+            self.prefixes.taken(self._share * (thought - cached_tokens) / ask.block_size)
+
+    def unstarted(self, ask: Ask, thought: int) -> None:
+        """A request ended before its prompt was computed: what it would have brought is not there."""
+        if ask.keys:
+            self.prefixes.drop(ask.keys[thought // ask.block_size :])
+
     def _recount(self, promise: Promise) -> None:
         self._step_s, self._token_s, self._row_s, self._context_s = promise.cost_s
         self.priced = promise.cost_s[0] > 0
@@ -166,9 +176,9 @@ class EngineView:
     def utilisation(self) -> float:
         return (self._step_s / self._smallest_s + self._base) / self._keep
 
-    def held_tokens(self, ask: Ask) -> int:
-        keys = ask.keys
-        return self.prefixes.held(keys) * ask.block_size if keys else 0
+    def held_tokens(self, ask: Ask, guess: int = 0) -> int:
+        keys, size = ask.keys, ask.block_size
+        return self.prefixes.held(keys, guess // size) * size if keys else 0
 
     def outlook(self, ask: Ask, now_s: float, cached_tokens: int) -> Outlook:
         """With S the smallest TPOT objective there, its own included, and c what a step costs whatever it holds:
@@ -193,10 +203,9 @@ class EngineView:
             ttft_s += self._ends_s - now_s
         weight = (self._row_s + self._context_s * (prompt + (outputs or self._outputs) / 2)) / tpot_s
         utilisation = (constant + self._base + weight) / self._keep
-        late_s = ttft_s - left_s
-        return Outlook(
-            self.engine, ttft_s, late_s if late_s > 0 else 0.0, utilisation, constant - others, cached_tokens
-        )
+        late_s = ttft_s - left_s if ttft_s > left_s else 0.0
+        extra = constant - others if others else 0.0  # else nobody is there to pay for its pace
+        return Outlook(self.engine, ttft_s, late_s, utilisation, extra, cached_tokens)
 
     def idle_keeps(self, ask: Ask) -> bool:
         """Whether it could keep the request's objectives if it had nothing else to do."""

@@ -25,7 +25,7 @@ def test_an_idle_engine() -> None:
     assert found.engine == 7 and found.keeps and found.late_s == 0.0
     assert found.ttft_s == pytest.approx(0.010 + 0.050 / 0.8)
     assert found.utilisation == pytest.approx(0.2 + (1e-4 + 1e-6 * 600) / 0.05)
-    assert found.extra == pytest.approx(0.2), "it alone needs the steps"
+    assert found.extra == 0.0, "nobody else is there to pay for its pace"
 
 
 def test_the_rest_of_the_step_is_waited_for() -> None:
@@ -106,14 +106,14 @@ ASK = Ask(1000, output_tokens=0, ttft_left_s=0.5, tpot_s=0.05)
 
 
 def test_what_was_sent_counts_for_all_processes_until_a_promise_counts_it() -> None:
-    made = view(promise(10.0), share=4)
+    made = view(promise(10.0, smallest_s=0.1), share=4)
     before = made.outlook(ASK, 10.01, 0)
     made.send(ASK, 200, 10.01)
     after = made.outlook(ASK, 10.01, 0)
     assert made.load == (4, 0)
     assert after.ttft_s - before.ttft_s == pytest.approx(4 * 800 * 1e-4 / 0.8)
     assert after.utilisation - before.utilisation == pytest.approx(4 * (1e-4 + 1e-3) / 0.05)
-    assert (before.extra, after.extra) == (pytest.approx(0.2), 0.0), "its pace is there now"
+    assert (before.extra, after.extra) == (pytest.approx(0.1), 0.0), "its pace is there now"
     made.update(promise(10.005))
     assert made.outlook(ASK, 10.01, 0) == after, "that promise was made before"
     made.update(promise(10.02))
