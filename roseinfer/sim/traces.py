@@ -25,12 +25,14 @@ class Traced:
     blocks: tuple[int, ...] = ()
 
     def prompt_ids(self, vocab: int) -> list[int]:
-        """Tokens such that equal leading blocks give equal prefixes."""
+        """Tokens such that equal leading blocks give equal prefixes: each block begins with its id in two tokens,
+        which is all that a chain of block hashes needs. Tokens behind the last block repeat one.
+        """
         ids: list[int] = []
         for block in self.blocks:
-            rng = random.Random(block)
-            ids += [rng.randrange(3, vocab) for _ in range(MOONCAKE_BLOCK)]
-        return ids[: self.prompt_len] if ids else [1] * self.prompt_len
+            high, low = divmod(block, vocab - 3)
+            ids += [3 + high % (vocab - 3), 3 + low, *[1] * (MOONCAKE_BLOCK - 2)]
+        return (ids + [1] * (self.prompt_len - len(ids)))[: self.prompt_len]
 
 
 def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -> list[Traced]:

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import accumulate
 from math import log
 from typing import Protocol
 
@@ -153,19 +155,35 @@ class Hints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """A `share` of a class's prompts begins with one of `number` texts of so many `tokens` (a shorter prompt is all of
-    it), each as likely as any other.
+    """A `share` of a class's prompts begins with one of `number` texts of so many `tokens`: they are in front of the
+    prompt, or a part of it, and a shorter prompt is all of it. The k-th of them is as likely as 1 / k^zipf. Classes
+    that name the same `pool` share their texts; otherwise each has its own.
     """
 
     tokens: int
     share: float = 1.0
     number: int = 1
+    zipf: float = 0.0
+    in_front: bool = False
+    pool: str = ""
 
     def draw(self, name: str, length: int, rng: random.Random) -> list[int]:
         """What a prompt of `length` tokens of the class `name` begins with, maybe nothing."""
         if rng.random() >= self.share:
             return []
-        return _marked(random.Random(f"prefix {name} {rng.randrange(self.number)}"), min(self.tokens, length))
+        tokens = self.tokens if self.in_front else min(self.tokens, length)
+        return _marked(random.Random(f"prefix {self.pool or name} {self._which(rng)}"), tokens)
+
+    def _which(self, rng: random.Random) -> int:
+        if not self.zipf:
+            return rng.randrange(self.number)
+        return rng.choices(range(self.number), cum_weights=zipf_weights(self.number, self.zipf))[0]
+
+
+@cache
+def zipf_weights(number: int, exponent: float) -> list[float]:
+    """Cumulative, of the ranks 1 to `number`."""
+    return list(accumulate(1 / rank**exponent for rank in range(1, number + 1)))
 
 
 def _marked(rng: random.Random, length: int) -> list[int]:
@@ -193,14 +211,20 @@ class TrafficClass:
     hints: Hints | None = None
     prefixes: Prefixes | None = None
 
+    @property
+    def in_front(self) -> int:
+        """Tokens that prompts have beside those that are drawn."""
+        return self.prefixes.tokens if self.prefixes is not None and self.prefixes.in_front else 0
+
     def draw(self, rng: random.Random, context: int | None) -> tuple[int, int]:
-        """Tokens of a prompt and of its output; drawn again until both fit into a context of so many tokens.
+        """Tokens of a prompt, without what is in front of it, and of its output; drawn again until all fits into a
+        context of so many tokens.
 
         Raises `ConfigError` if that does not come to an end.
         """
         for _ in range(MOST_DRAWS):
             prompt, output = max(1, self.prompts.draw(rng)), max(1, self.outputs.draw(rng))
-            if context is None or prompt + output <= context:
+            if context is None or self.in_front + prompt + output <= context:
                 return prompt, output
         raise ConfigError(f"class {self.name}: hardly any request fits into the context of {context} tokens")
 
@@ -254,12 +278,14 @@ class Workload:
 
     def _arrival(self, at_s: float, of: TrafficClass, rng: random.Random) -> Arrival:
         prompt, output = of.draw(rng, self.context)
-        ids = self._prompt(of, prompt, rng) if self.distinct else [1] * prompt
+        ids = self._prompt(of, prompt, rng) if self.distinct else [1] * (prompt + of.in_front)
         return Arrival(at_s, ids, output, of.slo, tenant=of.tenant, priority=of.priority)
 
     def _prompt(self, of: TrafficClass, length: int, rng: random.Random) -> list[int]:
-        shared = of.prefixes.draw(of.name, length, rng) if of.prefixes else []
-        return shared + _marked(rng, length - len(shared))
+        if of.prefixes is None:
+            return _marked(rng, length)
+        shared = of.prefixes.draw(of.name, length, rng)
+        return shared + _marked(rng, length if of.prefixes.in_front else length - len(shared))
 
     def _hinting(self, classes: Sequence[TrafficClass]) -> list[tuple[Hints, list[int]]]:
         """Hints, and the places of the requests that they are for."""

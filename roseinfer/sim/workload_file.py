@@ -1,12 +1,12 @@
 """A workload described in a TOML file: classes of requests, when they arrive, and the machine (docs/workloads.md)."""
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
@@ -16,6 +16,7 @@ from roseinfer.sim.hints import Absent, Exact, Liars, Noisy, Scaled, Shuffled
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
 from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps
 from roseinfer.sim.setups import SETUPS
+from roseinfer.sim.table import Table, is_number
 from roseinfer.sim.traces import Traced, read_trace
 from roseinfer.sim.workload import Arrival, Hints, Prefixes, TrafficClass, Workload
 
@@ -84,101 +85,6 @@ def read_workload(path: str) -> WorkloadFile:
     return WorkloadFile(path, workload, machine, requests, scheduler)
 
 
-# --- tables -----------------------------------------------------------------------------------------------------
-class Table:
-    """One table of the file: hands out values that are what they must be; `end` refuses those that nobody asked for."""
-
-    def __init__(self, path: str, name: str, content: Any) -> None:
-        self.path, self.name = path, name
-        if not isinstance(content, dict):
-            self.fail("", f"must be a table, got {content!r}")
-        self._left = dict(content)
-        self._known: list[str] = []
-
-    @property
-    def names(self) -> list[str]:
-        """Keys that nobody has asked for yet."""
-        return list(self._left)
-
-    def fail(self, key: str, why: str) -> NoReturn:
-        where = ".".join(part for part in (self.name, key) if part)
-        raise ConfigError(f"workload: {self.path}: {where + ': ' if where else ''}{why}")
-
-    def take(self, key: str, *default: Any) -> Any:
-        self._known.append(key)
-        if key in self._left:
-            return self._left.pop(key)
-        if not default:
-            self.fail(key, "is missing")
-        return default[0]
-
-    def number(self, key: str, *default: Any, least: float = 0.0, above: float = -inf, most: float = inf) -> Any:
-        """A finite number of at least `least`, above `above`, and at most `most`; or the default."""
-        value = self.take(key, *default)
-        if default and value is default[0]:
-            return value
-        if not _is_number(value) or not (least <= value <= most and value > above):
-            limit = f"above {above:g}" if above >= least else f"of at least {least:g}"
-            self.fail(key, f"must be a number {limit}{f' and at most {most:g}' if most < inf else ''}, got {value!r}")
-        return value
-
-    def positive(self, key: str, *default: Any, most: float = inf) -> Any:
-        return self.number(key, *default, above=0.0, most=most)
-
-    def count(self, key: str, *default: Any, least: int = 1) -> Any:
-        """A whole number."""
-        value = self.take(key, *default)
-        if default and value is default[0]:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.fail(key, f"must be a whole number of at least {least}, got {value!r}")
-        return value
-
-    def text(self, key: str, *default: Any) -> Any:
-        value = self.take(key, *default)
-        if not isinstance(value, str) and not (default and value is default[0]):
-            self.fail(key, f"must be a text, got {value!r}")
-        return value
-
-    def choice(self, key: str, names: Sequence[str]) -> str:
-        value = self.take(key)
-        if value not in names:
-            self.fail(key, f"must be one of {', '.join(names)}, got {value!r}")
-        return str(value)
-
-    def span(self, key: str) -> tuple[int, int]:
-        """[shortest, longest]"""
-        value = self.take(key)
-        whole = isinstance(value, list) and len(value) == 2 and all(type(part) is int for part in value)
-        if not whole or not 1 <= value[0] <= value[1]:
-            self.fail(key, f"must be [shortest, longest] in tokens, got {value!r}")
-        return value[0], value[1]
-
-    def table(self, key: str, *default: Any) -> "Table":
-        return self.within(key, self.take(key, *default))
-
-    def within(self, key: str, content: Any) -> "Table":
-        return Table(self.path, ".".join(part for part in (self.name, key) if part), content)
-
-    def given(self, key: str, make: Callable[["Table"], Any], default: Any) -> Any:
-        """What is made of a table that need not be there."""
-        content = self.take(key, None)
-        return default if content is None else make(self.within(key, content))
-
-    def file(self, key: str) -> str:
-        """A file's path, relative to the folder of the one that names it."""
-        return str(Path(self.path).parent / self.text(key))
-
-    def end(self, *also: str) -> None:
-        """`also`: keys that there are though nobody asked for them."""
-        for key in self._left:
-            self.fail(key, f"is unknown; there are {', '.join(dict.fromkeys([*self._known, *also]))}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
 # --- the machine ------------------------------------------------------------------------------------------------
 def _machine(table: Table) -> tuple[Machine, dict[str, Any]]:
     """And the scheduler's options that it has."""
@@ -205,7 +111,7 @@ def _cost_config(table: Table, given: Mapping[str, Any], cost_file: str | None) 
         if kind is bool or type(value) is bool:
             fits = type(value) is kind
         else:
-            fits = type(value) is int if kind is int else _is_number(value)
+            fits = type(value) is int if kind is int else is_number(value)
         if not fits:
             table.fail(name, f"must be {'true or false' if kind is bool else 'a number'}, got {value!r}")
     try:
@@ -285,7 +191,16 @@ def _priority(table: Table) -> int:
 
 
 def _prefixes(table: Table) -> Prefixes:
-    found = Prefixes(table.count("tokens"), table.positive("share", 1.0, most=1.0), table.count("number", 1))
+    found = Prefixes(
+        table.count("tokens"),
+        table.positive("share", 1.0, most=1.0),
+        table.count("number", 1),
+        float(table.number("zipf", 0.0)),
+        table.flag("in_front", False),
+        table.text("pool", ""),
+    )
+    if found.in_front and found.share < 1:
+        table.fail("in_front", "does not go with a share: a request's tokens would depend on chance")
     table.end()
     return found
 
@@ -350,7 +265,7 @@ def _process(table: Table) -> Process:
 
 def _steps(table: Table) -> Steps:
     factors = table.take("factors")
-    if not isinstance(factors, list) or not factors or not all(_is_number(part) and part > 0 for part in factors):
+    if not isinstance(factors, list) or not factors or not all(is_number(part) and part > 0 for part in factors):
         table.fail("factors", f"must be a list of positive numbers, got {factors!r}")
     return Steps(tuple(map(float, factors)))
 

@@ -107,6 +107,19 @@ def test_some_prompts_share_one_of_several_beginnings() -> None:
     assert min(shared) > 150 and len({tuple(a.prompt_ids) for a in arrivals}) == 1000
 
 
+def test_texts_in_front_of_prompts_come_from_a_pool_and_some_are_frequent() -> None:
+    prefixes = Prefixes(32, number=50, zipf=1.0, in_front=True, pool="system")
+    classes = [TrafficClass(name, Uniform(5, 9), Fixed(1), prefixes=prefixes) for name in "ab"]
+    arrivals = Workload(classes, rate=1.0, context=42, distinct=True).requests(2000, 0)
+    assert {len(a.prompt_ids) for a in arrivals} == {37, 38, 39, 40, 41}
+    counts = sorted(Counter(tuple(a.prompt_ids[:32]) for a in arrivals).values(), reverse=True)
+    assert len(counts) == 50, "both classes have the same texts"
+    assert counts[0] == pytest.approx(2000 / 4.5, rel=0.15), "the sum of 1 / k up to 50"
+    assert counts[0] / counts[9] == pytest.approx(10, rel=0.6)
+    alike = Workload(classes, rate=1.0, context=42).requests(20, 0)
+    assert {len(a.prompt_ids) for a in alike} <= {37, 38, 39, 40, 41}
+
+
 def test_requests_that_never_fit_are_an_error() -> None:
     with pytest.raises(ConfigError, match="class long: hardly any request fits into the context of 100 tokens"):
         Workload([TrafficClass("long", Fixed(200), Fixed(1))], rate=1.0, context=100).requests(1, 0)

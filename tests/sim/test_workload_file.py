@@ -157,6 +157,13 @@ PROMPTS = 'prompts = { law = "uniform", low = 3, high = 9 }'
             "prefix = { tokens = 9, share = 2 }",
             "prefix.share: must be a number above 0 and at",
         ),
+        (
+            "ttft_ms = 1000",
+            "prefix = { tokens = 9, share = 0.5, in_front = true }",
+            "prefix.in_front: does not go with a share",
+        ),
+        ("ttft_ms = 1000", "prefix = { tokens = 9, in_front = 1 }", "prefix.in_front: must be true or false, got 1"),
+        ("ttft_ms = 1000", "prefix = { tokens = 9, zipf = -1 }", "prefix.zipf: must be a number of at least 0, got -1"),
         ("ttft_ms = 1000", 'hints = { kind = "true" }', "hints.kind: must be one of absent, exact, noisy"),
         ("ttft_ms = 1000", 'hints = { kind = "noisy" }', "classes.a.hints.rmse: is missing"),
         ("ttft_ms = 1000", 'hints = { kind = "exact", rmse = 3 }', "hints.rmse: is unknown; there are kind$"),
@@ -228,7 +235,7 @@ def test_the_examples_run(path: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
 
 
 def test_rates_seeds_capacity_and_knowledge_go_with_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,108 @@
+"""One table of a TOML file: hands out values that are what they must be, and names the key of one that is not."""
+
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, NoReturn
+
+from roseinfer.core.errors import ConfigError
+
+
+class Table:
+    """One table of the file: hands out values that are what they must be; `end` refuses those that nobody asked for."""
+
+    def __init__(self, path: str, name: str, content: Any) -> None:
+        self.path, self.name = path, name
+        if not isinstance(content, dict):
+            self.fail("", f"must be a table, got {content!r}")
+        self._left = dict(content)
+        self._known: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """Keys that nobody has asked for yet."""
+        return list(self._left)
+
+    def fail(self, key: str, why: str) -> NoReturn:
+        where = ".".join(part for part in (self.name, key) if part)
+        raise ConfigError(f"workload: {self.path}: {where + ': ' if where else ''}{why}")
+
+    def take(self, key: str, *default: Any) -> Any:
+        self._known.append(key)
+        if key in self._left:
+            return self._left.pop(key)
+        if not default:
+            self.fail(key, "is missing")
+        return default[0]
+
+    def number(self, key: str, *default: Any, least: float = 0.0, above: float = -inf, most: float = inf) -> Any:
+        """A finite number of at least `least`, above `above`, and at most `most`; or the default."""
+        value = self.take(key, *default)
+        if default and value is default[0]:
+            return value
+        if not is_number(value) or not (least <= value <= most and value > above):
+            limit = f"above {above:g}" if above >= least else f"of at least {least:g}"
+            self.fail(key, f"must be a number {limit}{f' and at most {most:g}' if most < inf else ''}, got {value!r}")
+        return value
+
+    def positive(self, key: str, *default: Any, most: float = inf) -> Any:
+        return self.number(key, *default, above=0.0, most=most)
+
+    def count(self, key: str, *default: Any, least: int = 1) -> Any:
+        """A whole number."""
+        value = self.take(key, *default)
+        if default and value is default[0]:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.fail(key, f"must be a whole number of at least {least}, got {value!r}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            self.fail(key, f"must be true or false, got {value!r}")
+        return value
+
+    def text(self, key: str, *default: Any) -> Any:
+        value = self.take(key, *default)
+        if not isinstance(value, str) and not (default and value is default[0]):
+            self.fail(key, f"must be a text, got {value!r}")
+        return value
+
+    def choice(self, key: str, names: Sequence[str]) -> str:
+        value = self.take(key)
+        if value not in names:
+            self.fail(key, f"must be one of {', '.join(names)}, got {value!r}")
+        return str(value)
+
+    def span(self, key: str) -> tuple[int, int]:
+        """[shortest, longest]"""
+        value = self.take(key)
+        whole = isinstance(value, list) and len(value) == 2 and all(type(part) is int for part in value)
+        if not whole or not 1 <= value[0] <= value[1]:
+            self.fail(key, f"must be [shortest, longest] in tokens, got {value!r}")
+        return value[0], value[1]
+
+    def table(self, key: str, *default: Any) -> "Table":
+        return self.within(key, self.take(key, *default))
+
+    def within(self, key: str, content: Any) -> "Table":
+        return Table(self.path, ".".join(part for part in (self.name, key) if part), content)
+
+    def given(self, key: str, make: Callable[["Table"], Any], default: Any) -> Any:
+        """What is made of a table that need not be there."""
+        content = self.take(key, None)
+        return default if content is None else make(self.within(key, content))
+
+    def file(self, key: str) -> str:
+        """A file's path, relative to the folder of the one that names it."""
+        return str(Path(self.path).parent / self.text(key))
+
+    def end(self, *also: str) -> None:
+        """`also`: keys that there are though nobody asked for them."""
+        for key in self._left:
+            self.fail(key, f"is unknown; there are {', '.join(dict.fromkeys([*self._known, *also]))}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
