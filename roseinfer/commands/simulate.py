@@ -5,15 +5,18 @@ import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from roseinfer.commands import fleet_tables
 from roseinfer.commands.groups import POLICY, SCHEDULER, scheduler_options
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.registry import contenders, scheduler_config
 from roseinfer.sim.config import CostConfig, RandomLoadsConfig, SweepConfig, WorkloadConfig
+from roseinfer.sim.fleet_config import FleetConfig
 
 NAME = "simulate"
 # Here policies are told what steps cost and how long outputs will be in other ways: `cost` and `lengths`.
@@ -23,6 +26,7 @@ HELP = "run the scheduler on a workload without a model, with a cost model for t
 OPTIONS = OptionSet(
     Group(WorkloadConfig, "workload"),
     Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {KNOWING}"}),
+    Group(FleetConfig, "several engines"),
     Group(RandomLoadsConfig, "random loads"),
     Group(CostConfig, "cost model and cache (without a setup)"),
     SCHEDULER,
@@ -63,25 +67,32 @@ def run(args: Namespace) -> int:
     workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
     cost = OPTIONS.build(CostConfig, given)
     random_loads = OPTIONS.build(RandomLoadsConfig, given)
+    fleet = OPTIONS.build(FleetConfig, given)
+    fleet.check_needed(given)
     if cost.cost is not None and given.keys() & COST_CONSTANTS:
         raise ConfigError(f"cost: the file holds {min(given.keys() & COST_CONSTANTS)} already")
     if random_loads.random_loads is not None:
         result = run_random_loads(random_loads, workload.seed, sweep, given)
     elif workload.replay is not None:
+        if fleet.active:
+            raise ConfigError("replicas does not go with replay: the recording says how many engines there were")
         result = run_replay(workload.replay)
-    elif workload.setup is None and workload.file is None and not sweep.policy_list and not sweep.capacity:
+    elif not (fleet.active or workload.setup or workload.file or sweep.policy_list or sweep.capacity):
         result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
     else:
-        result = run_comparison(workload, sweep, cost, given)
+        result = run_comparison(workload, sweep, cost, fleet, given)
     if workload.json:
         Path(workload.json).write_text(json.dumps({**result, "args": given}, indent=2, default=str) + "\n")
     return 0
 
 
 def run_replay(path: str) -> dict[str, Any]:
-    """A recorded run again, on its own times: are the plans the same?"""
+    """A recorded run again, on its own times: are the plans the same? Of several engines, placements too."""
+    from roseinfer.sim.fleet_parity import is_fleet
     from roseinfer.sim.parity import parity_of
 
+    if is_fleet(path):
+        return fleet_tables.run_fleet_replay(path)
     parity = parity_of(path)
     print(parity)
     return {"parity": {**asdict(parity), "plans_agree": parity.plans_agree, "medians_agree": parity.medians_agree}}
@@ -206,6 +217,7 @@ def run_comparison(
     workload: WorkloadConfig,
     options: SweepConfig,
     cost: CostConfig,
+    fleet: FleetConfig,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
     """`given`: all options that were given; those of the scheduler and of policies hold for the policies that have
@@ -237,6 +249,8 @@ def run_comparison(
         seeds=options.seeds,
         false_rejects=options.false_rejects,
         jobs=options.jobs,
+        fleets=fleet.plans(options.target) if fleet.active else (None,),
+        target=options.target,
     )
     check_given(sweep)
     if options.capacity:
@@ -245,6 +259,8 @@ def run_comparison(
         return _capacities(sweep, scenario.at_rate, options.target, scenario.classes)
     points = run_sweep(sweep)
     print_points(points)
+    if fleet.active:
+        fleet_tables.print_fleets(points)
     if workload.file is not None:
         print_classes(points)
     if options.plot:
@@ -269,11 +285,13 @@ def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any])
     from roseinfer.sim.sweep import find_capacity
 
     found = []
-    for name in sweep.policies:
-        capacity = find_capacity(replace(sweep, loads=[]), name, at_rate, target)
+    for plan, name in product(sweep.fleets, sweep.policies):
+        capacity = find_capacity(replace(sweep, loads=[], fleets=[plan]), name, at_rate, target)
         tight = describe_class(classes, capacity.tight)
-        print(f"{name}: {capacity.rate:.2f} req/s at {target:.1%}; just above, {tight} is the tight one")
-        found.append({**asdict(capacity), "target": target, "tight_objective": tight})
+        who = name if plan is None else f"{name}, {plan.router}, {plan.size} engines"
+        print(f"{who}: {capacity.rate:.2f} req/s at {target:.1%}; just above, {tight} is the tight one")
+        where = {} if plan is None else {"router": plan.router, "replicas": plan.size}
+        found.append({**asdict(capacity), **where, "target": target, "tight_objective": tight})
     return {"capacity": found}
 
 
@@ -281,8 +299,10 @@ def print_points(points: Sequence[Mapping[str, Any]]) -> None:
     from roseinfer.bench.report import table
 
     rows = []
+    sizes = fleet_tables.several_sizes(points)
     for point in points:
-        row: dict[str, Any] = {"policy": point["policy"], "req/s": point["rate"] or point["offered_req_s"]}
+        row: dict[str, Any] = fleet_tables.which(point, sizes) if "router" in point else {}
+        row |= {"policy": point["policy"], "req/s": point["rate"] or point["offered_req_s"]}
         for title, path in COLUMNS.items():
             value: Any = point
             for part in path:
@@ -313,7 +333,8 @@ def print_classes(points: Sequence[Mapping[str, Any]]) -> None:
     for point in points:
         for name, found in point["classes"].items():
             kept = found["adherence"]
-            row = {"policy": point["policy"], "req/s": point["rate"], "class": name}
+            row = fleet_tables.which(point, fleet_tables.several_sizes(points)) if "router" in point else {}
+            row |= {"policy": point["policy"], "req/s": point["rate"], "class": name}
             row |= {"adherence": None if kept is None else f"{kept:.3f}", "rejected": f"{found['rejected']:.3f}"}
             for title in ("ttft_ms", "tpot_ms"):
                 row[f"{title[:4].upper()} p50 ms"] = found[title]["p50"]

@@ -16,7 +16,7 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.policy import Decision, Policy, Promising, View
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, ExpectedRunner
@@ -37,6 +37,8 @@ class TimedPolicy:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.seconds = 0.0
+        if isinstance(policy, Promising):
+            self.promise = policy.promise
 
     def begin(self, view: View) -> Decision:
         start = perf_counter()
@@ -107,6 +109,7 @@ class SimulatedEngine:
         )
         self.watch = Watch(kv, self.estimates.cost)
         self._idle_turns = 0
+        self._news = False
 
     @property
     def busy(self) -> bool:
@@ -118,7 +121,7 @@ class SimulatedEngine:
         if not self.core.busy:
             return inf
         # The engine's loop waits so long, or for the next request.
-        return self.clock.now() + (HELD_BACK_S if self.core.held_back else 0.0)
+        return self.clock.now() + (HELD_BACK_S if self.core.held_back and not self._news else 0.0)
 
     def wake(self, at_s: float) -> None:
         """Let time pass until then, if it is not there yet."""
@@ -128,11 +131,23 @@ class SimulatedEngine:
     def add(self, new: Add, output_len: int) -> None:
         """A request whose output will have so many tokens. Raises as `EngineCore.add`."""
         self.core.add(new)
+        self._news = True
         self._expected.expect(sequence_id(new.request_id, 0), len(new.prompt_ids), output_len)
 
     def step(self) -> list[RequestOutput]:
-        """One turn of the core. Raises `StuckError` if the policy stops the engine for good."""
-        outputs = self.core.step()
+        """One turn of the core: `launch` and `settle`."""
+        return self.launch() + self.settle()
+
+    def launch(self) -> list[RequestOutput]:
+        """What the plan of a turn decides, which takes no time."""
+        self._news = False
+        return self.core.launch()
+
+    def settle(self) -> list[RequestOutput]:
+        """What the turn's step brings; the clock is then at its end. Raises `StuckError` if the policy stops the engine
+        for good.
+        """
+        outputs = self.core.settle()
         self._idle_turns = self._idle_turns + 1 if self.core.held_back else 0
         if self._idle_turns > STUCK_TURNS:
             raise StuckError(self._stuck())

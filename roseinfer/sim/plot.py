@@ -16,14 +16,21 @@ def check_plot(path: str) -> None:
         raise ConfigError(f"plot: {path} does not end in a picture format, such as .png")
 
 
+def label(point: Mapping[str, Any]) -> str:
+    """Of a line: the policy, and of several engines the router and how many they are."""
+    if "router" not in point:
+        return str(point["policy"])
+    return f"{point['policy']}, {point['router']} x {point['replicas']}"
+
+
 def plot_sweep(path: str, points: Sequence[Mapping[str, Any]], title: str = "simulated") -> None:
     """`points` as in the JSON file. Goodput over the arrival window, by which policies are ranked."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name in dict.fromkeys(point["policy"] for point in points):
-        own = [point for point in points if point["policy"] == name]
+    for name in dict.fromkeys(label(point) for point in points):
+        own = [point for point in points if label(point) == name]
         loads = [point["offered_req_s"] if point["rate"] is None else point["rate"] for point in own]
         left.plot(loads, [point["goodput_window_req_s"] for point in own], marker="o", label=name)
         right.plot(loads, [point["adherence"] for point in own], marker="o", label=name)

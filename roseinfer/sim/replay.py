@@ -1,7 +1,7 @@
 """A recorded run again, without its machine: the scheduler runs on the recorded arrivals and step times."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -244,11 +244,16 @@ class RecordedRunner:
 
 
 def replay(
-    recording: Recording, scheduler: SchedulerConfig | None = None, *, estimates: Estimates | None = None
+    recording: Recording,
+    scheduler: SchedulerConfig | None = None,
+    *,
+    estimates: Estimates | None = None,
+    launched: Callable[[int, EngineCore], None] | None = None,
 ) -> Replay:
     """Run the scheduler again, with other options than the run's if they are given.
 
-    `estimates`: what the run's policy knew at its start, if not what its options say.
+    `estimates`: what the run's policy knew at its start, if not what its options say. `launched(turn, core)`: called
+    while the turn's step runs.
     """
     setup, clock, found = recording.setup, ReplayClock(), Replay()
     scheduler = scheduler or setup.scheduler
@@ -269,7 +274,10 @@ def replay(
             _apply(core, clock, entry)
         clock.at_s = max(clock.at_s, turn.plan_s)
         runner.turn, runner.submitted = turn, None
-        for output in core.step():
+        outputs = core.launch()
+        if launched is not None:
+            launched(number, core)
+        for output in outputs + core.settle():
             _note(found, tokens, output)
         rows: Sequence[Row] = runner.submitted.rows if runner.submitted else ()
         found.plans.append([(row.request_id, row.start, row.count) for row in rows])

@@ -1,9 +1,10 @@
 """Policies against loads: every policy sees the same arrivals, lengths, objectives and predictions."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
@@ -13,6 +14,9 @@ from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import CalibratedLengths, EcdfLengths, OracleLengths
 from roseinfer.sched.registry import contenders, entry_of, option_names, scheduler_config, users_of
+from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
+from roseinfer.sim.fleet_report import summarise_fleet, with_all_reasons
+from roseinfer.sim.fleets import simulate_fleet
 from roseinfer.sim.report import mean_of, summarise
 from roseinfer.sim.simulator import Simulation, simulate
 from roseinfer.sim.workload import Arrival
@@ -31,6 +35,8 @@ class Job:
     lengths: str
     seed: int
     false_rejects: bool = False
+    fleet: FleetPlan | None = None
+    target: float = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """`common`: scheduler options of all contenders, which their settings beat; `given` ones beat these, each for the
-    policies that have it.
+    policies that have it. `fleets`: None = one engine, without a router. `target`: the share of good requests that a
+    fleet is to keep.
     """
 
     machine: Machine
@@ -56,6 +63,8 @@ class Sweep:
     seeds: int = 1
     false_rejects: bool = False
     jobs: int | None = None
+    fleets: Sequence[FleetPlan | None] = (None,)
+    target: float = 0.99
 
 
 def contender(name: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
@@ -94,44 +103,41 @@ def check_given(sweep: Sweep) -> None:
 
 
 def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
-    """One point per policy and load, the best setting of each policy at each load by adherence.
+    """One point per load, fleet and policy, the best setting of each policy there by adherence.
 
     If nobody has objectives the setting counts under which most finish.
     """
-    keys, jobs = [], []
-    for load in sweep.loads:
-        for name in sweep.policies:
-            _, known = contender(name)
-            for number, options in enumerate(settings_of(sweep, name)):
-                for seed in range(sweep.seeds):
-                    keys.append((load.rate, name, number))
-                    jobs.append(
-                        Job(
-                            load.arrivals,
-                            sweep.machine,
-                            options,
-                            known or sweep.lengths,
-                            seed,
-                            sweep.false_rejects,
-                        )
-                    )
-    grouped: dict[tuple[float | None, str, int], list[dict[str, Any]]] = {}
-    for key, summary in zip(keys, run_jobs(jobs, sweep.jobs), strict=True):
-        grouped.setdefault(key, []).append(summary)
-    return [_best(sweep, load.rate, name, grouped) for load in sweep.loads for name in sweep.policies]
+    points = [(load, fleet, name) for load in sweep.loads for fleet in sweep.fleets for name in sweep.policies]
+    jobs = [job for load, fleet, name in points for job in _jobs(sweep, load, fleet, name)]
+    found = iter(run_jobs(jobs, sweep.jobs))
+    return [_best(sweep, load, fleet, name, found) for load, fleet, name in points]
+
+
+def _jobs(sweep: Sweep, load: Load, fleet: FleetPlan | None, name: str) -> list[Job]:
+    """Of a point: by setting, then by seed."""
+    lengths = contender(name)[1] or sweep.lengths
+    return [
+        Job(load.arrivals, sweep.machine, options, lengths, seed, sweep.false_rejects, fleet, sweep.target)
+        for options in settings_of(sweep, name)
+        for seed in range(sweep.seeds)
+    ]
 
 
 def _best(
-    sweep: Sweep,
-    rate: float | None,
-    name: str,
-    grouped: Mapping[tuple[float | None, str, int], list[dict[str, Any]]],
+    sweep: Sweep, load: Load, fleet: FleetPlan | None, name: str, summaries: Iterator[dict[str, Any]]
 ) -> dict[str, Any]:
+    """`summaries`: those of the point's jobs come next."""
     settings = settings_of(sweep, name)
-    found = [(mean_of(grouped[rate, name, number]), number) for number in range(len(settings))]
+    runs = [list(islice(summaries, sweep.seeds)) for _ in settings]
+    for group in runs:
+        with_all_reasons(group)
+    found = [(mean_of(group), number) for number, group in enumerate(runs)]
     point, number = max(found, key=lambda item: _merit(item[0]))
-    seeds = [run["adherence"] for run in grouped[rate, name, number]]
-    return {"policy": name, "rate": rate, **point, "setting": _own(name, settings[number]), "seeds": seeds}
+    seeds = [run["adherence"] for run in runs[number]]
+    which = {"policy": name, "rate": load.rate}
+    if fleet is not None:
+        which |= {"router": fleet.router, "replicas": fleet.size}
+    return {**which, **point, "setting": _own(name, settings[number]), "seeds": seeds}
 
 
 def _merit(point: Mapping[str, Any]) -> float:
@@ -156,23 +162,43 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None) -> list[dict[str, 
 
 def run_job(job: Job) -> dict[str, Any]:
     arrivals = job.arrivals(job.seed)
-    run = _simulate(job, arrivals, job.lengths)
-    return summarise(run, _simulate(job, arrivals, "oracle") if job.false_rejects else None)
+    if job.fleet is not None:
+        run = _simulate_fleet(job, job.fleet, arrivals, job.lengths)
+        ideal = _simulate_fleet(job, job.fleet, arrivals, "oracle").simulation if job.false_rejects else None
+        return summarise_fleet(run, job.target, ideal)
+    alone = _simulate(job, arrivals, job.lengths)
+    return summarise(alone, _simulate(job, arrivals, "oracle") if job.false_rejects else None)
 
 
 def _simulate(job: Job, arrivals: Sequence[Arrival], lengths: str) -> Simulation:
     return simulate_as(arrivals, job.machine, job.options, lengths, job.seed)
 
 
+def _simulate_fleet(job: Job, plan: FleetPlan, arrivals: Sequence[Arrival], lengths: str) -> FleetRun:
+    told = [_told(arrival, lengths) for arrival in arrivals]
+    knowledge = Knowledge(job.machine, lengths)
+    return simulate_fleet(told, scheduler_config(**job.options), job.machine, plan, knowledge, job.seed)
+
+
 def simulate_as(
     arrivals: Sequence[Arrival], machine: Machine, options: Mapping[str, Any], lengths: str, seed: int
 ) -> Simulation:
     """One run of a policy with these options that knows so much of `lengths`: "predictor", "oracle" or "none"."""
-    config = scheduler_config(**options)
     told = [_told(arrival, lengths) for arrival in arrivals]
-    known = OracleLengths() if lengths == "oracle" else CalibratedLengths(EcdfLengths(seed))
-    estimates = Estimates(cost=CostModel(machine.belief), lengths=known)
-    return simulate(told, config, machine, estimates=estimates, seed=seed)
+    estimates = Knowledge(machine, lengths)(seed)
+    return simulate(told, scheduler_config(**options), machine, estimates=estimates, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What a policy knows when its engine starts: what the machine is believed to cost, and so much of `lengths`."""
+
+    machine: Machine
+    lengths: str
+
+    def __call__(self, seed: int) -> Estimates:
+        known = OracleLengths() if self.lengths == "oracle" else CalibratedLengths(EcdfLengths(seed))
+        return Estimates(cost=CostModel(self.machine.belief), lengths=known)
 
 
 def _told(arrival: Arrival, lengths: str) -> Arrival:

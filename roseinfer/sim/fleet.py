@@ -1,0 +1,363 @@
+"""Several engines behind a router, on simulated time. The router is the one that serves (`roseinfer.router`)."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from time import perf_counter
+
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.outputs import End, FinishReason, RequestOutput
+from roseinfer.engine.messages import Add, Said
+from roseinfer.kv.blocks import block_keys
+from roseinfer.priced.machine import Machine
+from roseinfer.router.base import Ask, Placement
+from roseinfer.router.placer import Placer
+from roseinfer.router.registry import KEYED
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sim.engine import SimulatedEngine
+from roseinfer.sim.fleet_plan import EngineTotals, FleetPlan, FleetRun
+from roseinfer.sim.machine import TOKEN
+from roseinfer.sim.simulator import Lifetime, Simulation, add_of, lifetimes
+from roseinfer.sim.workload import Arrival
+
+# What comes first of what happens at the same moment: tokens leave, then things happen to engines, then requests
+# arrive, and then steps begin.
+DELIVER, HAPPEN, ARRIVE, STEP = range(4)
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way through the fleet. `name`: what the engine that has it now calls it."""
+
+    number: int
+    arrival: Arrival
+    life: Lifetime
+    keys: list[bytes]
+    name: str = ""
+    attempts: int = 0
+    engine: int | None = None
+    placement: Placement | None = None
+    retried: bool = False
+    resumed: bool = False
+
+
+@dataclass(slots=True)
+class Slot:
+    """An engine's place: `engine` is None while nobody is there. `pending`: what the step that runs will bring."""
+
+    number: int
+    engine: SimulatedEngine | None = None
+    pending: list[RequestOutput] = field(default_factory=list)
+    lives: int = 0
+    asked_s: float | None = None
+    draining: bool = False
+    totals: EngineTotals = field(default_factory=EngineTotals)
+
+    @property
+    def next(self) -> tuple[float, int]:
+        """When it does something by itself, and what."""
+        if self.engine is None:
+            return inf, STEP
+        if self.pending:
+            return self.engine.clock.now(), DELIVER
+        return self.engine.next_s, STEP
+
+
+class Fleet:
+    """One run. `estimates(seed)`: what an engine's policy knows when it starts, for a generator of that seed."""
+
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        scheduler: SchedulerConfig,
+        machine: Machine,
+        plan: FleetPlan,
+        estimates: Callable[[int], Estimates],
+        seed: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.now_s = 0.0
+        self.calls: dict[str, Call] = {}  # live ones, by name
+        self.moving = 0  # on their way from one engine to another
+        self.slots = [Slot(number) for number in range(plan.most)]
+        self.placer = Placer(plan.router, range(plan.most), blocks=machine.num_kv_blocks, seed=seed)
+        self._arrivals = arrivals
+        self._lives = lifetimes(arrivals)
+        self._scheduler = scheduler
+        self._machine = machine
+        self._estimates = estimates
+        self._seed = seed
+        self._number = 0  # of the next arrival
+        self._elapsed_s = 0.0
+        self._happening: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._reasons: Counter[str] = Counter()
+        self._engine_of: list[int | None] = [None] * len(arrivals)
+        nothing = Simulation(self._lives, 0.0, 0.0, 0, 0)
+        self.record = FleetRun(nothing, [slot.totals for slot in self.slots], self._engine_of, self._reasons)
+
+    def run(self) -> FleetRun:
+        """Raises as `simulate`."""
+        for slot in self.slots:
+            if slot.number < self.plan.replicas:
+                slot.asked_s = 0.0
+                self._start(slot)
+            else:
+                self.placer.set_up(slot.number, False)
+        for kill in self.plan.kills:
+            self.at(kill.at_s, partial(self._die, self.slots[kill.engine]))
+        while self._turn():
+            pass
+        return self._result()
+
+    def at(self, at_s: float, happens: Callable[[], None]) -> None:
+        heappush(self._happening, (at_s, next(self._order), happens))
+
+    def calls_of(self, slot: Slot) -> list[Call]:
+        """The requests that are there."""
+        return [call for call in self.calls.values() if call.engine == slot.number]
+
+    # --- time ---------------------------------------------------------------------------------------------------
+    def _turn(self) -> bool:
+        """What comes next, whatever it is; False once all is done."""
+        slot = min(self.slots, key=_next)
+        due = slot.next
+        arriving = self._number < len(self._arrivals)
+        if not (arriving or self.calls or self.moving) and due[0] == inf:
+            return False
+        if arriving:
+            due = min(due, (self._arrivals[self._number].at_s, ARRIVE))
+        if self._happening:
+            due = min(due, (self._happening[0][0], HAPPEN))
+        self.now_s, what = due
+        if what == DELIVER:
+            self._deliver(slot)
+        elif what == HAPPEN:
+            heappop(self._happening)[2]()
+        elif what == ARRIVE:
+            self._arrive()
+        else:
+            self._step(slot)
+        return True
+
+    def _step(self, slot: Slot) -> None:
+        """One turn of an engine: what its plan decides is known at once, what the step brings when it is over.
+
+        The promise is as of before the step's end, or the router would know what has not happened yet.
+        """
+        assert slot.engine is not None
+        engine = slot.engine
+        engine.wake(self.now_s)
+        for output in engine.launch():
+            self._note(slot, output)
+        self._publish(slot)
+        slot.pending = engine.settle()
+        self._elapsed_s = max(self._elapsed_s, engine.clock.now())
+
+    def _deliver(self, slot: Slot) -> None:
+        outputs, slot.pending = slot.pending, []
+        for output in outputs:
+            self._note(slot, output)
+        assert slot.engine is not None
+        if not slot.engine.busy:
+            self._publish(slot)
+
+    def _publish(self, slot: Slot) -> None:
+        assert slot.engine is not None
+        promise = slot.engine.core.promise(self.now_s)
+        self.placer.update(slot.number, promise._replace(draining=True) if slot.draining else promise)
+
+    def _note(self, slot: Slot, output: RequestOutput) -> None:
+        name, token_ids, _, _, started, end = output
+        call = self.calls.get(name.rpartition(":")[0])
+        if call is None:
+            return  # it went elsewhere
+        if token_ids:
+            call.life.token_s.append(self.now_s)
+        if started is not None and call.placement is not None:
+            self.placer.started(call.placement, started.cached_tokens)
+        if end is not None:
+            self._end(call, end)
+
+    # --- requests -----------------------------------------------------------------------------------------------
+    def _arrive(self) -> None:
+        number, self._number = self._number, self._number + 1
+        arrival = self._arrivals[number]
+        self._place(Call(number, arrival, self._lives[number], self._keys(arrival)))
+
+    def _keys(self, arrival: Arrival) -> list[bytes]:
+        """Of the prompt's full blocks, if anybody looks at them."""
+        if self.plan.router not in KEYED or not self._machine.prefix_caching:
+            return []
+        return block_keys(arrival.prompt_ids, self._machine.block_size)
+
+    def ask(self, call: Call) -> Ask:
+        """What is left of it now."""
+        slo = call.arrival.slo
+        ttft_s = slo.ttft_s if slo is not None else None
+        tpot_s = slo.tpot_s if slo is not None else None
+        return Ask(
+            len(call.arrival.prompt_ids) + len(call.life.token_s),
+            [int.from_bytes(key[:8], "little") for key in call.keys],
+            self._machine.block_size,
+            float(call.arrival.predicted_len or 0),
+            inf if ttft_s is None or call.life.token_s else ttft_s - (self.now_s - call.life.arrival_s),
+            inf if tpot_s is None else tpot_s,
+        )
+
+    def _place(self, call: Call) -> None:
+        begin = perf_counter()
+        placement = self.placer.place(self.ask(call), self.now_s, self._excluded(call))
+        self.record.router_s += perf_counter() - begin
+        if placement is None:
+            self.record.unplaced.append(call.number)
+            self._give_up(call)
+        else:
+            self._send(call, placement)
+
+    def _excluded(self, call: Call) -> Collection[int]:
+        """Engines that do not come into question."""
+        return ()
+
+    def _send(self, call: Call, placement: Placement) -> None:
+        slot = self.slots[placement.engine]
+        assert slot.engine is not None, "the router chooses among those that are up"
+        self._reasons[placement.reason] += 1
+        slot.totals.placed += 1
+        self._forget(call)
+        call.name = f"{call.number}.{call.attempts}" if call.attempts else str(call.number)
+        call.attempts += 1
+        call.engine = self._engine_of[call.number] = slot.number
+        call.placement = placement
+        self.calls[call.name] = call
+        slot.engine.wake(self.now_s)
+        slot.engine.add(self._add_of(call), call.arrival.output_len)
+
+    def _add_of(self, call: Call) -> Add:
+        """What the engine that has it now is told of it; what was put out elsewhere is `TOKEN` by `TOKEN`."""
+        said, life = len(call.life.token_s), call.life
+        add = add_of(call.arrival, call.name, self._machine.max_model_len)
+        add.keys = b"".join(call.keys)
+        add.outputs = [Said([TOKEN] * said, life.ttft_s)] if said else None
+        return add
+
+    def _forget(self, call: Call) -> None:
+        """It is nowhere."""
+        self.calls.pop(call.name, None)
+        call.engine = None
+
+    def _give_up(self, call: Call) -> None:
+        self._forget(call)
+        call.life.reason = FinishReason.ERROR
+
+    def _end(self, call: Call, end: End) -> None:
+        unstarted = not call.life.token_s
+        if unstarted and call.placement is not None:
+            self.placer.ended_unstarted(call.placement)
+        if unstarted and end.reason is FinishReason.REJECTED and self._retry(call):
+            return
+        self._forget(call)
+        call.life.reason, call.life.rejection = end.reason, end.rejection
+
+    def _retry(self, call: Call) -> bool:
+        """Once, if another engine's promise still holds a request that was turned away."""
+        if call.retried or call.engine is None:
+            return False
+        placement = self.placer.keeper(self.ask(call), self.now_s, {call.engine, *self._excluded(call)})
+        if placement is None:
+            return False
+        call.retried = True
+        self.record.retries.append(call.number)
+        self._send(call, placement)
+        return True
+
+    # --- engines ------------------------------------------------------------------------------------------------
+    def _start(self, slot: Slot) -> None:
+        """It serves from now on."""
+        seed = self._seed + 1_000_003 * slot.number + 7919 * slot.lives
+        slot.lives += 1
+        slot.engine = SimulatedEngine(
+            self._scheduler,
+            self.plan.machine(slot.number, self._machine),
+            estimates=self._estimates(seed),
+            seed=seed,
+            start_s=self.now_s,
+        )
+        self.placer.set_up(slot.number, True)
+        self._publish(slot)
+
+    def _die(self, slot: Slot) -> None:
+        """What its step would have brought is lost, and its requests go elsewhere; after a while it is back."""
+        if slot.engine is None:
+            return
+        lost, draining = self.calls_of(slot), slot.draining
+        slot.totals.deaths += 1
+        self._stop(slot)
+        if not draining:
+            self.at(self.now_s + self.plan.start_s, partial(self._start, slot))
+        elif slot.asked_s is not None:
+            slot.totals.served_s += self.now_s - slot.asked_s
+            slot.asked_s = None
+        for call in lost:
+            self._rescue(call)
+
+    def _stop(self, slot: Slot) -> None:
+        assert slot.engine is not None
+        add_up(slot.engine, slot.totals)
+        slot.engine, slot.pending, slot.draining = None, [], False
+        self.placer.set_up(slot.number, False)
+        self.placer.forget(slot.number)
+
+    def _rescue(self, call: Call) -> None:
+        """Of a request whose engine died: before its first token it is placed again, after it it goes on elsewhere, but
+        only once: it may be why engines die.
+        """
+        if not call.life.token_s:
+            self.record.replaced.append(call.number)
+        elif call.resumed:
+            self.record.failed.append(call.number)
+            self._give_up(call)
+            return
+        else:
+            call.resumed = True
+            self.record.resumed.append(call.number)
+        self._place(call)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+    def _result(self) -> FleetRun:
+        for slot in self.slots:
+            if slot.engine is not None:
+                add_up(slot.engine, slot.totals)
+            if slot.asked_s is not None:
+                slot.totals.served_s += self._elapsed_s - slot.asked_s
+        run, totals = self.record, self.record.engines
+        run.simulation = Simulation(
+            self._lives,
+            self._elapsed_s,
+            sum(each.busy_s for each in totals),
+            sum(each.steps for each in totals),
+            sum(each.preemptions for each in totals),
+            kv_peak=max(each.kv_peak for each in totals),
+            policy_s=sum(each.policy_s for each in totals),
+        )
+        return run
+
+
+def add_up(engine: SimulatedEngine, totals: EngineTotals) -> None:
+    """Add up what an engine has done, at its end."""
+    stats = engine.core.stats()
+    totals.steps += stats.step
+    totals.preemptions += stats.preemptions
+    totals.busy_s += engine.runner.busy_s
+    totals.policy_s += engine.policy.seconds
+    totals.kv_peak = max(totals.kv_peak, engine.watch.kv_peak)
+    totals.prefix_tokens += stats.prefix_queries
+    totals.prefix_hits += stats.prefix_hits
+
+
+def _next(slot: Slot) -> tuple[float, int]:
+    return slot.next

@@ -1,0 +1,147 @@
+"""The options of `roseinfer simulate` for several engines."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Any
+
+from roseinfer.core.config import option
+from roseinfer.core.errors import ConfigError
+from roseinfer.router.registry import ROUTERS
+from roseinfer.sim.config import positive_numbers
+from roseinfer.sim.fleet_plan import BOTH, DECODE, PREFILL, ROLES, FleetPlan, Kill, Scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """Several engines behind a router. Engines are numbered from 0."""
+
+    replicas: str | None = option(None, "engines behind a router; compare several numbers: a,b,...", metavar="N")
+    router: str | None = option(None, f"compare these: {', '.join(ROUTERS)}; default: pace", metavar="NAMES")
+    slow: str | None = option(
+        None, "each engine takes so many times as long, and its policy is not told: 1,1,1,1.5", metavar="FACTORS"
+    )
+    kill: str | None = option(None, "engines that die, and when: ENGINE@SECONDS,...", metavar="ENGINE@S")
+    start_s: float = option(40.0, "seconds until an engine serves that died or was asked for")
+    autoscale: str | None = option(
+        None, "engines come and go by what they promise; compared with fixed numbers of them", metavar="LEAST-MOST"
+    )
+    autoscale_patience_s: float = option(600.0, "autoscale: how long fewer engines would do before one goes")
+    roles: str | None = option(
+        None, f"an experiment: what each engine does: {', '.join(ROLES)}", metavar="ROLE,ROLE,..."
+    )
+    move_us: float = option(3.0, "roles: microseconds that the K/V of a token takes from one engine to another")
+
+    def __post_init__(self) -> None:
+        for name in ("start_s", "autoscale_patience_s", "move_us"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} must not be negative, got {value}")
+        if self.active:
+            _ = self.plans(0.95)
+
+    @property
+    def active(self) -> bool:
+        return self.replicas is not None or self.autoscale is not None
+
+    def check_needed(self, given: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` for an option of several engines where there is one."""
+        wrong = next((f.name for f in fields(self) if f.name in given), None)
+        if wrong and not self.active:
+            raise ConfigError(f"{wrong} needs replicas")
+        for name, needed in (("move_us", "roles"), ("autoscale_patience_s", "autoscale")):
+            if name in given and getattr(self, needed) is None:
+                raise ConfigError(f"{name} needs {needed}")
+        if "start_s" in given and self.kill is None and self.autoscale is None:
+            raise ConfigError("start_s needs kill or autoscale")
+
+    def plans(self, target: float) -> list[FleetPlan]:
+        """What is compared, in order. `target`: share of the requests that an autoscaler keeps good."""
+        scaling = self._scaling(target)
+        sizes = self._sizes(scaling)
+        for name in ("slow", "roles"):
+            if scaling is not None and getattr(self, name) is not None:
+                raise ConfigError(f"autoscale does not go with {name}: which engines would these be?")
+        slow, roles, kills = self._slow(sizes), self._roles(sizes), self._kills(sizes)
+        if roles and kills:
+            raise ConfigError("roles does not go with kill")
+        plans = []
+        for router in self._routers():
+            if scaling is not None:
+                plans.append(FleetPlan(scaling.least, router, kills=kills, start_s=self.start_s, scaling=scaling))
+            plans += [
+                FleetPlan(size, router, slow, kills, self.start_s, roles, self.move_us * 1e-6 if roles else 0.0)
+                for size in sizes
+            ]
+        return plans
+
+    def _routers(self) -> list[str]:
+        names = [name.strip() for name in (self.router or "pace").split(",") if name.strip()]
+        for name in names:
+            if name not in ROUTERS:
+                raise ConfigError(f"router: {name!r} is none of {', '.join(ROUTERS)}")
+        return list(dict.fromkeys(names))
+
+    def _sizes(self, scaling: Scaling | None) -> list[int]:
+        if self.replicas is None:
+            assert scaling is not None
+            return list(range(scaling.least, scaling.most + 1))
+        return _counts("replicas", self.replicas.split(","))
+
+    def _scaling(self, target: float) -> Scaling | None:
+        if self.autoscale is None:
+            return None
+        bounds = _counts("autoscale", self.autoscale.split("-"))
+        if len(bounds) != 2 or bounds[0] > bounds[1]:
+            raise ConfigError(f"autoscale must be LEAST-MOST, such as 2-6, got {self.autoscale}")
+        return Scaling(bounds[0], bounds[1], target=target, patience_s=self.autoscale_patience_s)
+
+    def _slow(self, sizes: list[int]) -> tuple[float, ...]:
+        factors = positive_numbers("slow", self.slow)
+        if self.slow is not None:
+            _check_one_each("slow", len(factors), sizes)
+        return factors
+
+    def _roles(self, sizes: list[int]) -> tuple[str, ...]:
+        if self.roles is None:
+            return ()
+        roles = tuple(name.strip() for name in self.roles.split(","))
+        wrong = next((name for name in roles if name not in ROLES), None)
+        if wrong is not None:
+            raise ConfigError(f"roles: {wrong!r} is none of {', '.join(ROLES)}")
+        _check_one_each("roles", len(roles), sizes)
+        for one, what in ((PREFILL, "begin"), (DECODE, "go on")):
+            if not {one, BOTH} & set(roles):
+                raise ConfigError(f"roles: no engine is {one} or both, so no request could {what}")
+        return roles
+
+    def _kills(self, sizes: list[int]) -> tuple[Kill, ...]:
+        found = []
+        for part in (self.kill or "").split(","):
+            if not part.strip():
+                continue
+            engine, _, at_s = part.partition("@")
+            try:
+                kill = Kill(int(engine), float(at_s))
+            except ValueError:
+                raise ConfigError(f"kill must be ENGINE@SECONDS, such as 2@30, got {part.strip()}") from None
+            if not (0 <= kill.engine < min(sizes) and isfinite(kill.at_s) and kill.at_s >= 0):
+                raise ConfigError(f"kill: {part.strip()}: engines are 0 to {min(sizes) - 1}, and time begins at 0")
+            found.append(kill)
+        return tuple(sorted(found, key=lambda kill: kill.at_s))
+
+
+def _counts(name: str, parts: list[str]) -> list[int]:
+    try:
+        counts = [int(part) for part in parts]
+    except ValueError:
+        raise ConfigError(f"{name} must be whole numbers, got {'-'.join(parts)}") from None
+    if min(counts) < 1:
+        raise ConfigError(f"{name} must be positive, got {min(counts)}")
+    return counts
+
+
+def _check_one_each(name: str, count: int, sizes: list[int]) -> None:
+    if sizes != [count]:
+        wanted = ", ".join(map(str, sizes))
+        raise ConfigError(f"{name}: {count} are given for {wanted} engines: one each, and one number of replicas")

@@ -1,0 +1,94 @@
+"""A router's recorded calls again: does it send every request to the same engine, for the same reason?"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.promise import Promise
+from roseinfer.router.base import Ask, Placement
+from roseinfer.router.breaker import Outcome
+from roseinfer.router.placer import Placer
+
+Where = tuple[int, str] | None  # engine and reason; None: nobody took it
+
+
+@dataclass(slots=True)
+class Placements:
+    """`recorded` and `replayed`: of every request in order. `promises`: what each engine published, as far as the
+    router has seen it.
+    """
+
+    recorded: list[Where] = field(default_factory=list)
+    replayed: list[Where] = field(default_factory=list)
+    promises: dict[int, list[Promise]] = field(default_factory=dict)
+
+    @property
+    def same(self) -> int:
+        """How many of the first went where they did."""
+        pairs = zip(self.recorded, self.replayed, strict=True)
+        return next((number for number, (was, now) in enumerate(pairs) if was != now), len(self.recorded))
+
+
+def replay_placements(path: str | Path) -> Placements:
+    """Raises `ConfigError` if the file is none that a `RecordingPlacer` wrote."""
+    try:
+        lines = _lines(path)
+        placer = Placer(**next(lines, {})["setup"])
+        replay = _Replay(placer)
+        for line in lines:
+            replay.take(line)
+    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(f"{path} is no record of a router: {error!r}") from error
+    return replay.found
+
+
+def _lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Of a process that was killed, the last line may be cut."""
+    with Path(path).open(encoding="utf-8") as lines:
+        for text in lines:
+            if text.endswith("\n"):
+                yield json.loads(text)
+
+
+class _Replay:
+    def __init__(self, placer: Placer) -> None:
+        self.found = Placements()
+        self._placer = placer
+        self._placements: dict[int, Placement] = {}
+
+    def take(self, line: dict[str, Any]) -> None:
+        placer = self._placer
+        if "update" in line:
+            promise = _promise(line["promise"])
+            self.found.promises.setdefault(line["update"], []).append(promise)
+            placer.update(line["update"], promise)
+        elif "up" in line:
+            placer.set_up(line["up"], line["is"])
+        elif "forget" in line:
+            placer.forget(line["forget"])
+        elif "report" in line:
+            placer.report(line["report"], Outcome(line["outcome"]), line["at_s"])
+        elif "started" in line:
+            if line["started"] in self._placements:  # else the replay has parted from the run
+                placer.started(self._placements[line["started"]], line["cached_tokens"])
+        elif "unstarted" in line:
+            if line["unstarted"] in self._placements:
+                placer.ended_unstarted(self._placements[line["unstarted"]])
+        else:
+            self._place("place" if "place" in line else "keeper", line)
+
+    def _place(self, how: str, line: dict[str, Any]) -> None:
+        again = getattr(self._placer, how)(Ask(*line["ask"]), line["at_s"], line["but"])
+        was = line[how]
+        self.found.recorded.append(None if was is None else (was[0], was[1]))
+        self.found.replayed.append(None if again is None else (again.engine, again.reason))
+        if again is not None:
+            self._placements[again.number] = again
+
+
+def _promise(values: list[Any]) -> Promise:
+    """JSON has no tuples."""
+    return Promise._make(tuple(value) if isinstance(value, list) else value for value in values)

@@ -1,0 +1,118 @@
+"""A fleet whose size follows the load (`roseinfer.sim.scaling` says when)."""
+
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+
+from roseinfer.core.outputs import End, FinishReason
+from roseinfer.core.request import sequence_id
+from roseinfer.router.base import Ask
+from roseinfer.sim.fleet import Call, Fleet, Slot
+from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
+from roseinfer.sim.report import adherence
+from roseinfer.sim.scaling import TICK_S, Scaler
+
+
+class ScaledFleet(Fleet):
+    """`plan.scaling` is given. Engines that go drain: what waits there is placed elsewhere, what decodes finishes."""
+
+    def run(self) -> FleetRun:
+        assert self.plan.scaling is not None
+        self._scaler = Scaler(self.plan.scaling)
+        self.record.sizes.append((0.0, self.plan.replicas))
+        self.at(TICK_S, self._look)
+        return super().run()
+
+    # --- what is seen -------------------------------------------------------------------------------------------
+    def _arrive(self) -> None:
+        slo = self._arrivals[self._number].slo
+        if slo is not None and not slo.empty:
+            self._scaler.promised(self.now_s)
+        super()._arrive()
+
+    def _end(self, call: Call, end: End) -> None:
+        super()._end(call, end)
+        if call.life.reason is FinishReason.REJECTED:
+            rejection = call.life.rejection
+            if rejection is None or not rejection.hopeless:
+                self._scaler.refused(self.now_s)
+
+    def _deliver(self, slot: Slot) -> None:
+        super()._deliver(slot)
+        if slot.draining:
+            self._retire(slot)
+
+    # --- what follows -------------------------------------------------------------------------------------------
+    def _look(self) -> None:
+        if self._number < len(self._arrivals):
+            self.at(self.now_s + TICK_S, self._look)
+        running = [slot for slot in self.slots if slot.engine is not None and not slot.draining]
+        coming = [slot for slot in self.slots if slot.engine is None and slot.asked_s is not None]
+        if not running:
+            return
+        used = [self.placer.outlook(slot.number, Ask(0), self.now_s).utilisation for slot in running]
+        self._scaler.look(self.now_s, fmean(used))
+        size = len(running) + len(coming)
+        wanted = self._scaler.wanted(self.now_s, len(running), len(coming))
+        if wanted > size:
+            self._grow(wanted - size)
+        elif wanted < size:
+            self._scaler.wait()
+            if self._would_do(wanted):
+                self._drain(running[-1])
+
+    def _grow(self, count: int) -> None:
+        """Those that drain stay, others are asked for."""
+        draining = [slot for slot in self.slots if slot.draining]
+        free = [slot for slot in self.slots if slot.asked_s is None]
+        for slot in (draining + free)[:count]:
+            if slot.draining:
+                slot.draining = False
+                self._publish(slot)
+            else:
+                slot.asked_s = self.now_s
+                self.at(self.now_s + self.plan.start_s, partial(self._start, slot))
+        self._note_size()
+
+    def _would_do(self, size: int) -> bool:
+        """Whether so many engines had kept the target of the last requests."""
+        assert self.plan.scaling is not None
+        since_s = self.now_s - self.plan.scaling.recent_s
+        recent = [
+            replace(arrival, at_s=arrival.at_s - since_s)
+            for arrival in self._arrivals[: self._number]
+            if arrival.at_s >= since_s
+        ]
+        if not recent:
+            return True
+        plan = FleetPlan(size, self.plan.router)
+        run = Fleet(recent, self._scheduler, self._machine, plan, self._estimates, self._seed).run()
+        kept = adherence(run.simulation.lifetimes)
+        return kept is None or kept >= self.plan.scaling.target
+
+    def _drain(self, slot: Slot) -> None:
+        assert slot.engine is not None
+        slot.draining = True
+        self._publish(slot)
+        running = slot.engine.core.scheduler.running
+        for call in self.calls_of(slot):
+            sequence = sequence_id(call.name, 0)
+            if not call.life.token_s and sequence not in running:
+                slot.engine.core.abort([sequence])
+                self.record.replaced.append(call.number)
+                self._place(call)
+        self._note_size()
+        self._retire(slot)
+
+    def _retire(self, slot: Slot) -> None:
+        """It goes, if nobody is there any more."""
+        if self.calls_of(slot):
+            return
+        assert slot.asked_s is not None
+        slot.totals.served_s += self.now_s - slot.asked_s
+        slot.asked_s = None
+        self._stop(slot)
+
+    def _note_size(self) -> None:
+        asked = sum(slot.asked_s is not None and not slot.draining for slot in self.slots)
+        self.record.sizes.append((self.now_s, asked))
