@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -17,8 +16,9 @@ from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepReco
 from roseinfer.engine.board import Board
 from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs
 from roseinfer.engine.member import Cost, Member, Process
+from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.silence import INTERVAL_S
-from roseinfer.engine.transport import Place, ProcessTransport, private_folder
+from roseinfer.engine.transport import Place, ProcessTransport
 from roseinfer.hub import model_folder
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class EngineCrew:
         try:
             self._board = Board.create(self.board_path, replicas.count)
         except BaseException:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder)
             raise
         self.addresses = [self._place(index).address for index in range(replicas.count)]
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ class EngineCrew:
         for member in self._members:
             member.end(EngineClosedError("the engine was closed"))
         self._board.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     # --- members ------------------------------------------------------------------------------------------------
     def _place(self, index: int, **given: Any) -> Place:

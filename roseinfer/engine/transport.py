@@ -5,11 +5,9 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,22 +19,20 @@ import msgspec
 from roseinfer.core import errors
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
-from roseinfer.core.errors import EngineDeadError, ResourceError
+from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core
 from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Ready, Received, Shutdown, StartFailed
+from roseinfer.engine.private import private_folder, remove_folder
 
 log = logging.getLogger(__name__)
 
 STOP_PATIENCE_S = 10.0
 LAST_WORDS_S = 1.0
 BACKLOG = 128
-# Of a Unix socket's address, on macOS; Linux takes four more.
-MAX_SOCKET_PATH_BYTES = 103
 _HIDDEN = ".new"  # of a socket to which its owner has yet to connect
-_MOST_ENGINES = 999
 
 OnMessage = Callable[[EngineMessage], None]
 OnDeath = Callable[[str], None]
@@ -270,7 +266,8 @@ class ProcessTransport:
         reason = f"the engine process ended with code {code}"
         if code == -signal.SIGKILL and not self._killed:
             reason += " (killed, as the system does when memory runs out)"
-        log.error(reason)
+        if self._own_folder:  # who has given it a place says what follows from it
+            log.error(reason)
         link.die(reason)
 
     def send(self, message: ClientMessage) -> None:
@@ -304,21 +301,7 @@ class ProcessTransport:
             await link.lost.wait()
         self.address.unlink(missing_ok=True)
         if self._own_folder:
-            shutil.rmtree(self._place.private, ignore_errors=True)
-
-
-def private_folder() -> Path:
-    """A new folder for sockets. Raises `ResourceError` if there is none to be had, or its path is too long for them."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="roseinfer-"))
-    except OSError as error:
-        raise ResourceError(f"no temporary folder can be made ({error.strerror}): set TMPDIR to one") from error
-    length = len(os.fsencode(folder / f"engine{_MOST_ENGINES}{_HIDDEN}"))
-    if length > MAX_SOCKET_PATH_BYTES:
-        folder.rmdir()
-        message = f"the path of the temporary folder {folder.parent} is too long for a socket, by "
-        raise ResourceError(f"{message}{length - MAX_SOCKET_PATH_BYTES} bytes: set TMPDIR to a shorter one")
-    return folder
+            remove_folder(self._place.private)
 
 
 async def _connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> _Link:

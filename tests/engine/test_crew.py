@@ -649,7 +649,7 @@ def test_when_the_owner_is_killed_its_engines_end_and_nothing_is_left(tmp_path: 
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(cost)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
-    assert sorted(path.name for path in folder.iterdir()) == ["board", "engine0", "engine1"]
+    assert sorted(path.name for path in folder.iterdir()) == ["board", "engine0", "engine1", "owner"]
     engines = children(owner.pid)
     assert len(engines) == 2
     for pid in engines:

@@ -18,7 +18,7 @@ from roseinfer import cli
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ResourceError
-from roseinfer.engine import transport
+from roseinfer.engine import private
 from roseinfer.server import hosting
 from roseinfer.server.observe import watchdog
 from roseinfer.server.observe.throttle import ThrottledLog
@@ -44,7 +44,7 @@ def test_no_temporary_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def mkdtemp(**options: Any) -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
-    monkeypatch.setattr(transport.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(private.tempfile, "mkdtemp", mkdtemp)
     assert "no temporary folder can be made (No usable temporary" in told(capsys, "--api-workers", workers)
 
 
@@ -54,7 +54,7 @@ def test_a_temporary_folder_with_a_long_path(
 ) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    monkeypatch.setattr(transport.tempfile, "tempdir", str(long))
+    monkeypatch.setattr(private.tempfile, "tempdir", str(long))
     assert "is too long for a socket" in told(capsys, "--api-workers", workers)
     assert os.listdir(long) == []
 

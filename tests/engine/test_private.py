@@ -1,0 +1,73 @@
+"""Private folders: removed by who has made them, or later by another if that was killed."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.errors import ResourceError
+from roseinfer.engine import private
+from roseinfer.engine.private import private_folder, remove_folder
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:  # pytest's own paths are too long for sockets
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        yield Path(parent)
+
+
+def age(folder: Path, seconds: float) -> None:
+    long_ago_s = time.time() - seconds
+    os.utime(folder, (long_ago_s, long_ago_s))
+
+
+def test_it_is_removed_with_all_that_is_in_it() -> None:
+    before = len(os.listdir("/dev/fd"))
+    folder = private_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "board").write_text("x")
+    remove_folder(folder)
+    remove_folder(folder)
+    assert not folder.exists() and len(os.listdir("/dev/fd")) == before
+
+
+KILLED = """
+import os, signal
+from roseinfer.engine.private import private_folder
+print(private_folder(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_owner_has_left_goes_with_the_next_start(temporary: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, env=environment)
+    left, mine = Path(done.stdout.strip()), private_folder()
+    others = temporary / "roseinfer-notes"
+    others.mkdir()
+    (others / "diary").write_text("dear diary")
+    assert left.is_dir(), "it may be one that is just being made"
+    for folder in (left, mine, others):
+        age(folder, private._LEAST_AGE_S + 1)
+    new = private_folder()
+    assert sorted(temporary.iterdir()) == sorted([mine, new, others]), "not one whose owner lives, nor anything else"
+    remove_folder(mine)
+    remove_folder(new)
+
+
+def test_no_folder_can_be_made(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
+    with pytest.raises(ResourceError, match="set TMPDIR to one"):
+        private_folder()
+    long = temporary / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(ResourceError, match="too long for a socket, by"):
+        private_folder()
+    assert not list(long.iterdir())
