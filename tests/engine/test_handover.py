@@ -7,8 +7,10 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError
-from roseinfer.core.outputs import FinishReason
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.outputs import FinishReason, RequestOutput, RequestTimes
+from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams, Seeds
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
@@ -76,7 +78,7 @@ async def test_what_has_no_output_yet_starts_again_elsewhere(pair: Pair) -> None
     pair.models[0].die()
     first, second = pair.models[0].adds[0], pair.models[1].adds[0]
     assert first.request_id != second.request_id
-    assert (second.params.seed, second.meta.arrival_s, second.n) == (7, first.meta.arrival_s, 2)
+    assert (second.params.seed, second.n, second.outputs) == (7, 2, None)
     for _ in range(6):
         pair.models[1].step()
     assert [reader.ids(i) for i in range(2)] == [expected_ids(PROMPT, 7 + i, 6) for i in range(2)]
@@ -136,3 +138,108 @@ async def test_an_engine_that_refuses_what_came_to_it_ends_that_alone(pair: Pair
     pair.models[1].step(6)
     assert other.ends == [FinishReason.LENGTH]
     assert pair.losses == [("planted death", ())]
+
+
+@with_pair
+async def test_what_has_begun_goes_on_behind_what_was_said(pair: Pair) -> None:
+    """One sample has ended, one has tokens, and one has none yet."""
+    _, reader = pair.submit("a", n=3, max_tokens=4)
+    first, second = pair.models
+    first.step(4, only=lambda sample: sample.index == 0)
+    first.step(3, only=lambda sample: sample.index == 1)
+    first.die()
+    said = second.adds[0].outputs
+    assert said is not None and said[0] is None
+    assert [one.token_ids for one in said[1:]] == [expected_ids(PROMPT, 8, 3), []]
+    assert said[1].ttft_s == 2.0, "as the first engine said"
+    second.step(4)
+    assert [reader.ids(i) for i in range(3)] == [expected_ids(PROMPT, 7 + i, 4) for i in range(3)]
+    assert reader.ends == [FinishReason.LENGTH] * 3 and not reader.errors
+    counts = [chunk.num_output_tokens for chunk in reader.chunks if chunk.finish_reason is not None]
+    assert counts == [4] * 3
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_a_stop_string_is_found_across_the_change(cut: int) -> None:
+    text = bytes(expected_ids(PROMPT, 7, 9)).decode()
+
+    @with_pair
+    async def check(pair: Pair) -> None:
+        _, reader = pair.submit("a", max_tokens=9, stop=(text[3:6],))
+        pair.models[0].step(cut)
+        pair.models[0].die()
+        pair.models[1].step(6 - cut)
+        assert "".join(chunk.text for chunk in reader.chunks) == text[:3]
+        assert reader.ends == [FinishReason.STOP] and reader.chunks[-1].stop_reason == text[3:6]
+
+    check()
+
+
+@with_pair
+async def test_an_engine_is_told_ages_and_its_times_are_made_ours(pair: Pair) -> None:
+    """The clocks have nothing to do with each other: the engines' says 10 and ours 100."""
+    clock = pair.requests.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(100.0)
+    reader = Reader()
+    meta = RequestMeta(arrival_s=97.0, deadline_s=110.0, tenant="t")
+    params = SamplingParams(max_tokens=2, seed=1)
+    pair.engines[0].submit(GenerateRequest(request_id="a", prompt_ids=PROMPT, params=params, meta=meta), reader)
+    clock.advance(4.0)
+    pair.models[0].step()
+    pair.models[0].die()
+    clock.advance(2.0)
+    pair.models[1].step()
+    first, second = (model.adds[0] for model in pair.models)
+    assert [(add.age_s, add.left_s, add.sent_s) for add in (first, second)] == [(3.0, 10.0, 100.0), (7.0, 6.0, 104.0)]
+    assert first.meta == second.meta == RequestMeta(tenant="t"), "no time of ours"
+    # Said to be 1, 2, 3 and 9 when it was 10: the first three by the first engine, the last by the second.
+    assert reader.chunks[-1].times == RequestTimes(95.0, 96.0, 97.0, 105.0)
+
+
+@with_pair
+async def test_the_requests_that_an_engine_suspects_are_named(pair: Pair) -> None:
+    live, _ = pair.submit("a")
+    pair.submit("b")
+    there, first = live.wire_id, pair.models[0]
+    first.fail(first.samples[f"{there}:0"])
+    assert pair.losses == [("the engine failed: planted failure", {there})]
+    pair.models[1].step(6)
+
+
+@with_pair
+async def test_a_request_without_a_seed_keeps_the_one_that_was_drawn(pair: Pair) -> None:
+    live, reader = pair.submit("a", n=2, seed=None)
+    pair.submit("b", seed=None)
+    first = pair.models[0]
+    seeds = [add.seed for add in first.adds]
+    assert seeds == [live.seed, live.seed + 2], "no other sample draws alike"
+    first.step(2)
+    first.die()
+    pair.models[1].step(6)
+    assert [reader.ids(i) for i in range(2)] == [expected_ids(PROMPT, live.seed + i, 6) for i in range(2)]
+
+
+def test_clients_of_an_engine_draw_different_seeds_and_each_the_same_again() -> None:
+    def drawn(seed: int, prefix: str) -> list[int]:
+        seeds = Seeds(seed, prefix)
+        return [seeds.draw(samples) for samples in (1, 3, 1)]
+
+    streams = {(seed, prefix): drawn(seed, prefix) for seed in (0, 1) for prefix in ("", "0-", "1-")}
+    assert len({one for stream in streams.values() for one in stream}) == 18
+    assert streams == {(seed, prefix): drawn(seed, prefix) for seed, prefix in streams}
+    first, second, third = streams[0, ""]
+    assert (second, third) == (first + 1, first + 4)
+    assert all(-(2**63) <= one < 2**63 for one in drawn(2**61, "") + drawn(-(2**61), "x"))
+
+
+@with_pair
+async def test_prompt_log_probabilities_that_were_not_all_there_are_gathered_anew(pair: Pair) -> None:
+    live, reader = pair.submit("a", prompt_logprobs=0, max_tokens=1)
+    part = RequestOutput(f"{live.wire_id}:0", prompt_logprobs=(TokenLogprobs(9, -1.0, 1, ()),))
+    pair.models[0].say([part])
+    pair.models[0].die()
+    whole = tuple(TokenLogprobs(token, -2.0, 1, ()) for token in PROMPT[1:])
+    pair.models[1].say([RequestOutput(f"{live.wire_id}:0", prompt_logprobs=whole)])
+    pair.models[1].step()
+    assert reader.chunks[0].prompt_logprobs == [None, *whole]
