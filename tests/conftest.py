@@ -1,5 +1,6 @@
 """Set before torch is imported: tests run side by side with servers and engines of their own on few cores."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -10,3 +11,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # put to the device files: torch is not imported here, as most tests have no need of it.
 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """All test modules and what they import are a million objects, which everybody who collects garbage on purpose, as
+    simulations and clients do before they measure, would look through for a second: they stay frozen.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.unfreeze = lambda: None

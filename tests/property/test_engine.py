@@ -108,7 +108,7 @@ def run_at_ease(jobs: list[Job], fail_on_token: int | None = None, **options: ob
         jobs,
         fail_on_token=fail_on_token,
         **options,
-        num_blocks=2000,
+        num_blocks=200,  # twice what all of them need; each is looked at after each step
         block_size=16,
         max_num_seqs=64,
         max_num_batched_tokens=4000,
