@@ -161,7 +161,7 @@ class EngineCrew:
             self,
             self._clock,
             quiet_s=self._replicas.engine_timeout,
-            hung_s=max(self._stall_s, self._replicas.engine_timeout),
+            hung_s=self._stall_s,
         )
 
     def _process(self, index: int, spec: EngineSpec, cost: Cost | None) -> Process:

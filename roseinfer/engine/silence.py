@@ -9,6 +9,8 @@ from typing import NamedTuple
 INTERVAL_S = 0.25
 # A process that is stopped gives no sign before it goes on, so nobody waits longer to see.
 STOPPED_S = 1.0
+# Heartbeats are half a second apart: what is less than this would be no silence.
+LEAST_QUIET_S = 1.0
 # Of a core, in the mean: a process that uses so much is not waiting for something that never comes.
 WORKING_SHARE = 0.2
 # Times as long as others an engine may take that computes on the CPU, as its processor time shows.
@@ -53,8 +55,8 @@ class Listening:
     """
 
     def __init__(self, quiet_s: float, hung_s: float, *, on_cpu: bool) -> None:
-        self._quiet_s = quiet_s
-        self._hung_s = hung_s
+        self._quiet_s = max(quiet_s, LEAST_QUIET_S)
+        self._hung_s = max(hung_s, self._quiet_s)
         self._on_cpu = on_cpu
         self._signs = -1
         self._looks = 0
@@ -69,7 +71,7 @@ class Listening:
         self._looks += 1
         seconds = self._looks * INTERVAL_S
         if seen is not None and seen.stopped:
-            return Silence(seconds, seconds >= min(STOPPED_S, self._quiet_s), seconds >= self._hung_s)
+            return Silence(seconds, seconds >= STOPPED_S, seconds >= self._hung_s)
         patience = WORKING_PATIENCE if self._on_cpu and self._works(seen, seconds) else 1
         # What an engine says of its step is no reason to wait for ever.
         step_s = min(step_s, WORKING_PATIENCE * self._hung_s)

@@ -51,6 +51,13 @@ def test_a_step_may_take_what_the_engine_has_said() -> None:
     assert until("hung", step_s=1e9, seen=idle) == (1 + WORKING_PATIENCE) * HUNG_S, "but not for ever"
 
 
+def test_between_two_heartbeats_nobody_is_quiet() -> None:
+    listening = Listening(0.1, 0.2, on_cpu=False)
+    silences = [listening.look(1, 0.0, IDLE) for _ in range(round(1 / INTERVAL_S) + 1)]
+    assert [silence.quiet for silence in silences] == [silence.hung for silence in silences]
+    assert [silence.quiet for silence in silences].index(True) == round(1 / INTERVAL_S)
+
+
 def test_a_stopped_process_is_quiet_at_once_whatever_it_has_said() -> None:
     assert until("quiet", step_s=30.0, seen=lambda _: STOPPED) == STOPPED_S
     assert until("hung", step_s=30.0, seen=lambda _: STOPPED) == HUNG_S
