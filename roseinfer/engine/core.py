@@ -36,6 +36,14 @@ class _InFlight(NamedTuple):
 Refused = tuple[Add, InvalidRequestError]
 
 
+def times_of(new: Add, now_s: float) -> tuple[float, float | None]:
+    """When a request arrived and when it has to end, on the engine's clock, which says `now_s`."""
+    # What the message waited to be read counts, if that is known.
+    sent_s = now_s if new.sent_s is None else min(new.sent_s, now_s)
+    arrival_s = sent_s - new.age_s if new.meta.arrival_s is None else new.meta.arrival_s
+    return arrival_s, new.meta.deadline_s if new.left_s is None else sent_s + new.left_s
+
+
 class Core(Protocol):
     """What steps requests, as those see it who feed it: `EngineCore`, and what wraps one."""
 
@@ -177,7 +185,7 @@ class EngineCore:
 
     def _make_requests(self, new: Add) -> list[Request]:
         """Those of its samples that have not ended."""
-        arrival_s, deadline_s = new.times(self._clock.now())
+        arrival_s, deadline_s = times_of(new, self._clock.now())
         seed = new.seed if new.params.seed is None else new.params.seed
         if seed is None:
             seed = self._seeds.draw(new.n)

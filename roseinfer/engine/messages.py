@@ -46,13 +46,6 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     keys: bytes = b""
     outputs: list[Said | None] | None = None
 
-    def times(self, now_s: float) -> tuple[float, float | None]:
-        """When it arrived and when it has to end, on the engine's clock, which says `now_s`."""
-        # What the message waited to be read counts, if that is known.
-        sent_s = now_s if self.sent_s is None else min(self.sent_s, now_s)
-        arrival_s = sent_s - self.age_s if self.meta.arrival_s is None else self.meta.arrival_s
-        return arrival_s, self.meta.deadline_s if self.left_s is None else sent_s + self.left_s
-
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
     sequence_ids: list[str]

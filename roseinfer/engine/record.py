@@ -29,7 +29,7 @@ from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import PassThrough, Runner
-from roseinfer.engine.core import EngineCore, Refused
+from roseinfer.engine.core import EngineCore, Refused, times_of
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
@@ -158,7 +158,7 @@ class RecordingCore:
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:
-        arrival_s, deadline_s = new.times(self._read.now())
+        arrival_s, deadline_s = times_of(new, self._read.now())
         new.meta, new.left_s = replace(new.meta, arrival_s=arrival_s, deadline_s=deadline_s), None
         self._core.add(new)
         line = {"request": new.request_id, "step": self._turn, "prompt_ids": new.prompt_ids, "params": new.params}
