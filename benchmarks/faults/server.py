@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -145,18 +146,22 @@ class ServerUnderTest:
         return [sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{")) for name in GAUGES]
 
     def idle(self) -> bool:
-        return self.get("/load")[1] == '{"server_load":0}' and self.gauges() == [0, 0, 0]
+        return self.load() == 0 and self.gauges() == [0, 0, 0]
+
+    def load(self) -> int:
+        """Requests in it; -1 if it does not say."""
+        text = self.get("/load")[1]
+        return int(json.loads(text)["server_load"]) if text else -1
 
     def held(self) -> Held:
         """When it is idle, or has had long enough to become so."""
         until(self.idle, 60.0)
         pids = self.processes()
-        load = self.get("/load")[1]
         return Held(
             processes=len(pids),
             descriptors=sum(_descriptors(pid) for pid in pids),
             memory_mb=sum(_resident_mb(pid) for pid in pids),
-            places=int(load.rpartition(":")[2].rstrip("}")) if load else -1,
+            places=self.load(),
             kv=self.gauges()[2],
         )
 

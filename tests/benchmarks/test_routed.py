@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import routed_burst, routed_faults, routed_overhead
+from benchmarks import routed_burst, routed_faults, routed_overhead, routed_priced
 from benchmarks.fleet_load import Seen
 from roseinfer.core.slo import Slo
 from tests.bench.slo_stub import stub
@@ -47,3 +47,25 @@ def test_no_two_requests_of_an_overhead_begin_alike():
         tuple(json.loads(routed_overhead.request(number, 1).body)["prompt"][:2]) for number in range(0, 8000, 20)
     }
     assert len(prompts) == 400
+
+
+def test_a_case_for_each_router_load_and_seed():
+    args = routed_priced.parse(["--rates", "7,9", "--seeds", "2", "--slow", "1,1,1,2"])
+    cases = routed_priced.cases(args)
+    assert len(cases) == len(set(cases)) == 2 * 2 * 2 * 2
+    assert {case.load for case in cases} == {"7/s", "9/s", "7/s slow 1,1,1,2", "9/s slow 1,1,1,2"}
+
+
+def test_gains_are_points_over_the_same_load():
+    def line(load: str, router: str, http: float, simulated: float) -> dict:
+        return {"load": load, "router": router, "HTTP": http, "server": http, "simulated": simulated}
+
+    lines = [line("7/s", "pace", 0.95, 0.96), line("7/s", "least", 0.90, 0.92), line("9/s", "pace", 0.5, 0.5)]
+    (gain,) = routed_priced.gains(lines)
+    assert (gain["HTTP"], gain["simulated"], gain["apart"]) == pytest.approx((5.0, 4.0, 1.0))
+
+
+def test_the_simulator_gets_the_case_that_the_server_gets():
+    args = routed_priced.parse(["--replicas", "2", "--rates", "6", "--slow", "1,3", "--requests", "12"])
+    even, slow = (routed_priced.simulated(case) for case in routed_priced.cases(args)[::2])
+    assert 0 <= slow["adherence"] <= even["adherence"] <= 1
