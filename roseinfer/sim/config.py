@@ -97,7 +97,7 @@ class SweepConfig:
     slowdown: float = option(1.0, "the machine is so many times slower than policies are told")
     false_rejects: bool = option(False, "replay each run with true lengths, and count what was refused without need")
     capacity: bool = option(False, "find the highest rate at which the target is met")
-    target: float = option(0.99, "capacity: share of the requests that must meet their objectives")
+    target: float = option(0.99, "capacity, autoscale: share of the requests that must meet their objectives")
     jobs: int | None = option(None, "runs at once; default: one per core")
     plot: str | None = option(None, "draw goodput and adherence against load", metavar="FILE")
 

@@ -2,7 +2,8 @@
 
 A request begins on an engine that prefills (or does both, and then stays). With its first token it is handed over: its
 K/V takes `move_s` a token to an engine that decodes, where it goes on as if it had been preempted and found all of it
-in the prefix cache. What it holds at the first engine is free at once.
+in the prefix cache. What it holds at the first engine is free at once. It is turned away when it arrives if no engine
+has room for its pace, or later by the engine that fills, for its first token.
 """
 
 from collections.abc import Collection
@@ -11,9 +12,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from roseinfer.core.outputs import RequestOutput
+from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.request import sequence_id
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.engine.messages import Add
 from roseinfer.router.base import Ask, Placement
 from roseinfer.sim.engine import SimulatedEngine
@@ -46,6 +47,20 @@ class RoledFleet(Fleet):
         if not call.life.token_s and BOTH not in self.plan.roles:
             return ask._replace(tpot_s=inf)
         return ask
+
+    def _place(self, call: Call) -> None:
+        """One for whose pace no engine has room is turned away at once: behind its first token it cannot be."""
+        if call.life.token_s or self._has_room(super().ask(call)):
+            super()._place(call)
+            return
+        call.life.reason = FinishReason.REJECTED
+        call.life.rejection = Rejection("tpot", 0.0, Cause.PACE)
+
+    def _has_room(self, ask: Ask) -> bool:
+        if not ask.promised:
+            return True
+        others = (number for number in range(self.plan.most) if number not in self._filling)
+        return any(self.placer.outlook(number, ask, self.now_s).utilisation <= 1.0 for number in others)
 
     def _add_of(self, call: Call) -> Add:
         """An engine that only prefills is not told of objectives that it cannot break."""
