@@ -10,7 +10,7 @@ import pytest
 
 from roseinfer import cli, commands
 from roseinfer.commands.serve import with_keys
-from roseinfer.core.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from roseinfer.core.config import EngineConfig, ModelConfig, ReplicasConfig, SchedulerConfig, ServerConfig
 from roseinfer.core.errors import (
     ConfigError,
     EngineDeadError,
@@ -129,22 +129,17 @@ def test_our_own_bugs_show_a_traceback(monkeypatch):
 def test_serve_hands_over_what_was_asked_for(monkeypatch):
     calls = []
 
-    async def stand_in(start_engine, load_tokenizer, config, model_name):
-        await start_engine(tokenizer := load_tokenizer())
-        calls.append((tokenizer.chat_template, config, model_name))
+    async def stand_in(engine, replicas, load_tokenizer, config):
+        calls.extend([engine, replicas, load_tokenizer().chat_template, config])
 
-    async def start_engine(config, tokenizer):
-        calls.append(config)
-
-    monkeypatch.setattr("roseinfer.server.run.serve", stand_in)
-    monkeypatch.setattr("roseinfer.engine.start.start_engine", start_engine)
+    monkeypatch.setattr("roseinfer.server.run.serve_model", stand_in)
     with resources.as_file(resources.files("roseinfer") / "assets" / "tiny") as folder:
         template = folder / "config.json"
         argv = ["serve", str(folder), "--max-num-seqs", "8", "--api-key", "a", "--api-key", "b"]
         assert cli.main([*argv, "--chat-template", str(template)]) == 0
     engine = EngineConfig(model=ModelConfig(model=str(folder)), scheduler=SchedulerConfig(max_num_seqs=8))
     server = ServerConfig(api_key=("a", "b"), chat_template=str(template))
-    assert calls == [engine, (template.read_text(), server, str(folder))]
+    assert calls == [engine, ReplicasConfig(), template.read_text(), server]
 
 
 @pytest.mark.parametrize(

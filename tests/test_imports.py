@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "commands": {
         "core",
         "sched",
+        "router",
         "options",
         "hub",
         "text",

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
-from roseinfer.core.config import EngineConfig, ServerConfig, check_api_keys
+from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.options import Group, OptionParser, OptionSet
+from roseinfer.router.registry import ROUTERS
 from roseinfer.sched.estimates import LengthOptions
 from roseinfer.sched.registry import options_of
 
@@ -21,7 +22,8 @@ LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC,
 # A key beside those of the options; unlike a command line, other users of the machine cannot read it.
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
-OPTIONS = OptionSet(*ENGINE, Group(ServerConfig, "server"))
+ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
+OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"))
 
 
 def configure(parser: OptionParser) -> None:
@@ -31,12 +33,13 @@ def configure(parser: OptionParser) -> None:
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     engine = engine_config(OPTIONS, given)
+    replicas = OPTIONS.build(ReplicasConfig, given)
     server = with_keys(OPTIONS.build(ServerConfig, given), os.environ)
     if server.length_predictor is not None:
         _check_predictor(server.length_predictor, engine)
     if server.slo_classes is not None:
         _check_classes(server, engine)
-    _serve(engine, server)
+    _serve(engine, replicas, server)
     return 0
 
 
@@ -91,7 +94,7 @@ def _check_predictor(path: str, engine: EngineConfig, tokenizer: Path | None = N
         check_vocabulary(path, learnt, Tokenizer.from_folder(tokenizer))
 
 
-def _serve(engine: EngineConfig, server: ServerConfig) -> None:
+def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig) -> None:
     """Download first, where an interrupt works and nobody is kept waiting on an open port; then serve."""
     import asyncio
 
@@ -107,7 +110,10 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
     if server.length_predictor is not None:
         _check_predictor(server.length_predictor, engine, folder)
     workers = worker_count(server.api_workers, model.device)
-    running = _one(engine, server, folder) if workers == 1 else _several(engine, server, folder, workers)
+    if workers == 1:
+        running = _one(engine, replicas, server, folder)
+    else:
+        running = _several(engine, replicas, server, folder, workers)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
             runner.run(running)
@@ -117,21 +123,20 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
             raise ResourceError(f"the server cannot go on: {os.strerror(error.errno)}") from error
 
 
-def _one(engine: EngineConfig, server: ServerConfig, folder: Path) -> Coroutine[Any, Any, None]:
-    from roseinfer.engine.start import start_engine
-    from roseinfer.server.run import serve
+def _one(
+    engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig, folder: Path
+) -> Coroutine[Any, Any, None]:
+    from roseinfer.server.run import serve_model
     from roseinfer.text.tokenizer import Tokenizer
 
     chat_template = None if server.chat_template is None else Path(server.chat_template)
-    return serve(
-        lambda tokenizer: start_engine(engine, tokenizer),
-        lambda: Tokenizer.from_folder(folder, chat_template),
-        server,
-        engine.model.model,
-    )
+    return serve_model(engine, replicas, lambda: Tokenizer.from_folder(folder, chat_template), server)
 
 
-def _several(engine: EngineConfig, server: ServerConfig, folder: Path, workers: int) -> Coroutine[Any, Any, None]:
+def _several(
+    engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig, folder: Path, workers: int
+) -> Coroutine[Any, Any, None]:
     from roseinfer.server.fleet.manager import Served, serve_fleet
 
-    return serve_fleet(Served(engine=engine, tokenizer=folder, server=server, workers=workers))
+    served = Served(engine=engine, replicas=replicas, tokenizer=folder, server=server, workers=workers)
+    return serve_fleet(served)

@@ -1,11 +1,13 @@
 """Bringing an asynchronous engine up from its options alone, or reaching one that somebody else has brought up."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from roseinfer.core.config import EngineConfig, ModelConfig
-from roseinfer.engine.client import AsyncEngine, EngineWatch
+from roseinfer.core.config import DEFAULT_ROUTER, EngineConfig, ModelConfig, ReplicasConfig
+from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.live import Inflight
-from roseinfer.engine.transport import ProcessTransport, SocketTransport, ThreadTransport, Transport
+from roseinfer.engine.routed import RoutedEngine
+from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
 from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -23,29 +25,29 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
     return await AsyncEngine.start(transport, tokenizer, max_inflight_requests=config.scheduler.max_inflight_requests)
 
 
-class OwnedEngine(EngineWatch):
-    """An engine in its own process that this one owns and others use: `launch`, then `connect`, then `close`."""
+async def routed_engine(
+    addresses: Sequence[Path],
+    board: Path,
+    tokenizer: Tokenizer,
+    replicas: ReplicasConfig,
+    inflight: Inflight,
+    *,
+    prefix: str = "",
+    processes: int = 1,
+) -> RoutedEngine:
+    """One engine or several of somebody's `EngineCrew`, once one is up.
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._process = ProcessTransport(config, model_folder(config.model))
-        super().__init__(self._process)
-
-    @property
-    def address(self) -> Path:
-        """Where `shared_engine` finds it, once it is launched."""
-        return self._process.address
-
-    async def launch(self) -> None:
-        """Start the process; `connect` waits until it has loaded its model. Raises `OSError` if it cannot."""
-        await self._process.launch(self._on_message, self._on_death)
-
-
-async def shared_engine(address: Path, tokenizer: Tokenizer, inflight: Inflight, prefix: str) -> AsyncEngine:
-    """The engine at an address of somebody's `OwnedEngine`, once it is up. `prefix`: no other client's.
-
-    Raises what keeps it from starting, `EngineDeadError` if it is gone.
+    `prefix`: no other client's; `processes`: how many share the engines, this one included.
     """
-    return await AsyncEngine.start(SocketTransport(address), tokenizer, inflight=inflight, prefix=prefix)
+    return await RoutedEngine.start(
+        addresses,
+        board,
+        tokenizer,
+        router=replicas.router or DEFAULT_ROUTER,
+        inflight=inflight,
+        prefix=prefix,
+        processes=processes,
+    )
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:

@@ -14,6 +14,7 @@ import uvicorn
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.engine.crew import EngineCrew
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
 
@@ -40,19 +41,49 @@ class Server(uvicorn.Server):
 
 
 class Signals:
-    """SIGINT and SIGTERM: the first sets `first`, the next one `second`."""
+    """SIGINT and SIGTERM: the first sets `first`, the next one `second`. SIGHUP calls `on_reload`, unless it says that
+    the terminal has been closed, which counts as SIGTERM.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, on_reload: Callable[[], None] | None = None) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self._on_reload = on_reload
+        self._in_terminal = False
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        self._in_terminal = _terminal()
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    def _on_hangup(self) -> None:
+        if self._in_terminal and not _terminal():
+            self._on_signal()
+        elif self._on_reload is not None and not self.first.is_set():
+            self._on_reload()
+
+
+class Reload:
+    """Restarts engines in turn, in the background, each time it is called."""
+
+    def __init__(self, crew: EngineCrew) -> None:
+        self._crew = crew
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self) -> None:
+        task = asyncio.create_task(self._crew.roll())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _terminal() -> bool:
+    """Whether standard input is a terminal that somebody may type at."""
+    return os.isatty(0)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -62,6 +93,11 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+async def end_of(future: "asyncio.Future[None]") -> None:
+    """Returns when it is done; what it came to is somebody else's."""
+    await asyncio.wait({future})
 
 
 async def first_of(*awaitables: Awaitable[object]) -> None:

@@ -5,14 +5,19 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from roseinfer.core.config import ServerConfig
+from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.engine.api import Engine
+from roseinfer.engine.crew import EngineCrew
+from roseinfer.engine.live import Inflight
+from roseinfer.engine.start import routed_engine
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
+    Reload,
     Server,
     Signals,
     configure_logging,
+    end_of,
     first_of,
     greeting,
     listen,
@@ -26,34 +31,67 @@ from roseinfer.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 
+async def serve_model(
+    engine: EngineConfig,
+    replicas: ReplicasConfig,
+    load_tokenizer: Callable[[], Tokenizer],
+    config: ServerConfig,
+    announce: Callable[[str], None] = say,
+) -> None:
+    """`serve` with engines in processes of their own, which are started again if they end, or all in turn on SIGHUP.
+
+    Raises what `serve` and `EngineCrew` raise, `EngineDeadError` if no engine can be kept alive.
+    """
+    configure_logging(config)
+    crew = EngineCrew(engine, replicas, stall_s=config.stall_timeout)
+    inflight = Inflight(engine.scheduler.max_inflight_requests)
+
+    async def start(tokenizer: Tokenizer) -> Engine:
+        await crew.launch()
+        await crew.connect()
+        return await routed_engine(crew.addresses, crew.board_path, tokenizer, replicas, inflight)
+
+    try:
+        await serve(start, load_tokenizer, config, engine.model.model, announce, crew)
+    finally:
+        await crew.close()
+    if crew.failure.done():
+        crew.failure.result()
+
+
 async def serve(
     start_engine: Callable[[Tokenizer], Awaitable[Engine]],
     load_tokenizer: Callable[[], Tokenizer],
     config: ServerConfig,
     model_name: str,
     announce: Callable[[str], None] = say,
+    crew: EngineCrew | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. Belongs to the main thread.
 
     The address answers (503 `loading`) while the engine starts. `load_tokenizer` runs in a thread, `start_engine` then
-    gets what it returned. `announce` is given, once ready, the address and a command to try.
+    gets what it returned. `announce` is given, once ready, the address and a command to try. `crew`: who owns the
+    engines that `start_engine` makes; it ends when no engine is left to it.
     Raises `ConfigError` if the address cannot be used, and whatever keeps the engine from starting.
     """
     configure_logging(config)
     parts = server_parts(config, model_name)
     service = parts.service
     listener = listen(config)
-    signals = Signals()
+    signals = Signals(None if crew is None else Reload(crew))
     signals.install()
     server = Server(uvicorn_config(parts))
     serving = asyncio.create_task(server.serve([listener]))
+    if crew is not None:
+        parts.observation.owns(crew)
+    ends: list[asyncio.Future[None]] = [serving] if crew is None else [serving, crew.failure]
     engine: Engine | None = None
     try:
         engine = await _unless(signals.first, _start(service, start_engine, load_tokenizer))
         if engine is not None:
             settle_garbage_collector()
             announce(greeting(config, model_name, listener))
-            await first_of(signals.first.wait(), asyncio.shield(serving))
+            await first_of(signals.first.wait(), *map(end_of, ends))
             await _drain(service, signals)
     finally:
         server.should_exit = True

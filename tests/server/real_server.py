@@ -55,8 +55,12 @@ class RealServer:
         greeting = self.process.stdout.readline() + self.process.stdout.readline()
         assert " is served on http://127.0.0.1:" in greeting, self.log()
         self.url = greeting.split(" is served on ")[1].split(";")[0]
-        (self.engine,) = self._children_running("roseinfer.engine.process")
+        self.engine = self.engines()[0]
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+
+    def engines(self) -> list[int]:
+        """In the order in which they were started."""
+        return sorted(self._children_running("roseinfer.engine.process"))
 
     def workers(self) -> list[int]:
         """The processes that answer requests, if there are several."""
@@ -124,7 +128,7 @@ class RealServer:
 
     def until_idle(self) -> None:
         """Waits until no request is in the server or the engine, and no KV block is in use."""
-        until(lambda: self.http.get("/load").json() == {"server_load": 0})
+        until(lambda: self.http.get("/load").json()["server_load"] == 0)
         until(lambda: self.metrics(*IDLE) == list(IDLE.values()))
 
 

@@ -40,24 +40,31 @@ def finish_reasons(streams: list[Any]) -> list[str]:
     return [reason for reason in reasons if reason is not None]
 
 
-def test_when_the_engine_is_killed_every_request_fails_loudly(own: RealServer) -> None:
-    with own.client() as client, own.client(max_retries=2) as patient:
+def test_when_the_engine_is_killed_every_request_fails_loudly_and_another_takes_its_place(own: RealServer) -> None:
+    counters = ("vllm:generation_tokens_total", "roseinfer:engine_deaths_total", "roseinfer:engine_restarts_total")
+    with own.client() as client:
+        client.completions.create(model="tiny", prompt="x", max_tokens=20, extra_body={"ignore_eos": True})
         streams = begun(client)
         os.kill(own.engine, signal.SIGKILL)
         for stream in streams:
             with pytest.raises(openai.APIError) as failed:
                 list(stream)
             assert failed.value.code == "engine_dead"
-        until(lambda: own.status("/health") == (503, "engine_unhealthy"))
-        assert own.status("/ready") == (503, "engine_unhealthy")
+        assert own.status("/health") == own.status("/ready") == (503, "engine_unhealthy")
         for stream in (False, True):
             with pytest.raises(openai.APIStatusError) as refused:
-                patient.completions.create(model="tiny", prompt="x", stream=stream)
+                client.completions.create(model="tiny", prompt="x", stream=stream)
             assert (refused.value.status_code, refused.value.code) == (503, "engine_unhealthy")
-            assert refused.value.response.headers["x-should-retry"] == "false"
+            headers = refused.value.response.headers
+            assert 1 <= int(headers["Retry-After"]) <= 60 and "x-should-retry" not in headers
+        tokens, deaths, _ = own.metrics(*counters)
+        assert tokens >= 20 and deaths == 1 and own.metrics("roseinfer:engine_up") == [0]
+        until(lambda: own.status("/ready") == (200, None))
+        client.completions.create(model="tiny", prompt="x", max_tokens=5, extra_body={"ignore_eos": True})
+        assert own.metrics(*counters) == [tokens + 5, 1, 1], "what the dead one had counted stays"
     until(lambda: own.http.get("/load").json() == {"server_load": 0})
     own.process.send_signal(signal.SIGTERM)
-    assert own.exit_code() == 0
+    assert own.exit_code() == 0 and own.left_behind() == []
 
 
 def terminate(server: RealServer) -> None:

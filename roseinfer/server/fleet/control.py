@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from roseinfer.core.config import ServerConfig
+from roseinfer.core.config import ReplicasConfig, ServerConfig
 from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.request.slo_classes import SloClasses
@@ -16,15 +16,17 @@ from roseinfer.server.request.slo_classes import SloClasses
 class WorkerBoot(msgspec.Struct):
     """What a worker is told on its standard input. The last three are descriptors that it inherits.
 
-    `index`: its place among `workers`; `number`: its own among all workers there ever were. `engine`: path of the
-    engine's socket.
+    `index`: its place among `workers`; `number`: its own among all workers there ever were. `engines`: paths of the
+    engines' sockets, `board` that of what they publish.
     """
 
     config: ServerConfig
+    replicas: ReplicasConfig
     slo_classes: SloClasses
     model_name: str
     tokenizer: str
-    engine: str
+    engines: list[str]
+    board: str
     max_inflight: int | None
     index: int
     number: int

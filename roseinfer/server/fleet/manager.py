@@ -1,4 +1,4 @@
-"""Running the server in several processes: the manager owns the address, the engine and the workers."""
+"""Running the server in several processes: the manager owns the address, the engines and the workers."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config import EngineConfig, ServerConfig
-from roseinfer.engine.start import OwnedEngine
+from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
+from roseinfer.engine.crew import EngineCrew
 from roseinfer.server.fleet.acceptor import Acceptor
 from roseinfer.server.fleet.control import Collected, FromWorker, Scrape, WorkerBoot
 from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
@@ -18,7 +18,16 @@ from roseinfer.server.fleet.heartbeat import Heartbeats
 from roseinfer.server.fleet.launch import Launcher, WorkerProcess
 from roseinfer.server.fleet.pool import WorkerPool
 from roseinfer.server.fleet.scrapes import Scrapes
-from roseinfer.server.hosting import Signals, configure_logging, first_of, greeting, listen, say
+from roseinfer.server.hosting import (
+    Reload,
+    Signals,
+    configure_logging,
+    end_of,
+    first_of,
+    greeting,
+    listen,
+    say,
+)
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.tallies import Tallies
@@ -32,6 +41,7 @@ class Served:
     """What there is to serve, and how. `tokenizer`: the folder it is read from."""
 
     engine: EngineConfig
+    replicas: ReplicasConfig
     tokenizer: Path
     server: ServerConfig
     workers: int
@@ -42,9 +52,9 @@ class Served:
 
 
 async def serve_fleet(served: Served, announce: Callable[[str], None] = say) -> None:
-    """Like `run.serve`, with `served.workers` processes that answer requests.
+    """Like `run.serve_model`, with `served.workers` processes that answer requests.
 
-    Raises what `run.serve` raises, and `WorkersDiedError` if they cannot be kept alive.
+    Raises what `run.serve_model` raises, and `WorkersDiedError` if they cannot be kept alive.
     """
     configure_logging(served.server)
     await Fleet(served, announce).run()
@@ -58,8 +68,8 @@ class Fleet:
         self._slo_classes = configured_classes(served.server, served.model_name)  # once: the file may change
         self._announce = announce
         self._listener = listen(served.server)
-        self._engine = OwnedEngine(served.engine)
-        self._counters_file = counters_file(str(self._engine.address.with_name("counters")), served.workers)
+        self._crew = EngineCrew(served.engine, served.replicas, stall_s=served.server.stall_timeout)
+        self._counters_file = counters_file(str(self._crew.folder / "counters"), served.workers)
         self._counters = SharedCounters(self._counters_file, served.workers)
         self._acceptor = Acceptor(self._listener, self._counters)
         self._tallies = Tallies()
@@ -68,29 +78,29 @@ class Fleet:
         launcher = Launcher(self._boot, self._counters_file)
         heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
         self._pool = WorkerPool(served.workers, launcher, self, self._replacing, heartbeats, clock)
-        self._signals = Signals()
+        self._signals = Signals(Reload(self._crew))
         self._ending = False
 
     async def run(self) -> None:
         self._signals.install()
         name = (self._served.server.served_model_name or (self._served.model_name,))[0]
-        steps = StepMetrics(self._tallies, name)
-        self._engine.on_step(lambda record: steps.step(0, record))
-        failure = self._pool.failure
+        self._crew.on_step(StepMetrics(self._tallies, name).step)
+        failures = (self._pool.failure, self._crew.failure)
         try:
             if await self._brought_up():
                 self._announce(greeting(self._served.server, self._served.model_name, self._listener))
-                await first_of(self._signals.first.wait(), asyncio.shield(failure))
+                await first_of(self._signals.first.wait(), *map(end_of, failures))
                 await self._drain()
         finally:
             await self._end()
-            if failure.done():
-                failure.result()
+            for failure in failures:
+                if failure.done():
+                    failure.result()
 
     async def _brought_up(self) -> bool:
         """False if a signal or the failure of a worker came first. Raises what keeps the engine from starting."""
         starting = asyncio.create_task(self._start())
-        await first_of(asyncio.shield(starting), self._signals.first.wait(), asyncio.shield(self._pool.failure))
+        await first_of(asyncio.shield(starting), self._signals.first.wait(), end_of(self._pool.failure))
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
@@ -99,11 +109,11 @@ class Fleet:
         return True
 
     async def _start(self) -> None:
-        await self._engine.launch()
-        # The workers load their tokenizers while the engine loads the model.
+        await self._crew.launch()
+        # The workers load their tokenizers while the engines load the model.
         starting = asyncio.create_task(self._pool.start())
         try:
-            await self._engine.connect()
+            await self._crew.connect()
             await starting
         finally:
             starting.cancel()
@@ -123,7 +133,7 @@ class Fleet:
         self._ending = True
         self._acceptor.close()
         await self._pool.stop()
-        await self._engine.close()
+        await self._crew.close()
         os.close(self._counters_file)
 
     # --- workers ------------------------------------------------------------------------------------------------
@@ -134,7 +144,9 @@ class Fleet:
             slo_classes=self._slo_classes,
             model_name=served.model_name,
             tokenizer=str(served.tokenizer),
-            engine=str(self._engine.address),
+            replicas=served.replicas,
+            engines=list(map(str, self._crew.addresses)),
+            board=str(self._crew.board_path),
             max_inflight=served.engine.scheduler.max_inflight_requests,
             index=index,
             number=number,
@@ -145,8 +157,8 @@ class Fleet:
         )
 
     def _replacing(self) -> bool:
-        """Without an engine a new worker would have nothing to do; those that are left say that it is dead."""
-        return not self._ending and self._engine.health().alive
+        """Also while no engine runs: one will, or the server ends."""
+        return not self._ending
 
     def serving(self, worker: WorkerProcess) -> None:
         self._acceptor.add(worker)
@@ -167,7 +179,7 @@ class Fleet:
         self._counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:
-        return Snapshot(self._tallies.numbers(), self._engine.reports())
+        return Snapshot(self._tallies.numbers(), self._crew.reports())
 
 
 def _answers(worker: WorkerProcess) -> bool:

@@ -17,8 +17,8 @@ import msgspec
 import uvicorn
 
 from roseinfer.core.errors import RoseinferError
-from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.start import shared_engine
+from roseinfer.engine.routed import RoutedEngine
+from roseinfer.engine.start import routed_engine
 from roseinfer.server.app import server_parts
 from roseinfer.server.fleet.control import (
     Broken,
@@ -110,7 +110,7 @@ class Worker:
         pulse = Pulse(self._counters, self._boot.index)
         await self._channel.open(socket.socket(fileno=self._boot.control))
         serving = asyncio.create_task(self._server.serve())
-        engine: AsyncEngine | None = None
+        engine: RoutedEngine | None = None
         try:
             await first_of(self._server.up.wait(), asyncio.shield(serving))
             asyncio.get_running_loop().add_reader(self._connections.fileno(), self._on_connections)
@@ -129,8 +129,8 @@ class Worker:
             self._channel.close()
             pulse.stop()
 
-    async def _start_engine(self) -> AsyncEngine | None:
-        """None if the manager has said `Stop` before the engine was there."""
+    async def _start_engine(self) -> RoutedEngine | None:
+        """None if the manager has said `Stop` before an engine was there."""
         starting = asyncio.create_task(self._attach())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,17 +141,20 @@ class Worker:
             return None
         return starting.result()
 
-    async def _attach(self) -> AsyncEngine:
+    async def _attach(self) -> RoutedEngine:
         boot = self._boot
         chat_template = None if boot.config.chat_template is None else Path(boot.config.chat_template)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), chat_template)
         inflight = SharedInflight(boot.max_inflight, self._counters, boot.index)
-        try:
-            engine = await shared_engine(Path(boot.engine), tokenizer, inflight, f"{boot.number}-")
-        except RoseinferError as error:
-            log.debug("no engine: %s", error)
-            await self._stopped.wait()  # its owner knows better what is wrong with it, and what to do
-            raise
+        engine = await routed_engine(
+            list(map(Path, boot.engines)),
+            Path(boot.board),
+            tokenizer,
+            boot.replicas,
+            inflight,
+            prefix=f"{boot.number}-",
+            processes=boot.workers,
+        )
         self._service.attach(engine, tokenizer)
         self._service.warm_up()
         settle_garbage_collector()
@@ -235,7 +238,7 @@ def _exit_with_manager(stdin: int) -> None:
 def main() -> int:
     """Read a `WorkerBoot` line from standard input, serve until told to stop or left alone."""
     # Terminals and service managers send these to the whole group; the manager decides what they mean.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
     configure_logging(boot.config)

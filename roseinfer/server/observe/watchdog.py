@@ -25,13 +25,13 @@ async def watch_descriptors(throttled: ThrottledLog) -> None:
 
 
 async def watch_engine(service: Service) -> None:
-    """Runs until cancelled. A dead engine ends its streams by itself; a stalled one is noticed here."""
+    """Runs until cancelled. A dead engine ends its streams by itself; one that hangs is noticed here."""
     interval_s = min(MAX_INTERVAL_S, service.config.stall_timeout / 4)
     well = True
     while True:
         await asyncio.sleep(interval_s)
         error = service.ill_health()
-        if error is None or error.code == "loading":
+        if error is None or error.code == "loading" or service.returning:
             well = True
             continue
         count = service.lifecycle.interrupt_all(error)

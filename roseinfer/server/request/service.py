@@ -120,11 +120,19 @@ class Service:
             return unavailable("engine_unhealthy", "The engine has failed", STALLED_RETRY_S, should_retry=False)
         if not health.alive:
             wait_s = _until_back_s(self._backend.info, health.heartbeat_age_s)
-            return unavailable("engine_unhealthy", "The engine has failed and is being started again", wait_s)
+            return unavailable("engine_unhealthy", "No engine is up, one is being started again", wait_s)
         if health.heartbeat_age_s > self.config.stall_timeout:
             message = f"The engine has not moved for {health.heartbeat_age_s:.0f} s"
             return unavailable("engine_unhealthy", message, STALLED_RETRY_S)
         return None
+
+    @property
+    def returning(self) -> bool:
+        """No engine is up, and one will be: those who see to that end the requests too, and say why."""
+        if self._backend is None:
+            return False
+        health = self._backend.engine.health()
+        return not health.alive and not health.final
 
     def refusal(self) -> ApiError | None:
         """Why a new request would be turned away now, or None."""

@@ -1,0 +1,37 @@
+"""Who ends requests when their engine does not go on."""
+
+import asyncio
+
+import pytest
+
+from roseinfer.server.http.errors import unavailable
+from roseinfer.server.observe.watchdog import watch_engine
+
+
+class Sick:
+    """A service whose engine is gone or hangs, and what it was told."""
+
+    def __init__(self, returning: bool) -> None:
+        self.config, self.lifecycle = self, self
+        self.stall_timeout = 0.004
+        self.returning = returning
+        self.interrupted = 0
+
+    def ill_health(self) -> Exception:
+        return unavailable("engine_unhealthy", "no engine", 1.0)
+
+    def interrupt_all(self, cause: Exception) -> int:
+        self.interrupted += 1
+        return 1
+
+
+@pytest.mark.parametrize(("returning", "ended"), [(False, True), (True, False)])
+def test_requests_are_ended_unless_the_engine_is_being_started_again(returning: bool, ended: bool) -> None:
+    async def watch() -> None:
+        async with asyncio.timeout(0.05):
+            await watch_engine(sick)  # type: ignore[arg-type]
+
+    sick = Sick(returning)
+    with pytest.raises(TimeoutError):
+        asyncio.run(watch())
+    assert bool(sick.interrupted) is ended
