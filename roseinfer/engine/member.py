@@ -5,9 +5,9 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
@@ -173,7 +173,7 @@ class Member:
             self._life = None
             self._stats = continued(self._stats, life.stats())
             self._say(EngineState.DEAD)  # before its end is waited for: nobody shall send it anything
-            await life.close()
+            await _to_its_end(life.close())
             self._board.clear(self.index)
 
     async def _bring_up(self, life: Life) -> None:
@@ -326,6 +326,20 @@ class Member:
     def _say(self, phase: EngineState) -> None:
         self._phase = phase
         self._board.set_standing(self.index, Standing(self.state, self.number, self._final))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Also if we are cancelled meanwhile, be it twice: a process whose end nobody awaits would live on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
 
 
 def _typed(error: Exception) -> Exception:

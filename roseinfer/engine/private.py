@@ -13,8 +13,8 @@ from roseinfer.core.errors import ResourceError
 MAX_SOCKET_PATH_BYTES = 103
 _LONGEST_NAME = "engine999.new"
 _PREFIX = "roseinfer-"
-# Held open and locked by the owner, however it ends.
-_LOCK = "owner"
+# That a folder is one of these, and its owner has it locked as long as it lives.
+_MARK = "locked"
 # A folder that is younger may be one that its owner is just about to lock.
 _LEAST_AGE_S = 60.0
 
@@ -29,8 +29,10 @@ def private_folder() -> Path:
     try:
         _sweep(Path(tempfile.gettempdir()))
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        _locks[folder] = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        _locks[folder] = os.open(folder, os.O_RDONLY)
+        # What cleans temporary folders (systemd-tmpfiles) leaves those alone that are locked.
         fcntl.flock(_locks[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / _MARK).touch(0o600)
     except OSError as error:
         raise ResourceError(f"no temporary folder can be made ({error.strerror}): set TMPDIR to one") from error
     length = len(os.fsencode(folder / _LONGEST_NAME))
@@ -60,8 +62,9 @@ def _sweep(parent: Path) -> None:
 
 
 def _remove_if_left(folder: Path) -> None:
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
+        os.stat(folder / _MARK)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
     finally:

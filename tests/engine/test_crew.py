@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -52,11 +53,15 @@ class FakeProcess:
     sent: list[ClientMessage] = field(default_factory=list)
     info: EngineInfo = INFO
 
+    def __post_init__(self) -> None:
+        self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._end = asyncio.Event()
+        self._end.set()
+
     async def launch(self, on_message: OnMessage, on_death: OnDeath) -> None:
         self.say, self._on_death = on_message, on_death
         if self.spawn_fails is not None:
             raise self.spawn_fails
-        self._dead = asyncio.get_running_loop().create_future()
 
     async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
         held = asyncio.ensure_future(self.held.wait())
@@ -81,7 +86,7 @@ class FakeProcess:
         self.board.publish(self.place.index, Promise(0.0, **promise))
 
     def die(self, reason: str = "it crashed") -> None:
-        if not self._dead.done():
+        if not self._dead.done() and not self.closed:
             self._dead.set_result(reason)
             self._on_death(reason)
 
@@ -89,7 +94,13 @@ class FakeProcess:
         self.killed = True
         self.die("it was killed")
 
+    def slowly(self) -> asyncio.Event:
+        """Its end takes until that is set."""
+        self._end.clear()
+        return self._end
+
     async def close(self) -> None:
+        await self._end.wait()
         self.closed = True
 
 
@@ -280,9 +291,7 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
 def test_the_state_changes_before_the_end_of_a_process_is_waited_for() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
-        ending = asyncio.Event()
-        scene.now().close = ending.wait  # type: ignore[method-assign,assignment]
-        scene.now().closed = True
+        ending = scene.now().slowly()
         scene.now().die()
         await scene.until(lambda: scene.standing() == Standing(EngineState.DEAD, 1))
         assert len(scene.made) == 1, "no other is started as long as the old one has not ended"
@@ -388,6 +397,72 @@ def test_closing_waits_for_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
             await scene.crew.close()
 
     play(act)
+
+
+def test_closing_waits_for_a_process_whose_end_has_begun() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        ending = scene.now().slowly()
+        scene.now().die()
+        await scene.until(lambda: scene.states == [EngineState.DEAD])
+        closings = []
+        for _ in range(2):
+            closings.append(asyncio.create_task(scene.crew.close()))
+            await asyncio.sleep(0.01)
+        assert not any(closing.done() for closing in closings)
+        ending.set()
+        await asyncio.gather(*closings)
+        assert len(scene.made) == 1
+
+    play(act)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_happens_there_is_one_process_of_an_engine_and_it_comes_back(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_DEATHS", 10**6)
+    rng = random.Random(seed)
+
+    def moody(process: FakeProcess) -> None:
+        assert all(other.closed for other in scenes[0].made if other.place.index == process.place.index)
+        if process.number > 1 and scenes[0].up:
+            mood = rng.randrange(6)
+            process.fails = ConfigError("no memory is left") if mood == 0 else None
+            process.spawn_fails = OSError(errno.EAGAIN, "fork") if mood == 1 else None
+            if mood == 2:
+                process.held.clear()
+
+    async def act(scene: Scene) -> None:
+        scenes.append(scene)
+        await scene.start()
+        rolls = []
+        for _ in range(40):
+            process = scene.now(rng.randrange(3))
+            match rng.randrange(7):
+                case 0 | 1:
+                    process.die()
+                case 2:
+                    process.held.set()
+                case 3:
+                    rolls.append(asyncio.create_task(scene.crew.roll()))
+                case 4 if process.held.is_set() and not process.closed and hasattr(process, "board"):
+                    process.step(draining=True, steps=rng.randrange(2 * module.SETTLED_STEPS))
+                case 5:
+                    for member in scene.crew._members:
+                        member.look()
+            await asyncio.sleep(rng.choice([0.0, 0.0, 0.001, 0.005]))
+
+        def healed() -> bool:
+            for engine in range(3):
+                scene.now(engine).held.set()
+            return scene.states == [EngineState.READY] * 3 and all(roll.done() for roll in rolls)
+
+        await scene.until(healed)
+        assert all(process.closed for process in scene.made if process is not scene.now(process.place.index))
+
+    scenes: list[Scene] = []
+    play(act, engines=3, script=lambda process: moody(process) if scenes else None, drain_s=0.005)
 
 
 def test_a_watch_that_fails_is_not_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,7 +724,7 @@ def test_when_the_owner_is_killed_its_engines_end_and_nothing_is_left(tmp_path: 
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(cost)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
-    assert sorted(path.name for path in folder.iterdir()) == ["board", "engine0", "engine1", "owner"]
+    assert sorted(path.name for path in folder.iterdir()) == ["board", "engine0", "engine1", "locked"]
     engines = children(owner.pid)
     assert len(engines) == 2
     for pid in engines:
