@@ -1,4 +1,4 @@
-"""What it takes to choose an engine for a request, in microseconds.
+"""What it takes to choose an engine for a request, in microseconds of the processor.
 
     python -m benchmarks.router_decision [--decisions 2000] [--prompt 2000] [--repeats 5]
 
@@ -13,7 +13,7 @@ import gc
 import statistics
 from collections.abc import Callable
 from random import Random
-from time import perf_counter
+from time import process_time
 
 from roseinfer.bench.report import header
 from roseinfer.core.promise import DUE_S, Promise
@@ -63,10 +63,10 @@ class Fleet:
         """Seconds that taking a promise takes."""
         self.now_s += 0.02
         news = [promise(self.rng, self.now_s) for _ in range(self.engines)]
-        began = perf_counter()
+        began = process_time()
         for engine, news_of in enumerate(news):
             self.placer.update(engine, news_of)
-        return (perf_counter() - began) / self.engines
+        return (process_time() - began) / self.engines
 
     def decide(self, asks: list[Ask]) -> tuple[float, float]:
         """Microseconds of a decision and of taking a promise."""
@@ -75,10 +75,10 @@ class Fleet:
             published += self.publish()
             part = asks[first : first + EVERY]
             place, now_s = self.placer.place, self.now_s
-            began = perf_counter()
+            began = process_time()
             for one in part:
                 place(one, now_s)
-            spent += perf_counter() - began
+            spent += process_time() - began
         return 1e6 * spent / len(asks), 1e6 * published * EVERY / len(asks)
 
 
