@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 from roseinfer.core.promise import Promise
 
-# The utilisation up to which an engine is believed to keep what it promises: it holds back the rest for requests that
-# are more urgent or cheaper.
-ROOM = 0.9
+# The utilisation up to which an engine is believed to keep what it promises: it holds back a part of its time for
+# requests that are more urgent or cheaper, and is not sure of the rest.
+ROOM = 0.85
 
 
 class Ask(NamedTuple):

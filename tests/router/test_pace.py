@@ -57,6 +57,12 @@ def test_on_an_engine_without_objectives_nobody_else_pays_for_a_pace() -> None:
     assert place(TIGHT, promise(busy=0.1), busy(0.02, 0.05)).engine == 1
 
 
+def test_in_a_full_fleet_tight_paces_stay_together() -> None:
+    """With room elsewhere a tight one goes there, and makes it an engine of a tight pace; else it does not."""
+    assert place(TIGHT, busy(0.02, 0.37), busy(0.05, 0.2)).engine == 1
+    assert place(TIGHT, busy(0.02, 0.37), busy(0.05, 0.5)).engine == 0
+
+
 def test_who_can_keep_the_objectives_comes_before_all() -> None:
     late = busy(0.02, 0.1, fill_tokens=9000)
     assert place(TIGHT, late, busy(0.05, 0.4)).engine == 1
@@ -129,9 +135,10 @@ def test_of_several_holders_the_best_by_pace() -> None:
 
 
 def test_a_holder_that_breaks_the_objectives_is_left_if_another_keeps_them() -> None:
-    found = place(HELD, busy(0.02, 0.9), busy(0.05, 0.1), holders=(0,))
+    found = place(HELD, busy(0.02, 0.45), busy(0.05, 0.1), holders=(0,))
     assert found.engine == 1 and found.reason == "promise"
-    assert place(HELD, busy(0.02, 1.2), busy(0.02, 1.1), holders=(0,)).engine == 0, "nobody keeps them"
+    late = promise(fill_tokens=20_000)
+    assert place(HELD, late, late, holders=(0,)).engine == 0, "nobody keeps them"
 
 
 def test_a_full_fleet_computes_no_prefix_twice() -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roseinfer.router.prefixes import GENERATIONS, HeldPrefixes
@@ -69,6 +69,7 @@ def test_what_never_came_there_is_dropped() -> None:
     assert index.held(chain(1, 10, common=4)) == 4 and index.held(chain(0, 10, common=4)) == 10
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.integers(0, 12)), max_size=60))
 def test_a_chain_is_held_from_its_beginning(used: list[tuple[int, int, int]]) -> None:
     """If a block is there, so are those before it, however much came and went: bisection finds the last."""
