@@ -11,11 +11,12 @@ import pytest
 
 from roseinfer.core.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestTooLongError
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.outputs import FinishReason
+from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import HELD_BACK_S
 from roseinfer.engine.llm import LLM
+from roseinfer.engine.messages import Add, Said
 from tests.helpers.engines import make_core
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -215,6 +216,35 @@ def test_an_output_follows_its_guide_and_others_do_not(llm: LLM) -> None:
     assert free.samples[0].token_ids == llm.generate(prompts[1], params)[0].samples[0].token_ids
     again = llm.generate(prompts[0], params, n=2, guide=NAMES)[0]
     assert [s.token_ids for s in again.samples] == [s.token_ids for s in guided.samples] and again.cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("params", "guide"),
+    [
+        (SamplingParams(max_tokens=20, temperature=0.0, logprobs=1), None),
+        (SamplingParams(max_tokens=20, temperature=0.9, seed=7, top_p=0.9, ignore_eos=True), None),
+        (SamplingParams(max_tokens=20, seed=8, presence_penalty=1.5, frequency_penalty=1.0), None),
+        (SamplingParams(max_tokens=20, seed=9, repetition_penalty=1.3, min_tokens=15, prompt_logprobs=0), None),
+        (SamplingParams(max_tokens=20, seed=10), NAMES),
+    ],
+)
+def test_outputs_that_another_engine_began_go_on_the_same(
+    llm: LLM, params: SamplingParams, guide: GuideSpec | None
+) -> None:
+    (whole,) = llm.generate("def main(", params, guide=guide)
+    (sample,) = whole.samples
+    for cut in (1, len(sample.token_ids) // 2, len(sample.token_ids) - 1):
+        said = Said(sample.token_ids[:cut], 0.5)
+        llm.core.add(Add(f"on {cut}", whole.prompt_ids, params, guide=guide, outputs=[said]))
+        more: list[RequestOutput] = []
+        while llm.core.busy:
+            more += llm.core.step()
+        assert said.token_ids + [token for output in more for token in output.token_ids] == sample.token_ids
+        assert more[-1].end is not None and more[-1].end.reason is sample.finish_reason
+        assert not any(output.prompt_logprobs or output.started for output in more)
+        if sample.logprobs is not None:
+            scores = [entry.logprob for output in more for entry in output.logprobs or ()]
+            assert scores == pytest.approx([entry.logprob for entry in sample.logprobs[cut:]], abs=1e-4)
 
 
 @pytest.mark.parametrize("more", [{}, {"ignore_eos": True}, {"min_tokens": 20}, {"logprobs": 2, "temperature": 0.0}])
