@@ -179,9 +179,9 @@ class Sink(Protocol):
     def put(self, chunk: SequenceChunk) -> None: ...
 
     def fail(self, error: RoseinferError) -> None:
-        """`EngineDeadError` when the engine died, `RequestFailedError` when this request alone failed,
-        `EngineClosedError` when it was cancelled or the engine closed, else the `InvalidRequestError` of a request
-        that the engine refused.
+        """`EngineDeadError` when the engine died, `EngineUnavailableError` if nothing had come of the request by then
+        and others will be there, `RequestFailedError` when this request alone failed, `EngineClosedError` when it was
+        cancelled or the engine closed, else the `InvalidRequestError` of a request that the engine refused.
         """
         ...
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from roseinfer.core.clock import Clock
-from roseinfer.core.errors import EngineDeadError, EngineLostError, InvalidRequestError
+from roseinfer.core.errors import EngineLostError, InvalidRequestError
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import RoutingObserver
 from roseinfer.engine.journey import Journey, first_ask, next_ask, prompt_keys
 from roseinfer.engine.live import LiveRequest, LiveRequests
-from roseinfer.engine.slot import EngineSlot
+from roseinfer.engine.slot import EngineSlot, homeless
 from roseinfer.router.base import Ask, Placement
 from roseinfer.router.breaker import Outcome
 from roseinfer.router.placer import Placer
@@ -62,6 +62,7 @@ class Dispatcher:
         self._keyed = keyed
         self._block_size = block_size
         self._open_breakers: set[int] = set()
+        self._quiet: set[int] = set()
         self._looked_s = -inf
 
     # --- new requests -------------------------------------------------------------------------------------------
@@ -70,9 +71,10 @@ class Dispatcher:
         if self._keyed:
             live.keys = prompt_keys(live.request, self._block_size)
         now_s = self._clock.now()
+        ask = self._ask(live, now_s)
         if now_s >= self._looked_s + LOOK_AGAIN_S:
             self.look()
-        placement = self._placer.place(self._ask(live, now_s), now_s)
+        placement = self._placer.place(ask, now_s)
         if placement is None:
             return None
         live.journey = Journey(placement)
@@ -111,11 +113,18 @@ class Dispatcher:
         self.look()
         for slot in self._slots:
             if slot.engine is not None and slot.quiet:
-                self._placer.report(slot.number, Outcome.FAULT, self._clock.now())
                 self._empty(slot, "quiet", self._may_hang_it)
             elif slot.engine is not None and slot.draining:
                 self._empty(slot, "drain", _has_begun)
+        self._note_faults()
         self._note_breakers()
+
+    def _note_faults(self) -> None:
+        """That an engine hangs is one fault, however long it does."""
+        quiet = {slot.number for slot in self._slots if slot.engine is not None and slot.quiet}
+        for number in quiet - self._quiet:
+            self._placer.report(number, Outcome.FAULT, self._clock.now())
+        self._quiet = quiet
 
     def _note_breakers(self) -> None:
         is_open = {slot.number for slot in self._slots if self._placer.breaker_open(slot.number)}
@@ -171,7 +180,7 @@ class Dispatcher:
         now_s = self._clock.now()
         placement = self._placer.place(self._ask(live, now_s), now_s)
         if placement is None:
-            live.fail(EngineDeadError(reason))
+            live.fail(homeless(live, self._slots, reason))
         else:
             self._move(live, placement, cause)
 

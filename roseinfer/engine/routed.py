@@ -7,15 +7,12 @@ elsewhere, with the same seed and age; otherwise another engine computes its tok
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import DEFAULT_ROUTER
-from roseinfer.core.errors import (
-    EngineClosedError,
-    EngineDeadError,
-    EngineUnavailableError,
-)
+from roseinfer.core.errors import EngineClosedError
 from roseinfer.core.outputs import SchedulerStats, added
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
@@ -32,9 +29,10 @@ from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.dispatch import Dispatcher
 from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
-from roseinfer.engine.slot import EngineSlot
+from roseinfer.engine.slot import EngineSlot, homeless, no_engine
 from roseinfer.engine.transport import SocketTransport, Transport
 from roseinfer.router.placer import Placer
+from roseinfer.router.record import RecordingPlacer
 from roseinfer.router.registry import KEYED
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -62,6 +60,7 @@ class RoutedEngine:
         *,
         router: str = DEFAULT_ROUTER,
         processes: int = 1,
+        record: Path | None = None,
         seed: int | None = None,
     ) -> None:
         self.info: EngineInfo
@@ -73,6 +72,7 @@ class RoutedEngine:
         ]
         self._router = router
         self._processes = processes
+        self._record = record
         self._observer: RoutingObserver | None = None
         self._seed = seed
         self._dispatcher: Dispatcher | None = None  # with several engines, once one is up
@@ -90,17 +90,20 @@ class RoutedEngine:
         inflight: Inflight | None = None,
         prefix: str = "",
         processes: int = 1,
+        record: Path | None = None,
         clock: Clock | None = None,
     ) -> "RoutedEngine":
         """Connect to engines that somebody else owns. Returns once one is up, however long that takes; it is for the
-        owner to say that none will be. Raises `ResourceError` if the board cannot be read.
+        owner to say that none will be. Raises `ResourceError` if the board cannot be read, and `ConfigError` if
+        `record`, where the router's decisions go, cannot be written.
 
         `inflight` limits the requests in all of them together; `prefix` tells our requests from those of other
         processes, of which there are `processes` with this one.
         """
         requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or Inflight(), prefix)
         transports = [_socket_to(address) for address in addresses]
-        engine = cls(transports, Board.open(board_path), requests, router=router, processes=processes)
+        board = Board.open(board_path)
+        engine = cls(transports, board, requests, router=router, processes=processes, record=record)
         try:
             await engine.open()
         except BaseException:
@@ -111,9 +114,14 @@ class RoutedEngine:
     async def open(self) -> None:
         """Returns once an engine is up; the others are waited for a moment only."""
         self._tasks = [asyncio.create_task(slot.keep(self._on_up)) for slot in self._slots]
+        for task in self._tasks:
+            task.add_done_callback(_say_failure)
         ups = [asyncio.create_task(_set(slot.up)) for slot in self._slots]
         try:
-            await asyncio.wait(ups, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*ups, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in self._tasks:
+                if task.done():
+                    task.result()
             await asyncio.wait(ups, timeout=OTHERS_S)
         finally:
             for up in ups:
@@ -134,9 +142,7 @@ class RoutedEngine:
         live = self._requests.make(request, sink, self.info)
         slot = self._only() if self._dispatcher is None else self._dispatcher.place(live)
         if slot is None:
-            raise EngineUnavailableError(
-                "no engine takes requests just now", min(slot.absence_s() for slot in self._slots)
-            )
+            raise no_engine(self._slots)
         assert slot.engine is not None
         slot.engine.adopt(live)
         self._requests.add(live)
@@ -160,7 +166,8 @@ class RoutedEngine:
             self._dispatcher.risen(slot, another)
 
     def _dispatcher_for(self, info: EngineInfo) -> Dispatcher:
-        placer = Placer(
+        make = Placer if self._record is None else partial(RecordingPlacer, self._record)
+        placer = make(
             self._router,
             [slot.number for slot in self._slots],
             share=self._processes,
@@ -203,7 +210,7 @@ class RoutedEngine:
             return
         for live in requests:
             if live in self._requests:
-                live.fail(EngineDeadError(reason))
+                live.fail(homeless(live, self._slots, reason))
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         return rejection if self._dispatcher is None else self._dispatcher.refused(live, rejection)
@@ -259,6 +266,11 @@ class RoutedEngine:
 
 def _socket_to(address: Path) -> Callable[[], Transport]:
     return lambda: SocketTransport(address)
+
+
+def _say_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("the way to an engine is not looked after any more", exc_info=task.exception())
 
 
 def _weakness(health: EngineHealth) -> tuple[bool, bool, float]:

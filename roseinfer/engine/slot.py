@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from roseinfer.core.clock import Clock
-from roseinfer.core.errors import RoseinferError
+from roseinfer.core.errors import EngineDeadError, EngineUnavailableError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState
 from roseinfer.engine.board import Board, Standing
 from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.live import LiveRequest
 
 log = logging.getLogger(__name__)
 
@@ -151,3 +152,13 @@ class EngineSlot:
         """Seconds until it is expected to be there, if it is on its way."""
         start_s = 0.0 if self.info is None else self.info.startup_s.get("engine", 0.0)
         return max(SHORTEST_ABSENCE_S, self._away_since_s + start_s - self._clock.now())
+
+
+def no_engine(slots: Sequence[EngineSlot]) -> EngineUnavailableError:
+    """None of them takes requests."""
+    return EngineUnavailableError("no engine takes requests just now", min(slot.absence_s() for slot in slots))
+
+
+def homeless(live: LiveRequest, slots: Sequence[EngineSlot], reason: str) -> RoseinferError:
+    """What ends a request whose engine was lost for this reason, with no other to go to."""
+    return EngineDeadError(reason) if live.begun else no_engine(slots)

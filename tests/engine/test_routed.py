@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from roseinfer.core.errors import (
+    ConfigError,
     EngineClosedError,
     EngineDeadError,
     EngineLostError,
@@ -168,9 +170,12 @@ async def test_a_second_loss_ends_a_request(fleet: Fleet) -> None:
 @fleet_test()
 async def test_without_another_engine_streams_end_with_the_last(fleet: Fleet) -> None:
     fleet.die(0)
-    asked = fleet.submit()
+    begun = fleet.submit()
+    fleet.models[1].step()
+    waits = fleet.submit()
     fleet.die(1)
-    assert [type(error) for error in asked.reader.errors] == [EngineDeadError]
+    assert [type(error) for error in begun.reader.errors] == [EngineDeadError]
+    assert [type(error) for error in waits.reader.errors] == [EngineUnavailableError], "it can be sent again"
     with pytest.raises(EngineUnavailableError):
         fleet.submit()
     await fleet.restart(0)
@@ -188,7 +193,7 @@ async def test_two_engines_that_die_at_once(fleet: Fleet) -> None:
     fleet.models[1].dead = False
     fleet.die(1)
     errors = [type(one.reader.errors[0]) for one in asked]
-    assert errors == [EngineLostError, EngineDeadError, EngineLostError, EngineDeadError]
+    assert errors == [EngineLostError, EngineUnavailableError] * 2
 
 
 @fleet_test(engines=3)
@@ -391,7 +396,7 @@ async def test_one_reader_may_cancel_another_request_when_its_own_fails(fleet: F
     first.reader.fail = fail_all  # type: ignore[method-assign]
     fleet.die(0)
     assert [type(one.reader.errors[0]) for one in (first, second, third)] == [
-        EngineDeadError,
+        EngineUnavailableError,
         EngineLostError,
         EngineClosedError,
     ]
@@ -459,3 +464,13 @@ def test_it_connects_by_itself_and_again_after_a_loss() -> None:
         assert isinstance(fleet.models[0].heard[-1], Abort)
 
     asyncio.run(with_fleet(work, reached=False))
+
+
+def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Path) -> None:
+    async def main() -> None:
+        fleet = Fleet(tmp_path, 2, record=tmp_path / "missing" / "file")
+        with pytest.raises(ConfigError, match="record"):
+            await fleet.routed.open()
+        await fleet.routed.close()
+
+    asyncio.run(main())

@@ -71,15 +71,15 @@ class Observed:
 class Fleet:
     """`models[i]` is the present process of engine i. `reach` connects to one, as the routed engine would by itself."""
 
-    def __init__(self, folder: Path, engines: int, router: str = "round-robin", limit: int | None = None) -> None:
+    def __init__(self, folder: Path, engines: int, router: str = "round-robin", record: Path | None = None) -> None:
         self.clock = ManualClock(100.0)
         self.board = Board.create(folder / "board", engines)
         self.models = [ModelEngine(clock=self.clock) for _ in range(engines)]
-        self.inflight = Inflight(limit)
+        self.inflight = Inflight()
         self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")
         self.observed = Observed()
         ways = [self._way(number) for number in range(engines)]
-        self.routed = RoutedEngine(ways, self.board, self.requests, router=router, seed=FROM_THE_FIRST)
+        self.routed = RoutedEngine(ways, self.board, self.requests, router=router, record=record, seed=FROM_THE_FIRST)
         self.routed.on_routing(self.observed)
         self.routed.on_routing(self.observed)
         self._names = itertools.count()
@@ -172,7 +172,9 @@ class Fleet:
 
     def finish(self) -> None:
         """Until all that has not ended is through."""
-        for _ in range(300):
+        turns = itertools.count()
+        while any(model.samples and not model.frozen for model in self.models):
+            assert next(turns) < 1000, [(model.dead, list(model.samples.values())) for model in self.models]
             for model in self.models:
                 if not model.dead and not model.frozen:
                     model.step()
