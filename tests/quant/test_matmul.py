@@ -15,6 +15,7 @@ from roseinfer.layers.linear import LayerNorm, RMSNorm
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm
 from roseinfer.quant.cpu_matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack
 from roseinfer.quant.plain import plain_matmul
+from tests.helpers.interpreter import hurry
 from tests.helpers.weights import BUILD, Named
 
 WIDTH, OUT = 320, 448
@@ -62,6 +63,8 @@ EPILOGUES = [
 @pytest.fixture(params=KINDS, ids=lambda kind: f"{kind.name}-{kind.dtype}")
 def kind(request: pytest.FixtureRequest) -> Kind:
     torch.manual_seed(0)
+    if request.param.name == "cuda":
+        hurry()
     return request.param
 
 
