@@ -171,4 +171,6 @@ class LiveRequests:
     def remove(self, live: LiveRequest) -> None:
         if self._live.get(live.request_id) is live:
             del self._live[live.request_id]
+            for text in live.texts:
+                text.drop()
             self._inflight.note(len(self._live))

@@ -41,6 +41,9 @@ class SequenceText:
         wanted = self.index == 0 and self._params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wanted else None
 
+    def drop(self) -> None:
+        """Nobody reads on."""
+
     def take(self, output: RequestOutput, now_s: float, shift_s: float = 0.0) -> SequenceChunk | None:
         """The chunk to show for an output; None if there is nothing to show yet (prompt log probabilities gather).
 

@@ -26,6 +26,10 @@ class ParsedText(SequenceText):
         self._markers = parser.markers
         self._hidden = tokenizer.special_ids - parser.markers if params.skip_special_tokens else frozenset[int]()
 
+    def drop(self) -> None:
+        if not self.ended:
+            self._parser.end()  # one that waits for more is a cycle
+
     def _read(self, chunk: SequenceChunk, shown: Sequence[int], last: bool) -> str | None:
         parser = self._parser
         events: list[Event] = []

@@ -45,10 +45,14 @@ def proved(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
     )
 
 
-def check_size(encoded: int) -> None:
-    """Raises `GrammarError` for a constraint that takes more than `MAX_BYTES` as JSON or msgpack."""
-    if encoded > MAX_BYTES:
-        raise too_complex(f"the constraint is larger than {MAX_BYTES} bytes")
+def check_size(constraint: Constraint, encoded: int) -> None:
+    """`encoded`: bytes that it takes as msgpack. Raises `GrammarError` if they are more than `MAX_BYTES`."""
+    if encoded <= MAX_BYTES:
+        return
+    if isinstance(constraint, Prepared):
+        how = "fewer parameters, or fewer strict tools, take less"
+        raise too_complex(f"calls of all these tools take a grammar of {encoded} bytes, over {MAX_BYTES}: {how}")
+    raise too_complex(f"the constraint is larger than {MAX_BYTES} bytes")
 
 
 def _built(constraint: Constraint, markers: Mapping[str, int]) -> BuiltGrammar:

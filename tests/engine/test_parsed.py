@@ -7,15 +7,19 @@ from dataclasses import asdict
 
 import pytest
 
+from roseinfer.core.clock import ManualClock
+from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.api import SequenceChunk
+from roseinfer.engine.api import GenerateRequest, SequenceChunk
+from roseinfer.engine.live import Inflight, LiveRequests
 from roseinfer.engine.output import merge
 from roseinfer.engine.parsed import ParsedText
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, OutputParser, Reasoning, Text, joined
 from roseinfer.text.tools.formats.hermes import Hermes
 from tests.helpers.parsers import BracketParser
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
+from tests.server.fake_engine import INFO
 
 TOKENIZER = byte_tokenizer()
 TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
@@ -125,6 +129,31 @@ def test_how_many_tokens_come_at_once_changes_nothing(min_tokens: int) -> None:
         assert asdict(said(outputs(tokens, cuts, end), params)) == asdict(expected)
         stopped += expected.stop_reason in params.stop
     assert stopped > 3
+
+
+class Nobody:
+    def put(self, chunk: SequenceChunk) -> None:
+        pass
+
+    def fail(self, error: RoseinferError) -> None:
+        pass
+
+
+def test_an_output_that_nobody_reads_on_leaves_no_cycle() -> None:
+    request = GenerateRequest(request_id="1", prompt_ids=[1], params=SamplingParams(), parser=Hermes(TOKENIZER).parser)
+    requests = LiveRequests(TOKENIZER, ManualClock(), Inflight(), "a")
+    live = requests.make(request, Nobody(), INFO)
+    requests.add(live)
+    live.texts[0].take(RequestOutput("a:0", tuple(b"Hi <tool_call>"), started=Started(3, 1.0, 2.0, 3.0)), 5.0)
+    gone = weakref.ref(live.texts[0]._parser)
+    gc.collect()
+    gc.disable()
+    try:
+        live.cancel()
+        del live
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("stop", [(), ("!",)])

@@ -12,7 +12,7 @@ from roseinfer.grammar.constraint import Constraint, JsonSchema
 from roseinfer.server.formats.constraints import Asked
 from roseinfer.server.formats.planning import CONSTRAINTS
 from roseinfer.server.formats.schemas import ChatRequest
-from roseinfer.server.formats.tool_fields import Calls, ToolUse
+from roseinfer.server.formats.tool_fields import Calls, ToolUse, check_template
 from roseinfer.server.formats.tool_grammar import tool_constraint
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.grammars import Proof
@@ -72,8 +72,7 @@ class ChatOutput:
         use = self._use
         if use is None:
             return
-        if "tools" not in variables:
-            raise bad_request("The model's chat template does not take tools", "tools", "unsupported_field")
+        check_template(variables)
         if self._calls is None and use.calls is not Calls.NEVER:
             message = "It is not known how the model writes tool calls: see the server's option tool_call_parser"
             raise bad_request(message, "tools", "unsupported_field")
@@ -86,6 +85,9 @@ class ChatOutput:
             raise bad_request(f"{param}: beside tools an answer can have a JSON format, and no other", param)
 
     def _checked_budget(self, request: ChatRequest) -> int | None:
+        budgets = {request.thinking_token_budget, request.thinking_budget} - {None}
+        if len(budgets) > 1:
+            raise bad_request("thinking_budget is not what thinking_token_budget is", "thinking_budget")
         for name in ("thinking_token_budget", "thinking_budget"):
             budget = getattr(request, name)
             if budget is None or budget == -1:

@@ -208,6 +208,7 @@ class ChatRequest(MessagesFields, GenerationRequest):
 class TokenizeRequest(ModelField):
     prompt: str | None = Field(None, description="give this or messages")
     messages: Messages | None = None
+    tools: Tools | None = Field(None, description="beside messages: as chats take them")
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
     add_generation_prompt: bool | None = Field(None, description="default true")
     continue_final_message: bool | None = None

@@ -44,7 +44,7 @@ class ToolUse:
             if request.tool_choice not in (None, Calls.NEVER, Calls.PERHAPS):
                 raise bad_request("tool_choice asks for a tool, and there are no tools", "tool_choice")
             return None
-        tools = _tools(request.tools)
+        tools = checked_tools(request.tools)
         calls, names = _choice(request.tool_choice)
         unknown = next((name for name in names or () if name not in tools), None)
         if unknown is not None:
@@ -60,7 +60,14 @@ class ToolUse:
 
 
 # --- tools --------------------------------------------------------------------------------------------------------
-def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
+def check_template(variables: frozenset[str]) -> None:
+    """`variables`: those that the chat template reads. Raises `ApiError` 400."""
+    if "tools" not in variables:
+        raise bad_request("The model's chat template does not take tools", "tools", "unsupported_field")
+
+
+def checked_tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
+    """Tools as a request describes them, by name. Raises `ApiError` 400 naming the place."""
     if not given:
         raise bad_request("tools must not be empty", "tools")
     _check_size(given)

@@ -89,7 +89,7 @@ class Grammars:
         """Raises what `guide` raises."""
         try:
             question = msgspec.msgpack.encode(Question(constraint, leading_space))
-            check_size(len(question))
+            check_size(constraint, len(question))
         except RecursionError:
             raise self._refusal(f"nested deeper than {MAX_DEPTH} levels", "grammar_too_complex", param) from None
         except InvalidRequestError as error:

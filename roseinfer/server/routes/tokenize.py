@@ -11,6 +11,7 @@ from roseinfer.server.documents import Detokenized, Tokenized, TokenizerInfo, do
 from roseinfer.server.formats.chat import plain_messages
 from roseinfer.server.formats.planning import check_extras, given
 from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
+from roseinfer.server.formats.tool_fields import check_template, checked_tools
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.prompts import PromptEncoder
@@ -61,7 +62,13 @@ async def _encode(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[list
     if (wanted.prompt is None) == (wanted.messages is None):
         raise bad_request("Give either prompt or messages", "prompt")
     if wanted.prompt is not None:
+        if wanted.tools is not None:
+            raise bad_request("tools go with messages", "tools")
         return await prompts.text(wanted.prompt, given(wanted.add_special_tokens, True)), []
+    if wanted.tools is not None:
+        prompts.check_template()
+        check_template(prompts.template_variables)
+        checked_tools(wanted.tools)
     messages, ignored = plain_messages(wanted.messages or [])
     ids = await prompts.chat(
         messages,
@@ -69,6 +76,7 @@ async def _encode(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[list
         continue_final_message=bool(wanted.continue_final_message),
         add_special_tokens=bool(wanted.add_special_tokens),
         kwargs=wanted.chat_template_kwargs or {},
+        output={} if wanted.tools is None else {"tools": wanted.tools},
     )
     return ids, ignored
 

@@ -183,7 +183,7 @@ def test_wrong_tools_are_named_as_they_were_written(client: openai.OpenAI, claud
     with pytest.raises(anthropic.BadRequestError, match=r"tools\.0\.input_schema must be"):
         claude.messages.create(**body, tools=[{"name": "a", "input_schema": 3}])
     with pytest.raises(anthropic.BadRequestError, match=r"thinking\.budget_tokens: the model does not think"):
-        claude.messages.create(**body, thinking={"type": "enabled", "budget_tokens": 1024})
+        claude.messages.create(**body | {"max_tokens": 9}, thinking={"type": "enabled", "budget_tokens": 8})
 
 
 def test_schemas_that_cannot_be_enforced_are_refused_by_their_field(

@@ -262,6 +262,47 @@ def test_no_budget(server: LiveServer, thinker: LiveServer, name: str) -> None:
     error(fresh(thinker), name, **{name: -2})
 
 
+def test_one_budget_under_two_names(thinker: LiveServer) -> None:
+    both = ("thinking_token_budget", "thinking_budget")
+    assert guide(thinker, **dict.fromkeys(both, 7)).thinking.budget == 7
+    for given in ((7, 8), (-1, 8), (8, -1)):
+        error(fresh(thinker), "thinking_budget", **dict(zip(both, given, strict=True)))
+
+
+@pytest.mark.parametrize("described", [[WEATHER], [STRICT, CLOCK]])
+def test_tokenize_renders_tools_as_chats_do(server: LiveServer, described: list[Any]) -> None:
+    chat = asked(server, tools=described)
+    answer = server.post("/tokenize", {"messages": HI, "tools": described})
+    assert answer.json()["tokens"] == chat.prompt_ids and "warnings" not in answer.json()
+    assert len(server.post("/tokenize", {"messages": HI}).json()["tokens"]) < len(chat.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"messages": HI, "tools": []}, {"messages": HI, "tools": [WEATHER, WEATHER]}, {"prompt": "x", "tools": [CLOCK]}],
+)
+def test_tokenize_refuses_tools_as_chats_do(server: LiveServer, body: dict[str, Any]) -> None:
+    answer = server.post("/tokenize", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+
+
+def test_tokenize_without_a_template_that_takes_tools(without_tools: LiveServer) -> None:
+    answer = without_tools.post("/tokenize", {"messages": HI, "tools": [CLOCK]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_field")
+
+
+def test_more_strict_tools_than_a_grammar_has_room_for() -> None:
+    """Each parameter of these takes rules of its own, so that the grammar is many times what the tools take."""
+    numbers = {f"p{i}": {"type": "integer"} for i in range(100)}
+    function = {"parameters": {"type": "object", "properties": numbers}, "strict": True}
+    tools = [{"type": "function", "function": {"name": f"f{i}", **function}} for i in range(10)]
+    with live(tool_caller(), tool_call_parser="pythonic") as server:
+        answer = server.post("/v1/chat/completions", {"messages": HI, "tools": tools, "tool_choice": "required"})
+    found = answer.json()["error"]
+    assert (answer.status_code, found["param"], found["code"]) == (400, "tools", "grammar_too_complex")
+    assert "fewer strict tools" in found["message"]
+
+
 def test_a_switch_that_the_template_has_not(server: LiveServer) -> None:
     error(server, "chat_template_kwargs", chat_template_kwargs={"enable_thinking": False})
 

@@ -127,6 +127,8 @@ def as_chat(request: CountTokensRequest) -> ChatRequest:
     if isinstance(request, MessagesRequest):
         if request.max_tokens < 1:
             raise bad_request("max_tokens must be at least 1", "max_tokens")
+        if translated.get("thinking_token_budget", 0) >= request.max_tokens:
+            raise bad_request("max_tokens must be greater than thinking.budget_tokens", "thinking.budget_tokens")
         translated["max_completion_tokens"] = request.max_tokens
         translated["stop"] = request.stop_sequences
     return chat_request(request, translated, WORDS)

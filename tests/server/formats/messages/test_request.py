@@ -141,7 +141,7 @@ def test_tool_choices(choice: dict[str, Any], there: Any, parallel: bool | None)
 @pytest.mark.parametrize(
     ("thinking", "budget", "effort"),
     [
-        ({"type": "enabled", "budget_tokens": 1024}, 1024, None),
+        ({"type": "enabled", "budget_tokens": 8}, 8, None),
         ({"type": "disabled"}, None, "none"),
         ({"type": "adaptive", "display": "summarized"}, None, None),
     ],
@@ -193,6 +193,8 @@ def test_refused(fields: dict[str, Any], param: str) -> None:
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 10}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system"),
