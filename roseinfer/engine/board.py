@@ -76,6 +76,9 @@ class Board:
         self.engines = engines
         self._memory = memory
         self._words = memoryview(memory).cast("q")
+        # Engine -> the first of the two words of its row.
+        self._word = {engine: (_LINE + engine * _ROW) // _WORD for engine in range(engines)}
+        self._newest = [(0, Standing())] * engines  # words, and what they say
 
     @classmethod
     def create(cls, path: Path, engines: int) -> "Board":
@@ -127,7 +130,7 @@ class Board:
     def read(self, engine: int) -> Promise | None:
         """The newest promise; None: there is none."""
         for _ in range(_TRIES):
-            written = self._words[self._word(engine)]
+            written = self._words[self._word[engine]]
             if not written:
                 return None
             start = self._slot(engine, written)
@@ -141,10 +144,10 @@ class Board:
 
     def written(self, engine: int) -> int:
         """How often the row has been written: it moves as long as the engine makes steps."""
-        return self._words[self._word(engine)]
+        return self._words[self._word[engine]]
 
     def _write(self, engine: int, there: bool, promise: Promise) -> None:
-        word = self._word(engine)
+        word = self._word[engine]
         number = self._words[word] + 1
         data = _SLOT.pack(number, there, *_numbers(promise))
         start = self._slot(engine, number)
@@ -155,19 +158,16 @@ class Board:
     def set_standing(self, engine: int, standing: Standing) -> None:
         """From the owner."""
         word = 2 * (standing.number * len(_STATES) + _STATES.index(standing.state)) + standing.final
-        self._words[self._word(engine) + 1] = word
+        self._words[self._word[engine] + 1] = word
 
     def standing(self, engine: int) -> Standing:
-        word = self._words[self._word(engine) + 1]
-        number, state = divmod(word // 2, len(_STATES))
-        return Standing(_STATES[state], number, bool(word % 2))
-
-    # --- where things are ---------------------------------------------------------------------------------------
-    def _word(self, engine: int) -> int:
-        """Of the two words of a row the first, as an index of words."""
-        if not 0 <= engine < self.engines:
-            raise IndexError(f"there is no engine {engine} among {self.engines}")
-        return (_LINE + engine * _ROW) // _WORD
+        word = self._words[self._word[engine] + 1]
+        seen, standing = self._newest[engine]
+        if word != seen:
+            number, state = divmod(word // 2, len(_STATES))
+            standing = Standing(_STATES[state], number, bool(word % 2))
+            self._newest[engine] = (word, standing)
+        return standing
 
     @staticmethod
     def _slot(engine: int, number: int) -> int:

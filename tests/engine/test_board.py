@@ -122,7 +122,7 @@ def test_a_file_that_is_no_board_of_this_version_is_refused(tmp_path: Path) -> N
 def test_there_is_no_row_for_other_engines(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 2)
     for engine in (-1, 2):
-        with pytest.raises(IndexError):
+        with pytest.raises(KeyError):
             board.publish(engine, whole(1))
     board.close()
 
