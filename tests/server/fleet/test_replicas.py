@@ -63,6 +63,76 @@ def test_an_engine_killed_under_streams_is_not_noticed(two: RealServer) -> None:
     assert len(two.engines()) == 2
 
 
+# Outputs of which engine and API process each remember something: a grammar, a parser, the beginning of a stop string.
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"]}
+PEOPLE = {"type": "array", "items": {"type": "string", "minLength": 5, "maxLength": 9}, "minItems": 12, "maxItems": 12}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {**CITY, "additionalProperties": False}}}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Who, and where?"}], "max_tokens": 120}
+FORMS: dict[str, dict[str, Any]] = {
+    "document": {**CHAT, "n": 2, "response_format": {
+        "type": "json_schema", "json_schema": {"name": "people", "schema": PEOPLE, "strict": True},
+    }},
+    "calls": {**CHAT, "tools": [TOOL], "tool_choice": "required", "n": 2},
+    "stop": {**CHAT, "stop": ["qq", "= ="], "frequency_penalty": 0.5, "min_tokens": 60, "logit_bias": {"3": -2}},
+    "scores": {**CHAT, "logprobs": True, "top_logprobs": 1, "repetition_penalty": 1.2, "ignore_eos": True},
+}  # fmt: skip
+OWN_FIELDS = ("min_tokens", "repetition_penalty", "ignore_eos")
+
+
+class Folded:
+    """What a choice says, whole or in chunks."""
+
+    def __init__(self) -> None:
+        self.content, self.names, self.arguments = "", list[str](), ""
+        self.reason: str | None = None
+        self.scored: list[str] = []
+
+    def take(self, said: Any, choice: Any) -> "Folded":
+        self.content += said.content or ""
+        for call in said.tool_calls or []:
+            self.names += [call.function.name] if call.function.name else []
+            self.arguments += call.function.arguments or ""
+        self.reason = choice.finish_reason or self.reason
+        if choice.logprobs is not None:
+            self.scored += [entry.token for entry in choice.logprobs.content or []]
+        return self
+
+
+def form(name: str, seed: int) -> dict[str, Any]:
+    fields = {"model": "tiny", "seed": seed, "temperature": 1.0 if seed % 2 else 0.0, **FORMS[name]}
+    own = {field: fields.pop(field) for field in OWN_FIELDS if field in fields}
+    return {**fields, "extra_body": own}
+
+
+def told(chunks: list[Any]) -> tuple[list[dict[str, Any]], int]:
+    """The choices of a stream, and how many tokens it says that they have."""
+    found: dict[int, Folded] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            found.setdefault(choice.index, Folded()).take(choice.delta, choice)
+    return [vars(one) for _, one in sorted(found.items())], chunks[-1].usage.completion_tokens
+
+
+def test_what_is_formatted_goes_on_in_form(two: RealServer) -> None:
+    with two.client() as client:
+        asked = [form(name, seed) for seed in (0, 1) for name in FORMS]
+        wanted = []
+        for fields in asked:
+            whole = client.chat.completions.create(**fields)
+            wanted.append(
+                ([vars(Folded().take(c.message, c)) for c in whole.choices], whole.usage.completion_tokens)  # type: ignore
+            )
+        before = total(two, "roseinfer:router_resumes_total")
+        more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+        streams = [client.chat.completions.create(**fields, **more) for fields in asked]
+        begun = [[next(stream) for _ in range(5)] for stream in streams]
+        os.kill(two.engines()[0], signal.SIGKILL)
+        for fields, first, stream, expected in zip(asked, begun, streams, wanted, strict=True):
+            assert told([*first, *stream]) == expected, fields
+    assert total(two, "roseinfer:router_resumes_total") > before
+    until(lambda: [engine["state"] for engine in two.fresh("/health").json()["engines"]] == ["ready"] * 2)
+
+
 def test_it_ends_whole(two: RealServer) -> None:
     processes = children(two.process.pid)
     two.process.send_signal(signal.SIGTERM)
