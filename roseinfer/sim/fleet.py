@@ -11,6 +11,7 @@ from time import perf_counter
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
+from roseinfer.core.promise import Promise
 from roseinfer.engine.messages import Add, Said
 from roseinfer.kv.blocks import block_keys
 from roseinfer.priced.machine import Machine
@@ -27,6 +28,9 @@ from roseinfer.sim.workload import Arrival
 # What comes first of what happens at the same moment: tokens leave, then things happen to engines, then requests
 # arrive, and then steps begin.
 DELIVER, HAPPEN, ARRIVE, STEP = range(4)
+
+
+NOTHING_SAID = Promise(0.0)
 
 
 @dataclass(slots=True)
@@ -47,7 +51,9 @@ class Call:
 
 @dataclass(slots=True)
 class Slot:
-    """An engine's place: `engine` is None while nobody is there. `pending`: what the step that runs will bring."""
+    """An engine's place: `engine` is None while nobody is there. `pending`: what the step that runs will bring.
+    `promise`: its last one.
+    """
 
     number: int
     engine: SimulatedEngine | None = None
@@ -55,6 +61,7 @@ class Slot:
     lives: int = 0
     asked_s: float | None = None
     draining: bool = False
+    promise: Promise = NOTHING_SAID
     totals: EngineTotals = field(default_factory=EngineTotals)
 
     @property
@@ -169,7 +176,8 @@ class Fleet:
     def _publish(self, slot: Slot) -> None:
         assert slot.engine is not None
         promise = slot.engine.core.promise(self.now_s)
-        self.placer.update(slot.number, promise._replace(draining=True) if slot.draining else promise)
+        slot.promise = promise._replace(draining=True) if slot.draining else promise
+        self.placer.update(slot.number, slot.promise)
 
     def _note(self, slot: Slot, output: RequestOutput) -> None:
         name, token_ids, _, _, started, end = output

@@ -24,9 +24,9 @@ class Scaling:
     """How many engines there should be, by what the running ones promise.
 
     Between `least` and `most`. Over the last `window_s`: more if refusals that an idle engine would have kept exceed
-    `refused` of the requests with objectives, or the mean utilisation exceeds `high`: as many as bring it to `aim`.
-    One fewer if the utilisation of the others would stay below `low` for `patience_s` and a simulation of the requests
-    of the last `recent_s` keeps `target` of them with one fewer.
+    `refused` of the requests with objectives, or their mean `fullness` exceeds `high`: as many as bring it to `aim`.
+    One fewer if that of the others would stay below `low` for `patience_s` and a simulation of the requests of the last
+    `recent_s` keeps `target` of them with one fewer.
     """
 
     least: int

@@ -6,11 +6,10 @@ from statistics import fmean
 
 from roseinfer.core.outputs import End, FinishReason
 from roseinfer.core.request import sequence_id
-from roseinfer.router.base import Ask
 from roseinfer.sim.fleet import Call, Fleet, Slot
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
 from roseinfer.sim.report import adherence
-from roseinfer.sim.scaling import TICK_S, Scaler
+from roseinfer.sim.scaling import TICK_S, Scaler, fullness
 
 
 class ScaledFleet(Fleet):
@@ -22,6 +21,10 @@ class ScaledFleet(Fleet):
         self.record.sizes.append((0.0, self.plan.replicas))
         self.at(TICK_S, self._look)
         return super().run()
+
+    def _start(self, slot: Slot) -> None:
+        super()._start(slot)
+        self._scaler.grown()
 
     # --- what is seen -------------------------------------------------------------------------------------------
     def _arrive(self) -> None:
@@ -50,8 +53,7 @@ class ScaledFleet(Fleet):
         coming = [slot for slot in self.slots if slot.engine is None and slot.asked_s is not None]
         if not running:
             return
-        used = [self.placer.outlook(slot.number, Ask(0), self.now_s).utilisation for slot in running]
-        self._scaler.look(self.now_s, fmean(used))
+        self._scaler.look(self.now_s, fmean(fullness(slot.promise) for slot in running))
         size = len(running) + len(coming)
         wanted = self._scaler.wanted(self.now_s, len(running), len(coming))
         if wanted > size:
