@@ -143,7 +143,8 @@ class EngineLoop:
 
     def _promise(self, now_s: float) -> None:
         if self._publish is not None:
-            self._publish(self._core.promise(now_s)._replace(draining=self._draining))
+            promise = self._core.promise(now_s)
+            self._publish(promise._replace(draining=True) if self._draining else promise)
 
     def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
         now_s = self._clock.now()
@@ -219,7 +220,8 @@ class EngineLoop:
             self._outbox.send(client, Rejected(message.request_id, error.message, error.param, error.code))
             return
         for index in range(message.n):
-            self._owners[sequence_id(message.request_id, index)] = client
+            if message.outputs is None or message.outputs[index] is not None:
+                self._owners[sequence_id(message.request_id, index)] = client
 
     def _refuse(self, new: Add, error: InvalidRequestError) -> None:
         """A request that the engine had taken is wrong all the same."""

@@ -29,6 +29,7 @@ from roseinfer.engine.messages import (
     Outputs,
     Received,
     Rejected,
+    Said,
     Shutdown,
     Undrain,
 )
@@ -408,3 +409,15 @@ def test_the_loop_collects_garbage_when_idle(own_collector: object) -> None:
     duty = Counted(clock)
     EngineLoop(core, script, script, clock, duty).run()
     assert duty.collections == 1
+
+
+def test_the_loop_forgets_a_request_that_goes_on_here_when_its_last_samples_end() -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    going_on = add("a", 6, n=3)
+    going_on.outputs = [None, Said([7, 8], 0.5), Said([], 0.0)]
+    clock = ManualClock()
+    script = Script(core, clock, [(1, going_on), (2, add("b"))])
+    loop = EngineLoop(core, script, script, clock)
+    loop.run()
+    assert script.tokens(1) == {"a:1": 4, "a:2": 6}
+    assert not loop._owners
