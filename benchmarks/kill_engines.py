@@ -34,6 +34,8 @@ from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.start import load_tokenizer
+from roseinfer.engine.transport import ProcessTransport
+from roseinfer.text.output import Event
 from roseinfer.text.tokenizer import Tokenizer
 
 PATIENCE_S = 120.0
@@ -51,6 +53,7 @@ class Stream:
     error: RoseinferError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     heard_s: list[float] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def put(self, chunk: SequenceChunk) -> None:
         assert chunk.index not in self.ends, "nothing comes behind an end"
@@ -58,6 +61,7 @@ class Stream:
         self.texts[chunk.index] = self.texts.get(chunk.index, "") + chunk.text
         self.ids.setdefault(chunk.index, []).extend(chunk.token_ids)
         assert len(self.ids[chunk.index]) == chunk.num_output_tokens
+        self.events += chunk.events or []
         if chunk.finish_reason is not None:
             self.ends[chunk.index] = chunk.finish_reason
             if len(self.ends) == self.request.n:
@@ -72,13 +76,30 @@ class Stream:
         return sum(map(len, self.ids.values()))
 
     def same(self, other: "Stream") -> bool:
-        return (self.texts, self.ids, self.ends) == (other.texts, other.ids, other.ends)
+        """As far as it is not left to chance, as the ids of calls are."""
+        if (self.texts, self.ids, self.ends) != (other.texts, other.ids, other.ends):
+            return False
+        return _said(self.events) == _said(other.events)
+
+
+def _said(events: Sequence[Event]) -> list[tuple[str, str]]:
+    """What events say of each kind, however it was cut into pieces."""
+    found: list[tuple[str, str]] = []
+    for event in events:
+        kind = type(event).__name__
+        text = getattr(event, "text", "") or getattr(event, "name", "")
+        if found and found[-1][0] == kind and hasattr(event, "text"):
+            found[-1] = kind, found[-1][1] + text
+        else:
+            found.append((kind, text))
+    return found
 
 
 class LiveFleet:
     """Engines in processes, their owner and their client."""
 
-    def __init__(self, crew: EngineCrew, engine: RoutedEngine, tokenizer: Tokenizer) -> None:
+    def __init__(self, crew: EngineCrew, engine: RoutedEngine, tokenizer: Tokenizer, module: str) -> None:
+        self._module = module.encode()
         self.crew = crew
         self.engine = engine
         self.tokenizer = tokenizer
@@ -88,7 +109,7 @@ class LiveFleet:
         """Of the engines that there are, the one that has run longest first."""
         found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         there = {int(pid): Path(f"/proc/{pid}") for pid in found}
-        engines = [pid for pid, of in there.items() if b"roseinfer.engine.process" in (of / "cmdline").read_bytes()]
+        engines = [pid for pid, of in there.items() if self._module in (of / "cmdline").read_bytes()]
         return sorted(engines, key=lambda pid: int((there[pid] / "stat").read_text().rpartition(")")[2].split()[19]))
 
     def start(self, requests: Sequence[GenerateRequest]) -> list[Stream]:
@@ -126,21 +147,21 @@ async def ended(streams: Sequence[Stream]) -> None:
 
 
 @asynccontextmanager
-async def live_fleet(engines: int, router: str = "pace", **given: Any) -> AsyncIterator[LiveFleet]:
-    """`given`: of `ReplicasConfig`."""
+async def live_fleet(engines: int, make: type[ProcessTransport] = ProcessTransport) -> AsyncIterator[LiveFleet]:
+    """`make`: what an engine's process is."""
     config = EngineConfig(
         model=ModelConfig(model="tiny", device="cpu", threads=1),
         cache=CacheConfig(num_kv_blocks=512),
         scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=256),
     )
-    crew = EngineCrew(config, ReplicasConfig(replicas=engines, **given), stall_s=60.0)
+    crew = EngineCrew(config, ReplicasConfig(replicas=engines), stall_s=60.0, make=make)
     tokenizer = load_tokenizer(config.model)
     await crew.launch()
     await crew.connect()
     try:
-        engine = await RoutedEngine.start(crew.addresses, crew.board_path, tokenizer, router=router)
+        engine = await RoutedEngine.start(crew.addresses, crew.board_path, tokenizer)
         try:
-            yield LiveFleet(crew, engine, tokenizer)
+            yield LiveFleet(crew, engine, tokenizer, make.module)
         finally:
             await engine.close()
     finally:
