@@ -57,6 +57,8 @@ _REPORTED = frozenset(
     }
 )
 # fmt: on
+# What says something of documents: all else is a note, or no keyword at all.
+KEYWORDS = _ENFORCED | _REPORTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,20 +139,23 @@ class SchemaGraph:
                 yield from _schemas(self.root[name].values())
 
     def _target(self, part: Schema) -> Schema | None:
-        """What a `$ref` by JSON pointer (RFC 6901) leads to, if it does."""
-        reference = part.get("$ref")
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return target(self.root, part.get("$ref"))
+
+
+def target(root: Schema, reference: Any) -> Schema | None:
+    """What a `$ref` by JSON pointer (RFC 6901) leads to, if it does."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    place: Any = root
+    for step in reference[1:].split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        elif isinstance(place, dict) and name in place:
+            place = place[name]
+        else:
             return None
-        place: Any = self.root
-        for step in reference[1:].split("/")[1:]:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(place, list) and name.isdecimal() and int(name) < len(place):
-                place = place[int(name)]
-            elif isinstance(place, dict) and name in place:
-                place = place[name]
-            else:
-                return None
-        return place if isinstance(place, dict) else None
+    return place if isinstance(place, dict) else None
 
 
 def _needed_properties(part: Schema) -> list[Any]:

@@ -12,8 +12,9 @@ import msgspec
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Thinking
-from roseinfer.grammar.build import check_size
+from roseinfer.grammar.build import built, check_size
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint
+from roseinfer.grammar.harmless import is_harmless
 from roseinfer.grammar.limits import MAX_DEPTH, too_complex
 from roseinfer.grammar.prover import Answer, Interrupted, Prover, Question, Refused, Vocabulary
 from roseinfer.server.http.errors import unavailable
@@ -27,6 +28,8 @@ MAX_WAITING = 64
 MAX_WAIT_S = 5.0
 MAX_ENTRIES = 1024
 MAX_CACHED_BYTES = 64 * 2**20
+# Of a schema that is built here, in less than a millisecond, because there is nothing to prove of it.
+MAX_UNPROVED_BYTES = 16 * 1024
 RETRY_S = 2.0
 
 
@@ -66,6 +69,7 @@ class Grammars:
         self._pending: dict[bytes, asyncio.Task[Answer]] = {}
         self._known: OrderedDict[bytes, Answer] = OrderedDict()
         self._known_bytes = 0
+        self._proves = False  # that grammars can be matched with the tokenizer at all
 
     def begin(self, constraint: Constraint, param: str, leading_space: bool = False) -> Proof:
         """`prove` beside what else there is to do, such as the prompt. Whoever begins need not wait for the end."""
@@ -94,7 +98,7 @@ class Grammars:
             raise self._refusal(f"nested deeper than {MAX_DEPTH} levels", "grammar_too_complex", param) from None
         except InvalidRequestError as error:
             raise self._refusal(error.message, error.code, param) from error
-        answer = await self._answer(question)
+        answer = await self._answer(constraint, leading_space, question)
         if isinstance(answer, Refused):
             raise self._refusal(answer.message, answer.code, param)
         return answer
@@ -110,13 +114,15 @@ class Grammars:
         for prover in self._all:
             prover.close()
 
-    async def _answer(self, question: bytes) -> Answer:
+    async def _answer(self, constraint: Constraint, leading_space: bool, question: bytes) -> Answer:
         key = sha256(question).digest()
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
             self._observer.cached()
             return known
+        if self._proves and len(question) <= MAX_UNPROVED_BYTES and is_harmless(constraint):
+            return self._unproved(key, constraint, leading_space)
         task = self._pending.get(key)
         if task is None:
             task = self._pending[key] = asyncio.create_task(self._ask(key, question))
@@ -125,6 +131,17 @@ class Grammars:
             self._observer.cached()
         # It is not the request's alone: others may wait for it too, and it is remembered if this one leaves.
         return await asyncio.shield(task)
+
+    def _unproved(self, key: bytes, constraint: Constraint, leading_space: bool) -> Answer:
+        """What needs no proof, at once."""
+        started_s = time.perf_counter()
+        try:
+            answer: Answer = built(constraint, {}, leading_space)
+        except InvalidRequestError as error:
+            answer = Refused(error.message, error.code)
+        self._observer.compiled(time.perf_counter() - started_s)
+        self._remember(key, answer)
+        return answer
 
     async def _ask(self, key: bytes, question: bytes) -> Answer:
         await self._turn()
@@ -142,6 +159,7 @@ class Grammars:
             answer: Answer = Refused("it takes too long or too much memory to compile", too_complex("").code)
         else:
             answer = msgspec.msgpack.decode(said, type=Answer)
+            self._proves = self._proves or isinstance(answer, BuiltGrammar)
         self._remember(key, answer)
         return answer
 
