@@ -26,7 +26,8 @@ class Promise(NamedTuple):
     output is expected to have if nobody has guessed; 0 = unknown.
 
     `running`, `waiting`, `best_effort`: requests; the last are those of the waiting ones that were promised nothing.
-    `free_seats`, `free_blocks`: what is free; `growth_blocks`: what the running requests are expected to take yet.
+    `free_seats`, `free_blocks`: what is free; `growth_blocks`: what the requests that are there are expected to take
+    yet, those that wait included; `blocks`: of the KV cache in all, 0 = unknown.
     `draining`: it takes no more requests.
     """
 
@@ -48,4 +49,5 @@ class Promise(NamedTuple):
     free_seats: int = 0
     free_blocks: int = 0
     growth_blocks: int = 0
+    blocks: int = 0
     draining: bool = False

@@ -35,8 +35,8 @@ class Ask(NamedTuple):
 
 class Outlook(NamedTuple):
     """What an engine is expected to do for a request. `late_s`: beyond its TTFT objective; `utilisation`: of the
-    engine's time with it, 1 = full; `extra`: the part of that which the others there pay because it needs a faster
-    pace than they do. `cached_tokens` of its prompt are thought to be there.
+    engine's time with it, or of its KV blocks if that is more, 1 = full; `extra`: the part of the time that the others
+    there pay because it needs a faster pace than they do. `cached_tokens` of its prompt are thought to be there.
     """
 
     engine: int
@@ -90,7 +90,7 @@ class Candidate(Protocol):
 
     @property
     def utilisation(self) -> float:
-        """Of the engine's time, by what it has now; 1 = full."""
+        """Of the engine's time, or of its KV blocks if that is more, by what it has now; 1 = full."""
         ...
 
     def outlook(self, ask: Ask, now_s: float, cached_tokens: int) -> Outlook: ...

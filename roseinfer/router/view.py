@@ -12,6 +12,7 @@ from roseinfer.router.prefixes import HeldPrefixes
 
 LEAST_PROMPT_SHARE = 0.13  # of the machine, which prompts get whatever else it does
 LEAST_KEEP = 0.05
+STAYS = 0.5  # of the tokens that are expected, those that are there at once: requests end while others grow
 SHORTEST_S = 1e-6  # beyond which an objective is as good as at it
 MOST_SENT = 1024  # that are kept apart: an engine from which nothing is heard must not fill the memory
 UNHEARD = Promise(at_s=0.0)
@@ -19,7 +20,7 @@ UNHEARD = Promise(at_s=0.0)
 
 class Sent(NamedTuple):
     """What was sent at `at_s`: so many requests by all processes, `tokens` of prompts that are due at `due_s`, and what
-    they weigh. `best_effort`: how many of them were promised nothing.
+    they weigh. `best_effort`: how many of them were promised nothing. `blocks`: of the KV cache that they will take.
     """
 
     at_s: float
@@ -29,6 +30,7 @@ class Sent(NamedTuple):
     weight: float
     tpot_s: float
     best_effort: int
+    blocks: float
 
     def with_one(self, other: "Sent") -> "Sent":
         return Sent(
@@ -39,6 +41,7 @@ class Sent(NamedTuple):
             self.weight + other.weight,
             min(self.tpot_s, other.tpot_s),
             self.best_effort + other.best_effort,
+            self.blocks + other.blocks,
         )
 
 
@@ -53,12 +56,14 @@ class EngineView:
     __slots__ = (
         "_base",
         "_best_effort",
+        "_block_share",
         "_blocks",
         "_busy",
         "_context_s",
         "_delay_s",
         "_ends_s",
         "_from_s",
+        "_held",
         "_keep",
         "_outputs",
         "_queues",
@@ -110,7 +115,8 @@ class EngineView:
         weight = (self._row_s + self._context_s * (ask.prompt_tokens + outputs / 2)) / tpot_s
         tokens = share * max(0, ask.prompt_tokens - cached_tokens)
         best_effort = 0 if ask.promised else share
-        one = Sent(now_s, share, tokens, now_s + ask.ttft_left_s, share * weight, tpot_s, best_effort)
+        blocks = (tokens + share * STAYS * outputs) / ask.block_size
+        one = Sent(now_s, share, tokens, now_s + ask.ttft_left_s, share * weight, tpot_s, best_effort, blocks)
         sent = self._sent
         if len(sent) >= MOST_SENT:
             sent[-1] = sent[-1].with_one(one)
@@ -142,6 +148,8 @@ class EngineView:
         self._base = promise.busy + promise.weights + promise.arriving
         self._queues = list(accumulate(promise.waiting_tokens, initial=promise.fill_tokens))[1:]
         self._outputs = promise.output_tokens
+        self._block_share = 1 / promise.blocks if promise.blocks else 0.0
+        self._held = (promise.blocks - promise.free_blocks + STAYS * promise.growth_blocks) * self._block_share
         self._waiting, self._running = promise.waiting, promise.running
         self._best_effort = promise.best_effort
         for one in self._sent:
@@ -150,6 +158,7 @@ class EngineView:
     def _count(self, sent: Sent) -> None:
         """What the promise does not know of yet."""
         self._base += sent.weight
+        self._held += sent.blocks * self._block_share
         self._waiting += sent.requests
         self._best_effort += sent.best_effort
         if sent.tpot_s < self._smallest_s:
@@ -174,7 +183,8 @@ class EngineView:
 
     @property
     def utilisation(self) -> float:
-        return (self._step_s / self._smallest_s + self._base) / self._keep
+        time = (self._step_s / self._smallest_s + self._base) / self._keep
+        return time if time > self._held else self._held
 
     def held_tokens(self, ask: Ask, guess: int = 0) -> int:
         keys, size = ask.keys, ask.block_size
@@ -185,9 +195,10 @@ class EngineView:
 
         TTFT = what is left of the step + (prompt tokens that fill or are due before it + its own) / rate + c,
         rate = max(keep - c / S - busy, .13) / seconds a prompt token,
-        utilisation = (c / S + what all others and itself need) / keep.
+        utilisation = (c / S + what all others and itself need) / keep, or of its KV blocks if that is more.
         """
-        prompt, _, _, outputs, left_s, tpot_s = ask
+        prompt, _, block_size, outputs, left_s, tpot_s = ask
+        outputs = outputs or self._outputs
         smallest_s = self._smallest_s
         step_s = self._step_s
         if tpot_s < SHORTEST_S:
@@ -201,8 +212,11 @@ class EngineView:
         ttft_s = step_s + (ahead + prompt - cached_tokens) * self._token_s / share
         if self._ends_s > now_s:
             ttft_s += self._ends_s - now_s
-        weight = (self._row_s + self._context_s * (prompt + (outputs or self._outputs) / 2)) / tpot_s
+        weight = (self._row_s + self._context_s * (prompt + outputs / 2)) / tpot_s
         utilisation = (constant + self._base + weight) / self._keep
+        held = self._held + (prompt - cached_tokens + STAYS * outputs) / block_size * self._block_share
+        if held > utilisation:
+            utilisation = held
         late_s = ttft_s - left_s if ttft_s > left_s else 0.0
         extra = constant - others if others else 0.0  # else nobody is there to pay for its pace
         return Outlook(self.engine, ttft_s, late_s, utilisation, extra, cached_tokens)

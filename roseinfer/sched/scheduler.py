@@ -636,6 +636,7 @@ class Scheduler:
             best_effort=waiting,
             free_seats=max(0, seats),
             free_blocks=self.kv.num_free,
+            blocks=self.kv.num_blocks,
         )
         return self._promising.promise(counts, self.kv.block_size, self._uncached) if self._promising else counts
 

@@ -83,6 +83,19 @@ def test_the_engine_s_guess_of_a_length_stands_in_for_none() -> None:
     assert made.outlook(ask, 10.0, 0) == made.outlook(ask._replace(output_tokens=400), 10.0, 0)
 
 
+def test_whose_blocks_are_more_used_than_its_time_is_as_full_as_these() -> None:
+    """Of what is expected to be added half is there at once: 300 blocks now, 100 then, 25 and 25 of its own."""
+    made = view(promise(blocks=1000, free_blocks=700, growth_blocks=200))
+    ask = Ask(400, output_tokens=800, ttft_left_s=1.0)
+    assert made.utilisation == pytest.approx(0.4)
+    assert made.outlook(ask, 10.0, 0).utilisation == pytest.approx(0.45)
+    assert made.outlook(ask, 10.0, 320).utilisation == pytest.approx(0.43), "what is cached needs no blocks"
+    busy = view(promise(blocks=1000, free_blocks=700, growth_blocks=200, busy=0.6))
+    assert busy.utilisation == pytest.approx(0.6) and busy.outlook(ask, 10.0, 0).utilisation == pytest.approx(0.6)
+    made.send(ask, 0, 10.0)
+    assert made.utilisation == pytest.approx(0.45)
+
+
 def test_objectives_of_nothing_are_no_division_by_zero() -> None:
     found = view(promise()).outlook(Ask(100, ttft_left_s=0.0, tpot_s=0.0), 10.0, 0)
     assert not found.keeps

@@ -65,7 +65,7 @@ def test_a_policy_without_objectives_promises_counts_alone() -> None:
     engine = Engine("fifo")
     for _ in range(6):
         engine.add(20)
-    assert engine.promise() == Promise(0.0, waiting=6, best_effort=6, free_seats=4, free_blocks=1000)
+    assert engine.promise() == Promise(0.0, waiting=6, best_effort=6, free_seats=4, free_blocks=1000, blocks=1000)
     engine.steps(2)
     found = engine.promise()
     assert (found.steps, found.running, found.waiting, found.best_effort, found.free_seats) == (2, 4, 2, 2, 0)
@@ -90,6 +90,7 @@ def test_requests_that_wait_are_prompt_tokens_by_due_time_and_weights() -> None:
     waiting[3], waiting[5], waiting[-1] = 50, 30, 20
     assert found.waiting_tokens == tuple(waiting)
     assert (found.waiting, found.best_effort, found.fill_tokens) == (4, 1, 0)
+    assert found.growth_blocks == (150 + 130 + 120) // 16, "prompts and outputs of those with objectives"
     assert found.weights == pytest.approx(0.002 / 0.05 + 0.0018 / 0.1 + 0.0017 / 0.2)
     assert found.smallest_s == inf, "nobody decodes or fills"
 
@@ -108,7 +109,9 @@ def test_requests_that_run_are_what_their_objectives_ask_for() -> None:
     request = next(r for r in engine.scheduler.running.values() if r.prompt_len == 300)
     assert found.fill_tokens == request.remaining > 0
     assert 0 < found.arriving <= 0.35 and found.keep == pytest.approx(0.98)
-    assert found.growth_blocks > 0
+    left = [100 - r.num_outputs for r in engine.scheduler.running.values()]
+    assert found.growth_blocks == pytest.approx((sum(left) + request.remaining) / 16, abs=1.0)
+    assert found.blocks == 1000
 
 
 def test_the_step_is_as_long_as_it_was_planned() -> None:

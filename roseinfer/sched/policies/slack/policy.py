@@ -26,7 +26,7 @@ from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
-from roseinfer.sched.policies.slack.promise import promise_of
+from roseinfer.sched.policies.slack.promise import Promises
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
@@ -42,6 +42,7 @@ class SlackPolicy:
         self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning | None = None
     ) -> None:
         self.state = SlackState(config, options, known, tuning or Tuning())
+        self._promises = Promises(self.state)
         self._fifo = FifoPolicy(config, options)
         self._fifo_planned = False
         self._done, self._done_s = -1, 0.0
@@ -92,7 +93,7 @@ class SlackPolicy:
         return decision
 
     def promise(self, counts: Promise, block_size: int, uncached: Callable[[Request], int]) -> Promise:
-        return promise_of(self.state, counts, block_size, uncached, self._ends_s)
+        return self._promises.make(counts, block_size, uncached, self._ends_s)
 
     def stats(self) -> PolicyStats:
         """Utilisation counts no slack that requests have saved up: it is what they need in the long run."""
