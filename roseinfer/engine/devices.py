@@ -17,6 +17,8 @@ CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Files of a machine that has GPUs: the driver's, that of Windows's Linux, that of AMD's.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+# What a process holds before it has a model: 195 MB were measured with a tiny one on a CPU, 28 MB of a priced engine.
+CPU_BYTES, PRICED_BYTES = 150e6, 25e6
 # PyTorch has to be imported for the answer, which may take long on a slow disk.
 ASK_S = 120.0
 ASK = "import torch; n = torch.cuda.device_count(); print(*map(torch.cuda.get_device_name, range(n)), sep='\\n')"
@@ -110,21 +112,30 @@ def _on_cpu(configs: Sequence[EngineConfig]) -> list[EngineSpec]:
 
 
 def check_memory(specs: Sequence[EngineSpec], folder: Path) -> None:
-    """Raises `ConfigError` if the machine lacks memory for the weights that engines on its CPU are to hold.
+    """Raises `ConfigError` if the machine lacks memory for several engines that are not on GPUs.
 
-    Each holds its own, in the dtype that it computes in. They take more than that, so what passes may still fail.
+    What is counted is what each holds in any case. It takes more than that, so what passes may still fail.
     """
     config = specs[0].config
-    if len(specs) == 1 or specs[0].kind != CPU or config.model.load_format == "dummy":
+    if len(specs) == 1 or (config.model.device != PRICED and specs[0].kind != CPU):
         return
-    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    computed = 4 if config.model.dtype in ("auto", "float32") else 2
-    each, available = held * computed / _stored_bytes(folder), available_memory_bytes()
+    each, available = _least_bytes(config, folder), available_memory_bytes()
     if len(specs) * each > available:
         raise ConfigError(
-            f"replicas is {len(specs)}, but the weights of each engine take {each / 1e9:.3g} GB "
-            f"and {available / 1e9:.3g} GB of memory are available"
+            f"replicas is {len(specs)}, but each engine takes {each / 1e9:.3g} GB of memory at least, "
+            f"and {available / 1e9:.3g} GB are available"
         )
+
+
+def _least_bytes(config: EngineConfig, folder: Path) -> float:
+    if config.model.device == PRICED:
+        return PRICED_BYTES
+    cache = config.cache.kv_cache_memory_bytes or 0
+    if config.model.load_format == "dummy":  # nobody knows the weights yet
+        return CPU_BYTES + cache
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    computed = 4 if config.model.dtype in ("auto", "float32") else 2
+    return CPU_BYTES + cache + held * computed / _stored_bytes(folder)
 
 
 def _stored_bytes(folder: Path) -> int:

@@ -134,37 +134,50 @@ def test_what_the_machine_does_not_have_is_said(
 
 # --- memory -------------------------------------------------------------------------------------------------------
 GB = 10**9
+SAID = "replicas is 2, but each engine takes {} GB of memory at least, and {} GB are available"
+
+
+def weights(folder: Path, config_json: str = "{}") -> None:
+    (folder / "config.json").write_text(config_json)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(2 * GB)  # a hole: it takes no room
 
 
 @pytest.mark.parametrize(
-    ("stored", "dtype", "available", "said"),
+    ("stored", "given", "each"),
     [
-        (
-            '{"torch_dtype": "bfloat16"}',
-            "auto",
-            7.9,
-            "replicas is 2, but the weights of each engine take 4 GB and 7.9 GB",
-        ),
-        ('{"dtype": "float16"}', "bfloat16", 3.9, "take 2 GB and 3.9 GB"),
-        ("{}", "bfloat16", 1.9, "take 1 GB and 1.9 GB"),
-        ("{}", "float32", 3.9, "take 2 GB and 3.9 GB"),
-        ("what is this", "float32", 3.9, "take 2 GB and 3.9 GB"),
+        ('{"torch_dtype": "bfloat16"}', {}, 4),
+        ('{"dtype": "float16"}', {"dtype": "bfloat16"}, 2),
+        ("{}", {"dtype": "bfloat16"}, 1),
+        ("{}", {"dtype": "float32"}, 2),
+        ("what is this", {}, 2),
+        ("{}", {"kv_cache_memory_bytes": 3 * GB}, 5),
+        ("{}", {"load_format": "dummy", "kv_cache_memory_bytes": GB}, 1),
     ],
 )
 def test_too_many_engines_for_the_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str, dtype: str, available: float, said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str, given: dict[str, Any], each: float
 ) -> None:
-    (tmp_path / "config.json").write_text(stored)
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(2 * GB)  # a hole: it takes no room
-    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(available * GB))
-    engines = specs(ReplicasConfig(replicas=2), device="cpu", dtype=dtype)
-    with pytest.raises(ConfigError, match=said):
-        check_memory(engines, tmp_path)
-    check_memory(engines[:1], tmp_path)
-    check_memory(specs(ReplicasConfig(replicas=2), device="cpu", dtype=dtype, load_format="dummy"), tmp_path)
-    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int((available + 0.1) * GB))
+    weights(tmp_path, stored)
+    engines = specs(ReplicasConfig(replicas=2), device="cpu", **given)
+    needed = 2 * (each * GB + devices.CPU_BYTES)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed))
     check_memory(engines, tmp_path)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed) - 1)
+    with pytest.raises(ConfigError) as raised:
+        check_memory(engines, tmp_path)
+    assert str(raised.value) == SAID.format(f"{each + 0.15:.3g}", f"{needed / GB:.3g}")
+    check_memory(engines[:1], tmp_path)
+
+
+def test_priced_engines_hold_no_weights_but_take_memory_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    weights(tmp_path)
+    engines = specs(ReplicasConfig(replicas=2), device="priced", cost="cost.json")
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.PRICED_BYTES)
+    check_memory(engines, tmp_path)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.PRICED_BYTES - 1)
+    with pytest.raises(ConfigError, match="each engine takes"):
+        check_memory(engines, tmp_path)
 
 
 def test_on_gpus_the_machines_memory_is_not_what_counts(
