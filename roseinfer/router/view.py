@@ -69,6 +69,7 @@ class EngineView:
         "_queues",
         "_row_s",
         "_running",
+        "_seat_share",
         "_sent",
         "_share",
         "_smallest_s",
@@ -151,6 +152,7 @@ class EngineView:
         self._block_share = 1 / promise.blocks if promise.blocks else 0.0
         self._held = (promise.blocks - promise.free_blocks + STAYS * promise.growth_blocks) * self._block_share
         self._waiting, self._running = promise.waiting, promise.running
+        self._seat_share = 1 / (promise.running + promise.free_seats) if promise.free_seats or promise.running else 0.0
         self._best_effort = promise.best_effort
         for one in self._sent:
             self._count(one)
@@ -183,8 +185,8 @@ class EngineView:
 
     @property
     def utilisation(self) -> float:
-        time = (self._step_s / self._smallest_s + self._base) / self._keep
-        return time if time > self._held else self._held
+        seats = (self._running + self._waiting) * self._seat_share
+        return max((self._step_s / self._smallest_s + self._base) / self._keep, self._held, seats)
 
     def held_tokens(self, ask: Ask, guess: int = 0) -> int:
         keys, size = ask.keys, ask.block_size
@@ -195,7 +197,7 @@ class EngineView:
 
         TTFT = what is left of the step + (prompt tokens that fill or are due before it + its own) / rate + c,
         rate = max(keep - c / S - busy, .13) / seconds a prompt token,
-        utilisation = (c / S + what all others and itself need) / keep, or of its KV blocks if that is more.
+        utilisation = (c / S + what all others and itself need) / keep, or of its KV blocks or seats if that is more.
         """
         prompt, _, block_size, outputs, left_s, tpot_s = ask
         outputs = outputs or self._outputs
@@ -217,6 +219,9 @@ class EngineView:
         held = self._held + (prompt - cached_tokens + STAYS * outputs) / block_size * self._block_share
         if held > utilisation:
             utilisation = held
+        seats = (self._running + self._waiting + 1) * self._seat_share
+        if seats > utilisation:
+            utilisation = seats
         late_s = ttft_s - left_s if ttft_s > left_s else 0.0
         extra = constant - others if others else 0.0  # else nobody is there to pay for its pace
         return Outlook(self.engine, ttft_s, late_s, utilisation, extra, cached_tokens)

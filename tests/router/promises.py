@@ -11,4 +11,4 @@ COST = (0.010, 1e-4, 1e-4, 1e-6)
 def promise(at_s: float = 10.0, *, waiting_tokens: dict[int, int] | None = None, **fields: Any) -> Promise:
     """Of an idle engine, but for `fields`. `waiting_tokens`: by bucket."""
     waiting = tuple((waiting_tokens or {}).get(bucket, 0) for bucket in range(len(DUE_S)))
-    return Promise(at_s, cost_s=fields.pop("cost_s", COST), waiting_tokens=waiting, **fields)
+    return Promise(at_s, waiting_tokens=waiting, **{"cost_s": COST, "free_seats": 1000} | fields)

@@ -96,6 +96,15 @@ def test_whose_blocks_are_more_used_than_its_time_is_as_full_as_these() -> None:
     assert made.utilisation == pytest.approx(0.45)
 
 
+def test_whose_seats_are_more_used_than_its_time_is_as_full_as_these() -> None:
+    made = view(promise(running=12, waiting=3, free_seats=8, busy=0.2))
+    ask = Ask(400, ttft_left_s=1.0)
+    assert made.utilisation == pytest.approx(15 / 20) and made.outlook(ask, 10.0, 0).utilisation == pytest.approx(0.8)
+    made.send(ask, 0, 10.0)
+    assert made.utilisation == pytest.approx(0.8)
+    assert view(promise(free_seats=0)).utilisation == 0.0, "nothing is known of its seats"
+
+
 def test_objectives_of_nothing_are_no_division_by_zero() -> None:
     found = view(promise()).outlook(Ask(100, ttft_left_s=0.0, tpot_s=0.0), 10.0, 0)
     assert not found.keeps
