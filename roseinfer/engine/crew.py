@@ -14,7 +14,7 @@ from roseinfer.core.config import EngineConfig, ReplicasConfig
 from roseinfer.core.errors import EngineClosedError, EngineDeadError
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
-from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs
+from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs, for_restart
 from roseinfer.engine.member import Cost, Member, Process
 from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.silence import INTERVAL_S
@@ -164,9 +164,9 @@ class EngineCrew:
             hung_s=self._stall_s,
         )
 
-    def _process(self, index: int, spec: EngineSpec, cost: Cost | None) -> Process:
+    def _process(self, index: int, spec: EngineSpec, number: int, cost: Cost | None) -> Process:
         place = self._place(index, environment=spec.environment, board=self.board_path, cost_s=cost)
-        return self._make(spec.config, self._model, place)
+        return self._make(for_restart(spec.config, number), self._model, place)
 
     def cost_for(self, member: Member) -> Cost | None:
         """What it learnt itself, else what another one did on such a device."""

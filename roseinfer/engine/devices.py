@@ -111,6 +111,13 @@ def _on_cpu(configs: Sequence[EngineConfig]) -> list[EngineSpec]:
     ]
 
 
+def for_restart(config: EngineConfig, number: int) -> EngineConfig:
+    """For an engine's process of that number: what an earlier one recorded is not written over."""
+    if number == 1:
+        return config
+    return replace(config, profile=_own_files(config.profile, number))
+
+
 def check_memory(specs: Sequence[EngineSpec], folder: Path) -> None:
     """Raises `ConfigError` if the machine lacks memory for several engines that are not on GPUs.
 

@@ -96,7 +96,7 @@ class Member:
     """An engine that is started again when it ends or hangs, at first at once, then after longer and longer pauses,
     until it dies five times within a minute. What keeps its first process from starting is in `first`, and ends it.
 
-    `start(cost)` makes its next process; `launched` is set once the first can be connected to, or has failed.
+    `start(number, cost)` makes its next process; `launched` is set once the first can be connected to, or has failed.
     `quiet_s`, `hung_s`: how long it may give no sign of life, see `Listening`.
     """
 
@@ -104,7 +104,7 @@ class Member:
         self,
         index: int,
         kind: str,
-        start: Callable[[Cost | None], Process],
+        start: Callable[[int, Cost | None], Process],
         board: Board,
         audience: Audience,
         clock: Clock,
@@ -156,7 +156,7 @@ class Member:
         self._renewing.clear()
         self._quiet = False
         self._say(EngineState.STARTING)
-        life = Life(self._start(self._audience.cost_for(self)), self._clock)
+        life = Life(self._start(self.number, self._audience.cost_for(self)), self._clock)
         life.on_step(lambda step: self._audience.stepped(self.index, step))
         self._life = life
         self._stopped_looks = 0

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import EngineConfig, ReplicasConfig
+from roseinfer.core.config import EngineConfig, ProfileConfig, ReplicasConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
@@ -48,6 +48,7 @@ class FakeProcess:
     spawn_fails: OSError | None = None
     pid: int | None = 1
     held: asyncio.Event = field(default_factory=asyncio.Event)
+    record: str | None = None
     closed: bool = False
     killed: bool = False
     sent: list[ClientMessage] = field(default_factory=list)
@@ -113,11 +114,12 @@ class Scene:
         self.up = True  # new processes come up at once
         self._script = script
         replicas = ReplicasConfig(replicas=engines, engine_timeout=5.0, drain_timeout=drain_s)
-        self.crew = EngineCrew(EngineConfig(), replicas, stall_s=20.0, clock=self.clock, make=self._make)
+        config = EngineConfig(profile=ProfileConfig(record="run"))
+        self.crew = EngineCrew(config, replicas, stall_s=20.0, clock=self.clock, make=self._make)
 
     def _make(self, config: EngineConfig, folder: Path, place: Place) -> FakeProcess:
         number = sum(other.place.index == place.index for other in self.made) + 1
-        process = FakeProcess(place, number)
+        process = FakeProcess(place, number, record=config.profile.record)
         if self.up:
             process.held.set()
         if self._script is not None:
@@ -272,6 +274,7 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
         scene.now().die()
         await scene.until(lambda: scene.standing() == Standing(EngineState.STARTING, 2))
         first, second = scene.made[0], scene.now()
+        assert [process.record for process in scene.made] == ["run.0", "run.1", "run.0.2"], "no record is lost"
         assert first.closed and not first.killed and second.place.address == first.place.address
         report = scene.crew.reports()[0]
         assert (report.restarts, report.deaths, report.health.alive, report.health.error) == (1, 1, False, "it crashed")
