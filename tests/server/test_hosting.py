@@ -1,12 +1,16 @@
 """What each process of a server does for itself."""
 
+import asyncio
 import gc
+import os
+import signal
 
 import pytest
 
 from roseinfer.server.hosting import (
     MAX_AUTO_WORKERS,
     YOUNG_OBJECTS,
+    Signals,
     new_event_loop,
     settle_garbage_collector,
     worker_count,
@@ -37,3 +41,40 @@ def test_how_many_workers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
         assert worker_count(None, device) == workers <= MAX_AUTO_WORKERS
         assert worker_count(None, "cpu") == 1
+
+
+@pytest.mark.parametrize(
+    ("terminal_then", "terminal_now", "came"),
+    [(False, False, "reload"), (True, True, "reload"), (True, False, "end")],
+)
+def test_a_hangup_restarts_engines_unless_the_terminal_is_gone(
+    monkeypatch: pytest.MonkeyPatch, terminal_then: bool, terminal_now: bool, came: str
+) -> None:
+    async def hang_up() -> list[str]:
+        heard: list[str] = []
+        signals = Signals(lambda: heard.append("reload"))
+        monkeypatch.setattr("os.isatty", lambda descriptor: terminal_then)
+        signals.install()
+        monkeypatch.setattr("os.isatty", lambda descriptor: terminal_now)
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(10):
+            while not heard and not signals.first.is_set():
+                await asyncio.sleep(0.001)
+        return heard + ["end"] * signals.first.is_set()
+
+    assert asyncio.run(hang_up()) == [came]
+
+
+def test_a_hangup_while_it_ends_restarts_nothing() -> None:
+    async def end() -> list[str]:
+        heard: list[str] = []
+        signals = Signals(lambda: heard.append("reload"))
+        signals.install()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            await signals.second.wait()
+        return heard
+
+    assert asyncio.run(end()) == []
