@@ -222,6 +222,8 @@ class EngineCrew:
         if error is not None:
             log.error("the engines cannot be looked after", exc_info=error)
             self._fail(error)
+            for member in self._members:
+                member.end(error)
 
     def _fail(self, error: BaseException) -> None:
         if not self.failure.done():

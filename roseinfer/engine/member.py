@@ -225,8 +225,8 @@ class Member:
                 async with asyncio.timeout(pause_s):
                     await self._renewing.wait()
 
-    def end(self, error: Exception) -> None:
-        """After `run` was cancelled: who still waits for the first start does so in vain."""
+    def end(self, error: BaseException) -> None:
+        """Who still waits for the first start does so in vain, because of that."""
         if not self.first.done():
             self.first.set_exception(error)
         self.first.exception()  # it may be that of an engine that nobody has asked for any more

@@ -253,7 +253,8 @@ class ProcessTransport:
         )
         assert process.stdin is not None
         # The pipe stays open: its end tells the engine that we are gone.
-        process.stdin.write(msgspec.json.encode(boot) + b"\n")
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended already, as whoever waits for its end will say
+            process.stdin.write(msgspec.json.encode(boot) + b"\n")
         return process
 
     async def _await_end(self, process: asyncio.subprocess.Process, link: _Link) -> None:

@@ -260,6 +260,22 @@ def test_closing_while_they_load_leaves_nothing() -> None:
     play(act, engines=2)
 
 
+def test_what_nobody_expected_ends_the_start_too() -> None:
+    def breaks(process: FakeProcess) -> None:
+        process.fails = RuntimeError("a bug") if process.place.index else None
+
+    async def act(scene: Scene) -> None:
+        scene.up = False
+        await scene.crew.launch()
+        scene.now(1).held.set()
+        with pytest.raises(RuntimeError, match="a bug"):
+            async with asyncio.timeout(30):
+                await scene.crew.connect()
+        assert isinstance(scene.crew.failure.exception(), RuntimeError)
+
+    play(act, engines=2, script=breaks)
+
+
 # --- dying --------------------------------------------------------------------------------------------------------
 def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
     async def act(scene: Scene) -> None:

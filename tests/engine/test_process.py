@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +109,26 @@ def test_until_its_death_is_noticed_a_dead_process_takes_requests_and_aborts() -
                     await late.__anext__()
 
     asyncio.run(main())
+
+
+def test_a_process_that_ends_before_it_is_told_anything_is_an_engine_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    uvloop = pytest.importorskip("uvloop")  # whose pipes refuse what nobody reads
+    start = asyncio.create_subprocess_exec
+
+    async def ended(*command: str, **given: Any) -> asyncio.subprocess.Process:
+        process = await start(sys.executable, "-c", "", **given)
+        await process.wait()
+        await asyncio.sleep(0.1)
+        return process
+
+    async def main() -> None:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", ended)
+        transport = ProcessTransport(options(), resolve_model("tiny"))
+        with pytest.raises(EngineDeadError, match="ended with code 0"):
+            await transport.start(lambda message: None, lambda reason: None)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
 
 
 def test_giving_up_while_it_starts_leaves_nothing() -> None:
