@@ -69,7 +69,7 @@ class SequenceChunk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets. `seed`: from
-    which clients draw for requests that name none.
+    which clients draw for requests that name none. `prefix_caching`: whether prompts share what they have in common.
     """
 
     model: str
@@ -86,6 +86,7 @@ class EngineInfo:
     startup_s: dict[str, float]
     policy: PolicyTraits
     seed: int = 0
+    prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,10 @@ class Heir(Protocol):
         """The engine has turned a request away. What its reader is told; None: nothing, it goes on elsewhere."""
         ...
 
+    def cancelled(self, live: LiveRequest) -> None:
+        """Nobody wants it any more."""
+        ...
+
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         """Its first token from this engine is there, which had `cached_tokens` of the prompt in its cache."""
         ...
@@ -208,6 +212,12 @@ class AsyncEngine(EngineWatch):
         left = self._forget(live)
         if left and self._death is None and not self._closed:
             self._transport.send(Abort(left))
+
+    def cancel(self, live: LiveRequest) -> None:
+        """What `LiveRequest.cancel` does here."""
+        if self._heir is not None:
+            self._heir.cancelled(live)
+        self.withdraw(live)
 
     def _forget(self, live: LiveRequest) -> list[str]:
         """Returns what the engine calls those of its samples that have not ended."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from roseinfer.core.clock import Clock
-from roseinfer.core.errors import EngineLostError, InvalidRequestError
+from roseinfer.core.errors import EngineDeadError, EngineLostError, InvalidRequestError
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import RoutingObserver
 from roseinfer.engine.journey import Journey, first_ask, next_ask, prompt_keys
@@ -92,6 +92,11 @@ class Dispatcher:
             self._placer.started(placement, cached_tokens)
             self._placer.report(placement.engine, Outcome.ANSWERED, self._clock.now())
 
+    def cancelled(self, live: LiveRequest) -> None:
+        """See `Heir`."""
+        if not live.begun:
+            self._placer.ended_unstarted(_journey(live).placement)
+
     # --- what engines say ---------------------------------------------------------------------------------------
     def risen(self, slot: EngineSlot, another: bool) -> None:
         """An engine can be reached, `another` process than before or the same."""
@@ -162,8 +167,14 @@ class Dispatcher:
         if not drained:
             self._placer.report(slot.number, Outcome.FAULT, self._clock.now())
         for live in requests:
-            if live in self._requests:  # it may have been cancelled when another one failed
+            if live not in self._requests:  # it was cancelled when another one failed
+                continue
+            try:
                 self._survive(live, reason, "drain" if drained else "death", suspects)
+            except Exception:  # ours: it must not take the others along
+                log.exception("request %s could not go on elsewhere", live.request_id)
+                if live in self._requests:
+                    live.fail(EngineDeadError(reason))
 
     def _survive(self, live: LiveRequest, reason: str, cause: str, suspects: Collection[str]) -> None:
         """An engine was lost under a request: it goes on elsewhere, unless it may be what ends engines."""

@@ -31,20 +31,24 @@ def prompt_keys(request: GenerateRequest, block_size: int) -> bytes:
 
 
 def first_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float) -> Ask:
-    """For one that no engine has put anything out of. `now_s`: on the clock of its arrival."""
+    """For one that no engine has put anything out of. `now_s`: on the clock of its arrival.
+
+    A whole request that is due at some time has a first token due by then, and a pace if it is known how long it gets.
+    """
     meta = request.meta
-    slo = meta.slo
-    ttft_s = None if slo is None else slo.ttft_s
-    tpot_s = None if slo is None else slo.tpot_s
-    age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
-    return Ask(
-        len(request.prompt_ids),
-        array("Q", keys)[:: KEY_BYTES // _WORD_BYTES],
-        block_size,
-        meta.predicted_len or 0,
-        inf if ttft_s is None else ttft_s - age_s,
-        inf if tpot_s is None else tpot_s,
-    )
+    length = meta.predicted_len or 0
+    ttft_s = tpot_s = inf
+    if meta.slo is not None:
+        age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
+        whole_s = _or_inf(meta.slo.e2e_s) - age_s
+        ttft_s = min(_or_inf(meta.slo.ttft_s) - age_s, whole_s)
+        tpot_s = min(_or_inf(meta.slo.tpot_s), max(0.0, whole_s / length) if length else inf)
+    words = array("Q", keys)[:: KEY_BYTES // _WORD_BYTES].tolist()
+    return Ask(len(request.prompt_ids), words, block_size, length, ttft_s, tpot_s)
+
+
+def _or_inf(objective_s: float | None) -> float:
+    return inf if objective_s is None else objective_s
 
 
 def next_ask(ask: Ask, said: int) -> Ask:

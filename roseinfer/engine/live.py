@@ -26,6 +26,10 @@ class Home(Protocol):
         """Have the engine forget what is left of a request. What it still says of it is dropped."""
         ...
 
+    def cancel(self, live: "LiveRequest") -> None:
+        """The same for one that nobody wants any more."""
+        ...
+
 
 class LiveRequest:
     """A request that has not ended: in an engine, or on its way from one to another.
@@ -67,7 +71,7 @@ class LiveRequest:
     def cancel(self) -> None:
         if self in self._requests:
             if self.engine is not None:
-                self.engine.withdraw(self)
+                self.engine.cancel(self)
             self.fail(EngineClosedError("the request was cancelled"))
 
     def fail(self, error: RoseinferError) -> None:

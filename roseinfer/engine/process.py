@@ -111,6 +111,7 @@ def build_engine(
         startup_s={**facts.startup_s, "engine": time.monotonic() - started},
         policy=entry_of(config.scheduler.policy_name).traits,
         seed=config.model.seed,
+        prefix_caching=config.cache.enable_prefix_caching,
     )
     return core, info
 

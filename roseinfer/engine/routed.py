@@ -151,7 +151,7 @@ class RoutedEngine:
     def _only(self) -> EngineSlot | None:
         slot = self._slots[0]
         # One that is quiet may come back, and there is no other.
-        return None if slot.engine is None or slot.draining else slot
+        return slot if slot.there and not slot.draining else None
 
     # --- engines ------------------------------------------------------------------------------------------------
     def _on_up(self, slot: EngineSlot, another: bool) -> None:
@@ -175,7 +175,7 @@ class RoutedEngine:
             delay_s=DELAY_S,
             seed=self._seed,
         )
-        keyed = self._router in KEYED
+        keyed = self._router in KEYED and info.prefix_caching
         dispatcher = Dispatcher(self._slots, placer, self._requests, keyed=keyed, block_size=info.block_size)
         if self._observer is not None:
             dispatcher.observer = self._observer
@@ -204,7 +204,8 @@ class RoutedEngine:
         if slot is None:  # it was not up yet
             return
         slot.lose(reason)
-        log.warning("engine %d is gone with %d requests: %s", slot.number, len(requests), reason)
+        level = logging.INFO if slot.draining else logging.WARNING
+        log.log(level, "engine %d is gone with %d requests: %s", slot.number, len(requests), reason)
         if self._dispatcher is not None:
             self._dispatcher.lost(slot, requests, reason, suspects)
             return
@@ -214,6 +215,10 @@ class RoutedEngine:
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         return rejection if self._dispatcher is None else self._dispatcher.refused(live, rejection)
+
+    def cancelled(self, live: LiveRequest) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.cancelled(live)
 
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         if self._dispatcher is not None:

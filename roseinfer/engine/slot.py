@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, EngineUnavailableError, RoseinferError
-from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.outputs import SchedulerStats, continued
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState
 from roseinfer.engine.board import Board, Standing
@@ -42,16 +42,22 @@ class EngineSlot:
         self._seen = -1  # how often its row had been written
         self._standing = Standing()
         self._ends = False  # it has said that it takes no more
-        self._process = 0  # which one it is that we reached
-        self._reached = 0
+        self._process = -1  # which one it is that was reached
+        self._reached = 0  # so many
         self._away_since_s = clock.now()
-        self._stats = SchedulerStats()
+        self._newest = SchedulerStats()
+        self._ended = SchedulerStats()  # counts of the processes that have ended
         self._death: str | None = None
 
     @property
     def takes(self) -> bool:
         """Whether it may be given requests."""
-        return self.engine is not None and not self.draining and not self.quiet
+        return self.there and not self.draining and not self.quiet
+
+    @property
+    def there(self) -> bool:
+        """Whether it could be given requests, if it must be. Its owner may know before us that it has ended."""
+        return self.engine is not None and self._standing.state is not EngineState.DEAD
 
     # --- the connection -----------------------------------------------------------------------------------------
     async def keep(self, on_up: Callable[["EngineSlot", bool], None]) -> None:
@@ -90,9 +96,12 @@ class EngineSlot:
 
     def _rise(self, engine: AsyncEngine, on_up: Callable[["EngineSlot", bool], None]) -> None:
         process = self._board.standing(self.number).number
-        another = process != self._process or not self._reached
+        another = process != self._process
+        if another:
+            self._ended = continued(self._ended, self._newest)
+            self._newest = SchedulerStats()
+            self._reached += 1
         self._process = process
-        self._reached += 1
         self._gone.clear()
         self.engine, self.info, self._death = engine, engine.info, None
         self.up.set()
@@ -101,7 +110,7 @@ class EngineSlot:
     def lose(self, reason: str) -> None:
         """The connection has ended."""
         assert self.engine is not None
-        self._stats = self.engine.stats()
+        self._newest = self.engine.stats()._replace(running=0, waiting=0, blocks_used=0)
         self.engine, self._death = None, reason
         self._away_since_s = self._clock.now()
         self.up.clear()
@@ -128,7 +137,8 @@ class EngineSlot:
         return EngineHealth(False, self._clock.now() - self._away_since_s, self._death, self._standing.final)
 
     def stats(self) -> SchedulerStats:
-        return self._stats if self.engine is None else self.engine.stats()
+        """Counts go on over restarts."""
+        return continued(self._ended, self._newest if self.engine is None else self.engine.stats())
 
     def report(self) -> EngineReport:
         """As of the last `look`."""

@@ -33,6 +33,7 @@ class Pair:
         self.engines = [AsyncEngine(model, self.requests, self) for model in self.models]
         self.losses: list[tuple[str, Collection[str]]] = []
         self.answer: Rejection | None = None
+        self.cancelled_ones: list[LiveRequest] = []
 
     def lost(self, engine: AsyncEngine, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
         self.losses.append((reason, suspects))
@@ -44,6 +45,9 @@ class Pair:
             self.engines[0].withdraw(live)
             self.engines[1].adopt(live)
         return self.answer
+
+    def cancelled(self, live: LiveRequest) -> None:
+        self.cancelled_ones.append(live)
 
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         pass
@@ -123,6 +127,7 @@ def test_a_request_can_be_cancelled_wherever_it_is(moved: bool) -> None:
         live.cancel()
         live.cancel()
         assert [type(error) for error in reader.errors] == [EngineClosedError]
+        assert pair.cancelled_ones == [live]
 
     check()
 

@@ -1,7 +1,9 @@
 """Several engines as one, transition by transition: placed, refused, lost, hung, drained, started again."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,13 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
-from roseinfer.engine.api import EngineState
+from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.journey import first_ask, prompt_keys
 from roseinfer.engine.messages import Abort
 from roseinfer.kv.blocks import block_keys
+from roseinfer.router.record import RecordingPlacer
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
 COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context
@@ -432,6 +437,63 @@ async def test_health_and_stats_are_those_of_all(fleet: Fleet) -> None:
     assert [report.engine for report in fleet.routed.reports()] == [0, 1, 2]
 
 
+@fleet_test(engines=2)
+async def test_counts_go_on_over_restarts_and_what_a_dead_engine_had_does_not(fleet: Fleet) -> None:
+    for model in fleet.models:
+        model.beat(steps_done=5, running=2)
+    fleet.die(0)
+    assert (fleet.routed.stats().steps_done, fleet.routed.stats().running) == (10, 2)
+    await fleet.restart(0)
+    fleet.models[0].beat(steps_done=3, running=1)
+    assert (fleet.routed.stats().steps_done, fleet.routed.stats().running) == (13, 3)
+    await fleet.reconnect(0)
+    fleet.models[0].beat(steps_done=4)
+    assert fleet.routed.stats().steps_done == 14, "it is the same process"
+    assert [report.restarts for report in fleet.routed.reports()] == [1, 0]
+
+
+@fleet_test(engines=3)
+async def test_an_engine_that_its_owner_knows_to_be_dead_gets_nothing(fleet: Fleet) -> None:
+    fleet.stand(0, EngineState.DEAD)
+    fleet.clock.advance(1.0)
+    assert {fleet.where(fleet.submit()) for _ in range(4)} == {1, 2}
+    fleet.clock.advance(1.0)
+    fleet.stand(0, EngineState.READY)
+    assert {fleet.where(fleet.submit()) for _ in range(3)} == {0, 1, 2}
+
+
+@fleet_test()
+async def test_one_that_cannot_be_moved_does_not_take_the_others_along(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(6)]
+    observed, times = fleet.observed.placed_again, iter(range(3))
+
+    def fails_once(engine: int, cause: str) -> None:
+        if next(times) == 1:
+            raise LookupError("planted")
+        observed(engine, cause)
+
+    fleet.observed.placed_again = fails_once  # type: ignore[method-assign]
+    fleet.die(0)
+    assert [type(error) for one in asked for error in one.reader.errors] == [EngineDeadError]
+    fleet.finish()
+    assert sum(one.reader.ends == [FinishReason.LENGTH] for one in asked) == 5
+
+
+def test_what_a_router_is_asked() -> None:
+    def ask(predicted: int | None = None, **objectives: float) -> tuple[float, float]:
+        meta = RequestMeta(arrival_s=10.0, slo=Slo(**objectives), predicted_len=predicted)
+        request = GenerateRequest(request_id="a", prompt_ids=[1] * 9, params=SamplingParams(), meta=meta)
+        found = first_ask(request, prompt_keys(request, 4), 4, 10.5)
+        assert (found.prompt_tokens, found.block_size, len(found.keys)) == (9, 4, 2)
+        return found.ttft_left_s, found.tpot_s
+
+    assert ask() == (inf, inf)
+    assert ask(ttft_s=2.0, tpot_s=0.1) == (1.5, 0.1)
+    assert ask(e2e_s=8.5) == (8.0, inf)
+    assert ask(100, ttft_s=2.0, e2e_s=8.5) == (1.5, 0.08)
+    assert ask(10, e2e_s=0.25) == (-0.25, 0.0)
+
+
 def test_closing_ends_what_is_open_and_refuses_what_comes() -> None:
     async def work(fleet: Fleet) -> None:
         asked = [fleet.submit() for _ in range(3)]
@@ -464,6 +526,25 @@ def test_it_connects_by_itself_and_again_after_a_loss() -> None:
         assert isinstance(fleet.models[0].heard[-1], Abort)
 
     asyncio.run(with_fleet(work, reached=False))
+
+
+def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
+    async def main() -> None:
+        fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record")
+        await fleet.reach()
+        fleet.promise(0, cost_s=COST_S)
+        fleet.clock.advance(1.0)
+        where = fleet.where(fleet.submit(prompt=[1] * 9, meta=HURRIED))
+        dispatcher = fleet.routed._dispatcher
+        await fleet.routed.close()
+        assert dispatcher is not None and isinstance(dispatcher._placer, RecordingPlacer)
+        dispatcher._placer.close()
+        lines = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
+        placed = [line for line in lines if "place" in line]
+        assert [line["place"][0] for line in placed] == [where] and len(placed[0]["ask"][1]) == 2
+        assert any(line.get("update") == 0 for line in lines)
+
+    asyncio.run(main())
 
 
 def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Path) -> None:

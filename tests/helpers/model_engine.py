@@ -134,8 +134,8 @@ class ModelEngine:
     def say(self, outputs: list[RequestOutput]) -> None:
         self.tell(Outputs(outputs, SchedulerStats(), self.clock.now()))
 
-    def beat(self) -> None:
-        self.tell(Heartbeat(SchedulerStats(), self.clock.now()))
+    def beat(self, **stats: int) -> None:
+        self.tell(Heartbeat(SchedulerStats(**stats), self.clock.now()))  # type: ignore[arg-type]
 
     def tell(self, message: EngineMessage) -> None:
         if self.frozen:
