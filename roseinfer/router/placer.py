@@ -47,7 +47,7 @@ class Placer:
 
     def set_up(self, engine: int, up: bool) -> None:
         """Whether an engine is there at all. At first all are."""
-        self._views[engine].up = up
+        self._views[engine].set_up(up)
 
     def forget(self, engine: int) -> None:
         """An engine was started anew: neither its promise, nor its cache, nor its failures are the former one's."""

@@ -50,12 +50,12 @@ class EngineView:
     with what is sent.
 
     `blocks`: of its KV cache. `share`: how many processes send requests there as this one does; each sees only its own,
-    and takes it that the others send as much. `delay_s`: how long a request takes to the engine.
+    and takes it that the others send as much. `delay_s`: how long a request takes to the engine. `takes`: whether it is
+    there, and takes requests.
     """
 
     __slots__ = (
         "_base",
-        "_best_effort",
         "_block_share",
         "_blocks",
         "_busy",
@@ -65,30 +65,35 @@ class EngineView:
         "_from_s",
         "_held",
         "_keep",
+        "_others",
         "_outputs",
         "_queues",
         "_row_s",
         "_running",
         "_seat_share",
+        "_seated",
         "_sent",
         "_share",
         "_smallest_s",
         "_step_s",
         "_token_s",
+        "_up",
         "_waiting",
+        "best_effort",
         "breaker",
         "engine",
+        "load",
         "prefixes",
         "priced",
         "promise",
-        "up",
+        "takes",
+        "utilisation",
     )
 
     def __init__(self, engine: int, blocks: int, share: int, delay_s: float) -> None:
         self.engine = engine
         self._blocks, self._share, self._delay_s = blocks, share, delay_s
-        self.up = True
-        self.breaker = Breaker()
+        self._up = True
         self.forget()
 
     def forget(self) -> None:
@@ -98,6 +103,7 @@ class EngineView:
         self.breaker = Breaker()
         self._sent: deque[Sent] = deque()
         self._recount(UNHEARD)
+        self.takes = self._up
 
     # --- what happens -------------------------------------------------------------------------------------------
     def update(self, promise: Promise) -> None:
@@ -107,6 +113,12 @@ class EngineView:
         while sent and sent[0].at_s <= heard_s:
             sent.popleft()
         self._recount(promise)
+        self.takes = self._up and not promise.draining
+
+    def set_up(self, up: bool) -> None:
+        """Whether the engine is there."""
+        self._up = up
+        self.takes = up and not (self.promise is not None and self.promise.draining)
 
     def send(self, ask: Ask, cached_tokens: int, now_s: float) -> None:
         """A request goes there."""
@@ -124,6 +136,7 @@ class EngineView:
         else:
             sent.append(one)
         self._count(one)
+        self._sum_up()
         if ask.keys:
             held = cached_tokens // ask.block_size
             others = share * (outputs / ask.block_size) + (share - 1) * (len(ask.keys) - held)
@@ -153,41 +166,30 @@ class EngineView:
         self._held = (promise.blocks - promise.free_blocks + STAYS * promise.growth_blocks) * self._block_share
         self._waiting, self._running = promise.waiting, promise.running
         self._seat_share = 1 / (promise.running + promise.free_seats) if promise.free_seats or promise.running else 0.0
-        self._best_effort = promise.best_effort
+        self.best_effort = promise.best_effort
         for one in self._sent:
             self._count(one)
+        self._sum_up()
 
     def _count(self, sent: Sent) -> None:
         """What the promise does not know of yet."""
         self._base += sent.weight
         self._held += sent.blocks * self._block_share
         self._waiting += sent.requests
-        self._best_effort += sent.best_effort
+        self.best_effort += sent.best_effort
         if sent.tpot_s < self._smallest_s:
             self._smallest_s = sent.tpot_s
         queues = self._queues
         for bucket in range(bisect_left(DUE_S, sent.due_s - self._from_s), len(queues)):
             queues[bucket] += sent.tokens
 
+    def _sum_up(self) -> None:
+        self.load = self._waiting, self._running
+        self._others = self._step_s / self._smallest_s
+        self._seated = (self._running + self._waiting) * self._seat_share
+        self.utilisation = max((self._others + self._base) / self._keep, self._held, self._seated)
+
     # --- what it looks like -------------------------------------------------------------------------------------
-    @property
-    def takes(self) -> bool:
-        """Whether it is there, and takes requests."""
-        return self.up and not (self.promise is not None and self.promise.draining)
-
-    @property
-    def load(self) -> tuple[int, int]:
-        return self._waiting, self._running
-
-    @property
-    def best_effort(self) -> int:
-        return self._best_effort
-
-    @property
-    def utilisation(self) -> float:
-        seats = (self._running + self._waiting) * self._seat_share
-        return max((self._step_s / self._smallest_s + self._base) / self._keep, self._held, seats)
-
     def held_tokens(self, ask: Ask, guess: int = 0) -> int:
         keys, size = ask.keys, ask.block_size
         return self.prefixes.held(keys, guess // size) * size if keys else 0
@@ -201,12 +203,10 @@ class EngineView:
         """
         prompt, _, block_size, outputs, left_s, tpot_s = ask
         outputs = outputs or self._outputs
-        smallest_s = self._smallest_s
-        step_s = self._step_s
+        step_s, others = self._step_s, self._others
         if tpot_s < SHORTEST_S:
             tpot_s = SHORTEST_S
-        others = step_s / smallest_s
-        constant = step_s / tpot_s if tpot_s < smallest_s else others
+        constant = step_s / tpot_s if tpot_s < self._smallest_s else others
         share = self._keep - constant - self._busy
         if share < LEAST_PROMPT_SHARE:
             share = LEAST_PROMPT_SHARE
@@ -219,7 +219,7 @@ class EngineView:
         held = self._held + (prompt - cached_tokens + STAYS * outputs) / block_size * self._block_share
         if held > utilisation:
             utilisation = held
-        seats = (self._running + self._waiting + 1) * self._seat_share
+        seats = self._seated + self._seat_share
         if seats > utilisation:
             utilisation = seats
         late_s = ttft_s - left_s if ttft_s > left_s else 0.0
