@@ -68,6 +68,7 @@ class EngineCrew:
             raise
         self.addresses = [self._place(index).address for index in range(replicas.count)]
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.launching = asyncio.Lock()
         self._members: list[Member] = []
         self._listeners: list[Callable[[int, StepRecord], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -79,7 +79,9 @@ class Life(EngineWatch):
 
 
 class Audience(Protocol):
-    """Who is told of a member."""
+    """Who is told of a member. `launching`: processes are made one by one, so that signals are heeded in between."""
+
+    launching: asyncio.Lock
 
     def cost_for(self, member: "Member") -> Cost | None:
         """What engines on such a device have learnt that steps cost."""
@@ -161,7 +163,8 @@ class Member:
         self._life = life
         self._stopped_looks = 0
         try:
-            await life.launch()
+            async with self._audience.launching:
+                await life.launch()
             self.launched.set()
             await self._bring_up(life)
             await self._ends(life)

@@ -19,6 +19,7 @@ from roseinfer.core.promise import DUE_S, Promise
 from roseinfer.engine import board as module
 from roseinfer.engine.api import EngineState
 from roseinfer.engine.board import Board, Standing
+from tests.helpers.promises import whole
 
 floats = st.floats(allow_nan=False)
 counts = st.integers(0, 2**62)
@@ -30,13 +31,6 @@ FIELDS = {
     **{name: floats for name, kind in Promise.__annotations__.items() if kind is float},
 }
 promises = st.fixed_dictionaries(FIELDS).map(lambda fields: Promise(**fields))
-
-
-def whole(k: int) -> Promise:
-    """All of it says `k`: a row of two writes would not."""
-    fields = {name: k for name, kind in Promise.__annotations__.items() if kind is int}
-    fields |= {name: float(k) for name, kind in Promise.__annotations__.items() if kind is float}
-    return Promise(**fields, cost_s=(float(k),) * 4, waiting_tokens=(k,) * len(DUE_S), draining=k % 2 == 1)
 
 
 def test_there_is_nothing_before_the_first_promise_and_after_it_is_cleared(tmp_path: Path) -> None:
@@ -130,7 +124,8 @@ def test_there_is_no_row_for_other_engines(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tests.engine.test_board import Board, whole
+from roseinfer.engine.board import Board
+from tests.helpers.promises import whole
 board = Board.open(Path(sys.argv[1]))
 promises = [whole(k) for k in range(1000)]
 print(flush=True)
