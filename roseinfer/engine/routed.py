@@ -73,6 +73,7 @@ class RoutedEngine:
         self._router = router
         self._processes = processes
         self._record = record
+        self._placer: Placer | None = None  # with several engines
         self._observer: RoutingObserver | None = None
         self._seed = seed
         self._dispatcher: Dispatcher | None = None  # with several engines, once one is up
@@ -175,6 +176,7 @@ class RoutedEngine:
             delay_s=DELAY_S,
             seed=self._seed,
         )
+        self._placer = placer
         keyed = self._router in KEYED and info.prefix_caching
         dispatcher = Dispatcher(self._slots, placer, self._requests, keyed=keyed, block_size=info.block_size)
         if self._observer is not None:
@@ -266,6 +268,8 @@ class RoutedEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for slot in self._slots:
             await slot.close()
+        if isinstance(self._placer, RecordingPlacer):
+            self._placer.close()
         self._board.close()
 
 

@@ -34,10 +34,12 @@ async def routed_engine(
     *,
     prefix: str = "",
     processes: int = 1,
+    record: str | None = None,
 ) -> RoutedEngine:
     """One engine or several of somebody's `EngineCrew`, once one is up.
 
-    `prefix`: no other client's; `processes`: how many share the engines, this one included.
+    `prefix`: no other client's; `processes`: how many share the engines, this one included. `record`: a file for what
+    the router decides, where there are several engines.
     """
     return await RoutedEngine.start(
         addresses,
@@ -47,7 +49,17 @@ async def routed_engine(
         inflight=inflight,
         prefix=prefix,
         processes=processes,
+        record=None if record is None else Path(record),
     )
+
+
+def router_record(config: EngineConfig, number: int | None = None) -> str | None:
+    """Where the decisions of a router go if the run is recorded: FILE.router beside FILE.0 and FILE.1 of the engines.
+
+    `number`: of its process, where there are several.
+    """
+    file = config.profile.record
+    return None if file is None else f"{file}.router" if number is None else f"{file}.router.{number}"
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:

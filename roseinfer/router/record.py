@@ -15,6 +15,7 @@ import logging
 import os
 import random
 from collections.abc import Container, Iterable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from roseinfer.router.breaker import Outcome
 from roseinfer.router.placer import BLOCKS, Placer
 
 log = logging.getLogger(__name__)
+
+FLUSH_EVERY_S = 1.0
 
 
 class RecordingPlacer(Placer):
@@ -53,6 +56,7 @@ class RecordingPlacer(Placer):
         except OSError as error:
             raise ConfigError(f"record: {path} cannot be written: {error.strerror}") from error
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._flushed_s = -inf
         setup = {"routing": routing, "engines": numbers, "share": share, "blocks": blocks}
         self._write({"setup": setup | {"delay_s": delay_s, "seed": seed}})
 
@@ -98,8 +102,23 @@ class RecordingPlacer(Placer):
     ) -> Placement | None:
         where = None if placement is None else [placement.engine, placement.reason]
         left_out = [engine for engine in self._numbers if engine in but]
-        self._write({how: where, "at_s": now_s, "ask": ask, "but": left_out})
+        self._write({how: where, "at_s": now_s, "ask": ask._replace(keys=list(ask.keys)), "but": left_out})
+        if now_s >= self._flushed_s + FLUSH_EVERY_S:
+            self._flushed_s = now_s
+            self._flush()
         return placement
+
+    def _flush(self) -> None:
+        """Out of this process, which may be killed."""
+        try:
+            if not self._file.closed:
+                self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        log.error("recording ends here: %s", error)
+        self.close()
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file.closed:
@@ -107,5 +126,4 @@ class RecordingPlacer(Placer):
         try:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         except OSError as error:
-            log.error("recording ends here: %s", error)
-            self.close()
+            self._give_up(error)

@@ -9,7 +9,7 @@ from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.live import Inflight
-from roseinfer.engine.start import routed_engine
+from roseinfer.engine.start import routed_engine, router_record
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
@@ -49,7 +49,8 @@ async def serve_model(
     async def start(tokenizer: Tokenizer) -> Engine:
         await crew.launch()
         await crew.connect()
-        return await routed_engine(crew.addresses, crew.board_path, tokenizer, replicas, inflight)
+        record = router_record(engine)
+        return await routed_engine(crew.addresses, crew.board_path, tokenizer, replicas, inflight, record=record)
 
     try:
         await serve(start, load_tokenizer, config, engine.model.model, announce, crew)

@@ -17,7 +17,7 @@ class WorkerBoot(msgspec.Struct):
     """What a worker is told on its standard input. The last three are descriptors that it inherits.
 
     `index`: its place among `workers`; `number`: its own among all workers there ever were. `engines`: paths of the
-    engines' sockets, `board` that of what they publish.
+    engines' sockets, `board` that of what they publish. `record`: the file of what its router decides.
     """
 
     config: ServerConfig
@@ -27,6 +27,7 @@ class WorkerBoot(msgspec.Struct):
     tokenizer: str
     engines: list[str]
     board: str
+    record: str | None
     max_inflight: int | None
     index: int
     number: int

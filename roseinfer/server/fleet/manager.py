@@ -11,6 +11,7 @@ from pathlib import Path
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.engine.crew import EngineCrew
+from roseinfer.engine.start import router_record
 from roseinfer.server.fleet.acceptor import Acceptor
 from roseinfer.server.fleet.control import Collected, FromWorker, Scrape, WorkerBoot
 from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
@@ -147,6 +148,7 @@ class Fleet:
             replicas=served.replicas,
             engines=list(map(str, self._crew.addresses)),
             board=str(self._crew.board_path),
+            record=router_record(served.engine, number),
             max_inflight=served.engine.scheduler.max_inflight_requests,
             index=index,
             number=number,

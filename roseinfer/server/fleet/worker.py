@@ -154,6 +154,7 @@ class Worker:
             inflight,
             prefix=f"{boot.number}-",
             processes=boot.workers,
+            record=boot.record,
         )
         self._service.attach(engine, tokenizer)
         self._service.warm_up()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import ServerConfig
+from roseinfer.core.config import ReplicasConfig, ServerConfig
 from roseinfer.server.fleet import pool as module
 from roseinfer.server.fleet.control import Drain, FromManager, FromWorker, Serving, Stop, WorkerBoot
 from roseinfer.server.fleet.heartbeat import Silence
@@ -146,7 +146,10 @@ def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
         slo_classes=SloClasses(),
         model_name="none",
         tokenizer="none",
-        engine="none",
+        replicas=ReplicasConfig(),
+        engines=["none"],
+        board="none",
+        record=None,
         max_inflight=None,
         index=index,
         number=number,
