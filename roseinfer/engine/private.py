@@ -1,5 +1,6 @@
 """Folders of a server's own, for its sockets and what its processes share; none is left behind."""
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -31,7 +32,8 @@ def private_folder() -> Path:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         _locks[folder] = os.open(folder, os.O_RDONLY)
         # What cleans temporary folders (systemd-tmpfiles) leaves those alone that are locked.
-        fcntl.flock(_locks[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
+            fcntl.flock(_locks[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / _MARK).touch(0o600)
     except OSError as error:
         raise ResourceError(f"no temporary folder can be made ({error.strerror}): set TMPDIR to one") from error
