@@ -29,7 +29,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 # What may stand behind a backslash in strings.
 ESCAPES = 'nrbtf\\"'
 OPTIONS_KEY = "x-guidance"
-_INEXACT = "which is no integer below 2^63 that a 64-bit float holds,"
+_INEXACT = "integers must lie between -2^63 and 2^63 and be such that 64-bit floats hold them"
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 
 # fmt: off
@@ -124,7 +124,7 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
         for name in ("const", "enum"):
             number = _inexact(part.get(name))
             if number is not None:
-                raise _beyond(name, f"{number}, {_INEXACT}")
+                raise _beyond(name, str(number), f": {_INEXACT}")
         for name in out_of_reach(part):
             raise _beyond(name, f"numbers beyond {FURTHEST}")
         if _counts_keys_twice(part):
@@ -238,8 +238,8 @@ def not_enforceable(names: list[str]) -> GrammarError:
     return GrammarError(f"the schema is strict, and {listed} cannot be enforced", code="unsupported_schema")
 
 
-def _beyond(name: str, numbers: str) -> GrammarError:
-    return GrammarError(f"{name} of {numbers} cannot be enforced", code="unsupported_schema")
+def _beyond(name: str, numbers: str, why: str = "") -> GrammarError:
+    return GrammarError(f"{name} of {numbers} cannot be enforced{why}", code="unsupported_schema")
 
 
 def explained(error: GrammarError) -> GrammarError:

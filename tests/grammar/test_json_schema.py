@@ -140,7 +140,7 @@ def test_numbers_by_name(number: float, written: str) -> None:
 def test_numbers_that_cannot_be_named_are_refused(number: float, strict: bool) -> None:
     for schema in ({"const": number}, {"type": "integer", "enum": ["a", number]}, {"const": {"a": [number]}}):
         with pytest.raises(
-            GrammarError, match=f"(const|enum) of {re.escape(str(number))}, .* cannot be enforced"
+            GrammarError, match=f"(const|enum) of {re.escape(str(number))} cannot be enforced: integers"
         ) as raised:
             of_schema({"type": "array", "items": schema}, strict)
         assert raised.value.code == "unsupported_schema"
