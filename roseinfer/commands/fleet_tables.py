@@ -80,7 +80,7 @@ def run_fleet_replay(path: str) -> dict[str, Any]:
     parity = fleet_parity_of(path)
     print(parity)
     routers = [{"placements": len(router.recorded), "same": router.same} for router in parity.routers]
-    engines = [{**asdict(engine), "plans_agree": engine.plans_agree} for engine in parity.engines]
+    engines = {name: {**asdict(one), "plans_agree": one.plans_agree} for name, one in parity.engines.items()}
     return {
         "parity": {
             "engines": engines,

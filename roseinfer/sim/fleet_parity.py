@@ -1,10 +1,11 @@
 """How near a replay comes to a recorded run of several engines: plans, promises and placements.
 
 `serve --record FILE` with several engines writes FILE.0, FILE.1, ... for the engines, and FILE.router for the process
-that sent requests to them (FILE.router.0, ... for several).
+that sent requests to them (FILE.router.0, ... for several). Engine 0 goes on in FILE.0.2 when it is started again.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,25 +16,27 @@ from roseinfer.sim.parity import Parity, compare
 from roseinfer.sim.placements import Placements, replay_placements
 from roseinfer.sim.replay import Recording, Replay, read_recording, replay
 
+FIRST_WITHIN_S = 1.0  # before its first plan an engine has made the promise that goes with it
+
 
 @dataclass(frozen=True, slots=True)
 class FleetParity:
-    """`engines` and `routers` as they were recorded. `promises`: how many that a router has seen could be compared with
-    what the engine says in its replay, of which `promises_same` are the same.
+    """`engines` by what follows FILE in the names of their recordings. `promises`: how many that a router has seen
+    could be compared with what the engine says in its replay, of which `promises_same` are the same.
     """
 
-    engines: list[Parity]
+    engines: dict[str, Parity]
     routers: list[Placements]
     promises: int
     promises_same: int
 
     @property
     def plans_agree(self) -> bool:
-        return all(engine.plans_agree for engine in self.engines)
+        return all(engine.plans_agree for engine in self.engines.values())
 
     @property
     def medians_agree(self) -> bool:
-        return all(engine.medians_agree for engine in self.engines)
+        return all(engine.medians_agree for engine in self.engines.values())
 
     @property
     def placements_agree(self) -> bool:
@@ -45,8 +48,8 @@ class FleetParity:
 
     def __str__(self) -> str:
         lines = []
-        for number, engine in enumerate(self.engines):
-            lines += [f"engine {number}", *(f"  {line}" for line in str(engine).splitlines())]
+        for name, engine in self.engines.items():
+            lines += [f"engine {name}", *(f"  {line}" for line in str(engine).splitlines())]
         lines.append(f"promises {self.promises_same} of {self.promises} the same")
         for router in self.routers:
             count = len(router.recorded)
@@ -62,20 +65,30 @@ def is_fleet(path: str) -> bool:
 
 def fleet_parity_of(path: str) -> FleetParity:
     """Replay a recorded run and compare. Raises `ConfigError` if there is none, or not all of it."""
-    files: list[Path] = []
-    while (file := Path(f"{path}.{len(files)}")).exists():
-        files.append(file)
+    files = dict(_engine_files(path))
     base = Path(path)
     routers = [replay_placements(file) for file in sorted(base.parent.glob(f"{base.name}.router*"))]
     if not files or not routers:
         raise ConfigError(f"{path} is no recorded run: there must be {path}.0 and {path}.router")
-    engines, compared, same = [], 0, 0
-    for number, file in enumerate(files):
-        recording = read_recording(str(file))
+    engines, compared, same = {}, 0, 0
+    for name, number in files.items():
+        recording = read_recording(f"{path}.{name}")
         checks = PromiseChecks([promise for router in routers for promise in router.promises.get(number, [])])
-        engines.append(compare(recording, checks.replay(recording)))
+        engines[name] = compare(recording, checks.replay(recording))
         compared, same = compared + checks.compared, same + checks.same
     return FleetParity(engines, routers, compared, same)
+
+
+def _engine_files(path: str) -> Iterator[tuple[str, int]]:
+    """What follows `path` in the names of the recordings, and whose they are."""
+    number = 0
+    while Path(f"{path}.{number}").exists():
+        yield str(number), number
+        life = 2
+        while Path(f"{path}.{number}.{life}").exists():
+            yield f"{number}.{life}", number
+            life += 1
+        number += 1
 
 
 class PromiseChecks:
@@ -88,15 +101,21 @@ class PromiseChecks:
             self._by_steps[promise.steps].add(promise._replace(draining=False))
 
     def replay(self, recording: Recording) -> Replay:
+        turns = recording.turns
+
         def launched(number: int, core: EngineCore) -> None:
-            self._look(recording.turns[number].plan_s, bool(recording.turns[number].rows), core)
+            plan_s = turns[number].plan_s
+            since_s = turns[number - 1].commit_s if number else plan_s - FIRST_WITHIN_S
+            self._look(since_s, plan_s, bool(turns[number].rows), core)
 
         return replay(recording, launched=launched)
 
-    def _look(self, plan_s: float, planned: bool, core: EngineCore) -> None:
-        """In a turn that planned a step its number tells which promise it is; those of later moments have it too."""
-        steps = core.stats().step
-        seen = [promise for promise in self._by_steps[steps] if promise.at_s <= plan_s] if planned else []
+    def _look(self, since_s: float, plan_s: float, planned: bool, core: EngineCore) -> None:
+        """In a turn that planned a step its number tells which promise it is, until the engine is started anew; others
+        of later moments have it too.
+        """
+        of_step = self._by_steps[core.stats().step] if planned else ()
+        seen = [promise for promise in of_step if since_s <= promise.at_s <= plan_s]
         told = core.promise(seen[0].at_s if seen else plan_s)
         if seen:
             self.compared += 1

@@ -5,6 +5,7 @@ import random
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -214,6 +215,28 @@ def test_the_capacity_of_fleets_is_found(tmp_path: Path) -> None:
     found = json.loads(out.read_text())["capacity"]
     assert [(entry["router"], entry["replicas"]) for entry in found] == [("least", "1"), ("least", "3")]
     assert found[1]["rate"] > 2 * found[0]["rate"]
+
+
+def test_blocks_of_a_mooncake_trace_are_followed(tmp_path: Path) -> None:
+    """Three conversations in turn, each of four blocks of 512 tokens, on two engines that hold all of them."""
+    rows: list[dict[str, Any]] = [
+        {
+            "timestamp": 3000 * number,
+            "input_length": 2048 + 8 * number,
+            "output_length": 2,
+            "hash_ids": [*range(10 * (number % 3), 10 * (number % 3) + 4), 100 + number],
+        }
+        for number in range(24)
+    ]
+    trace, out = tmp_path / "mooncake.jsonl", tmp_path / "out.json"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load = ["--workload", "trace", "--trace", str(trace), "--trace-lengths", "--scheduling-policy", "slack"]
+    fleet = ["--replicas", "2", "--router", "round-robin,prefix-hash,pace", "--jobs", "1", "--json", str(out)]
+    assert cli.main(["simulate", *load, *fleet]) == 0
+    apart, hashed, paced = (point["fleet"]["prefix_hit_share"] for point in json.loads(out.read_text())["points"])
+    tokens = sum(row["input_length"] for row in rows)
+    assert apart == pytest.approx(18 * 2048 / tokens), "each conversation is computed once on each engine"
+    assert hashed == paced == pytest.approx(21 * 2048 / tokens)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,6 @@ def test_a_served_run_of_two_engines_replays(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.exit_code() == 0
     parity = fleet_parity_of(str(run))
-    assert sum(engine.requests for engine in parity.engines) == REQUESTS
+    assert sum(engine.requests for engine in parity.engines.values()) == REQUESTS
     assert parity.plans_agree and parity.placements_agree and parity.promises_agree and parity.promises
     assert [len(router.recorded) for router in parity.routers] == [REQUESTS]
