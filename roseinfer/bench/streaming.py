@@ -19,7 +19,7 @@ from roseinfer.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request as its client saw it; seconds of `time.perf_counter`, `times` of the engine's clock.
+    """One request as its client saw it; seconds of `time.perf_counter`, `times` of the monotonic clock.
 
     `add_s`: inside `Engine.generate`. `reads`: when each chunk was read, and its tokens.
     """

@@ -230,7 +230,7 @@ def _line(job: Job, account: Account, now_s: float, reason: str) -> str:
             first_s = min(first_s, run.first_s)
         for sample in run.samples:
             ends.add(str(sample.finish_reason or reason))
-            if sample.times is not None and sample.times.scheduled_s:  # the longest wait, on the engine's clock
+            if sample.times is not None and sample.times.scheduled_s:  # the longest wait
                 queued_s = max(queued_s, sample.times.scheduled_s - sample.times.arrival_s)
     line = (
         f"request={job.request_id} api={job.api} choices={job.num_choices} "
