@@ -25,7 +25,7 @@ Cost = tuple[float, float, float, float]
 
 # So many deaths within so many seconds, and the engine is not started again.
 MAX_DEATHS, DEATHS_WINDOW_S = 5, 60.0
-# Before each start after a death, as long as none has lived for `DEATHS_WINDOW_S`; the last one repeats.
+# Before each start after a death, as long as none was up for `DEATHS_WINDOW_S`; the last one repeats.
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A start has failed that takes so many times as long as the longest that succeeded, and at least so many seconds.
 START_FACTOR, LEAST_START_S = 10.0, 600.0
@@ -174,7 +174,7 @@ class Member:
         finally:
             self.launched.set()
             self._life = None
-            self._stats = continued(self._stats, life.stats())
+            self._stats = continued(self._stats, life.stats())._replace(running=0, waiting=0, blocks_used=0)
             self._say(EngineState.DEAD)  # before its end is waited for: nobody shall send it anything
             await _to_its_end(life.close())
             self._board.clear(self.index)
@@ -194,13 +194,14 @@ class Member:
 
     async def _ends(self, life: Life) -> None:
         """Returns when it has ended, or is to end."""
+        up_s = self._clock.now()
         waits = [asyncio.ensure_future(event.wait()) for event in (life.ended, self._renewing)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        if life.age_s >= DEATHS_WINDOW_S:
+        if self._clock.now() - up_s >= DEATHS_WINDOW_S:
             self._in_a_row = 0
 
     async def _recover(self, error: Exception) -> None:

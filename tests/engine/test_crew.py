@@ -294,6 +294,9 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
         assert first.closed and not first.killed and second.place.address == first.place.address
         report = scene.crew.reports()[0]
         assert (report.restarts, report.deaths, report.health.alive, report.health.error) == (1, 1, False, "it crashed")
+        assert (report.stats.generation_tokens, report.stats.running) == (5, 0), (
+            "what it counted stays, it runs nothing"
+        )
         assert Board.open(scene.crew.board_path).read(0) is None, "what the dead one promised is void"
         second.held.set()
         await scene.ready(2)
@@ -371,6 +374,26 @@ def test_deaths_of_longer_ago_do_not_count() -> None:
         await scene.ready(13)
         assert scene.crew.reports()[0].deaths == 12
 
+    play(act)
+
+
+def test_pauses_begin_anew_after_a_minute_of_life_and_not_of_loading(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.up = False
+        for number in (1, 2, 3):
+            scene.now().die()
+            await scene.until(lambda number=number: len(scene.made) == number + 1)
+            scene.clock.advance(2 * module.DEATHS_WINDOW_S)  # it loads
+            scene.now().held.set()
+            await scene.ready(number + 1)
+        scene.clock.advance(module.DEATHS_WINDOW_S)
+        scene.now().die()
+        await scene.until(lambda: len(caplog.records) == 4)
+        pauses = [record.getMessage().split()[-2] for record in caplog.records]
+        assert pauses == ["0", "0.001", "0.002", "0"]
+
+    caplog.set_level(logging.ERROR, logger="roseinfer.engine.crew")
     play(act)
 
 
