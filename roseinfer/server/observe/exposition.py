@@ -60,16 +60,17 @@ class Exposition:
         self._model_name = model_name
 
     def text(self, shown: Snapshot, info: EngineInfo | None) -> bytes:
-        """`info`: of engines that do not tell theirs; None before any is up."""
+        """`info`: of engines that do not tell theirs. One that nobody knows has not been up: it is left out."""
         return generate_latest(_Collected(self._families(shown, info)))
 
     def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
         yield from self._tallies.metrics(shown.numbers)
-        if info is None:
-            return
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for report in shown.engines:
-            for sample in _samples(report, report.info or info, shown.breakers):
+            known = report.info or info
+            if known is None:
+                continue
+            for sample in _samples(report, known, shown.breakers):
                 family = families.get(sample.name)
                 if family is None:
                     family = sample.kind(sample.name, sample.help, labels=(*LABELS, *sample.extra))

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
+from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.report import Observation
 from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.live import LiveServer
@@ -138,3 +139,10 @@ def test_breakers_are_shown_while_they_are_open() -> None:
     for event, shown in ((True, 1), (True, 1), (False, 0), (False, 0)):
         routing.breaker(1, event)
         assert metric(observation, engine, line) == shown
+
+
+def test_engines_are_shown_once_they_have_been_up_also_by_who_has_not_reached_any() -> None:
+    observation = Observation("m")
+    never, been = report(0, EngineState.STARTING), report(1, EngineState.STARTING, info=INFO)
+    text = observation._exposition.text(Snapshot({}, [never, been]), None).decode()
+    assert 'roseinfer:engine_up{engine="1",model_name="m"} 0.0' in text and 'engine="0"' not in text
