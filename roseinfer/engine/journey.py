@@ -31,20 +31,15 @@ def prompt_keys(request: GenerateRequest, block_size: int) -> bytes:
 
 
 def first_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float) -> Ask:
-    """For one that no engine has put anything out of. `now_s`: on the clock of its arrival.
-
-    A whole request that is due at some time has a first token due by then, and a pace if it is known how long it gets.
-    """
+    """For one that no engine has put anything out of. `now_s`: on the clock of its arrival."""
     meta = request.meta
-    length = meta.predicted_len or 0
-    ttft_s = tpot_s = inf
+    ttft_s = tpot_s = end_s = inf
     if meta.slo is not None:
         age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
-        whole_s = _or_inf(meta.slo.e2e_s) - age_s
-        ttft_s = min(_or_inf(meta.slo.ttft_s) - age_s, whole_s)
-        tpot_s = min(_or_inf(meta.slo.tpot_s), max(0.0, whole_s / length) if length else inf)
+        ttft_s, tpot_s = _or_inf(meta.slo.ttft_s) - age_s, _or_inf(meta.slo.tpot_s)
+        end_s = _or_inf(meta.slo.e2e_s) - age_s
     words = array("Q", keys)[:: KEY_BYTES // _WORD_BYTES].tolist()
-    return Ask(len(request.prompt_ids), words, block_size, length, ttft_s, tpot_s)
+    return Ask(len(request.prompt_ids), words, block_size, meta.predicted_len or 0, ttft_s, tpot_s, end_s)
 
 
 def _or_inf(objective_s: float | None) -> float:

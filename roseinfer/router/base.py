@@ -10,6 +10,7 @@ from roseinfer.core.promise import Promise
 # The utilisation up to which an engine is believed to keep what it promises: it holds back a part of its time for
 # requests that are more urgent or cheaper, and is not sure of the rest.
 ROOM = 0.85
+SHORTEST_S = 1e-6  # beyond which an objective is as good as at it
 
 
 class Ask(NamedTuple):
@@ -17,7 +18,8 @@ class Ask(NamedTuple):
 
     `prompt_tokens`; `keys`: of the prompt's full KV blocks, chained, 8 bytes each as an integer, the first block first;
     `block_size`: tokens of such a block. `output_tokens`: expected; 0 = unknown. `ttft_left_s`: how much is left of its
-    TTFT objective, `tpot_s`: its TPOT objective; inf = none.
+    TTFT objective, `tpot_s`: its TPOT objective, `end_left_s`: how much is left of the one for the whole request; inf =
+    none.
     """
 
     prompt_tokens: int
@@ -26,11 +28,23 @@ class Ask(NamedTuple):
     output_tokens: float = 0.0
     ttft_left_s: float = inf
     tpot_s: float = inf
+    end_left_s: float = inf
 
     @property
     def promised(self) -> bool:
         """Whether it has objectives."""
-        return self.ttft_left_s < inf or self.tpot_s < inf
+        return self.ttft_left_s < inf or self.tpot_s < inf or self.end_left_s < inf
+
+    def needs(self, output_tokens: float) -> tuple[float, float]:
+        """Seconds to its first token, and between two, that all of its objectives ask for, if its output has so many.
+
+        Of the time for the whole request a tenth is the prompt's, and outputs may be half as long again.
+        """
+        left_s, tpot_s = self.ttft_left_s, self.tpot_s
+        if self.end_left_s < inf:
+            left_s = min(left_s, 0.1 * self.end_left_s)
+            tpot_s = min(tpot_s, 0.9 * self.end_left_s / max(1.0, 1.5 * output_tokens))
+        return left_s, max(tpot_s, SHORTEST_S)
 
 
 class Outlook(NamedTuple):

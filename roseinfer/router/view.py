@@ -3,17 +3,18 @@
 from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from roseinfer.core.promise import DUE_S, Promise
-from roseinfer.router.base import Ask, Outlook
+from roseinfer.router.base import SHORTEST_S, Ask, Outlook
 from roseinfer.router.breaker import Breaker
 from roseinfer.router.prefixes import HeldPrefixes
 
 LEAST_PROMPT_SHARE = 0.13  # of the machine, which prompts get whatever else it does
 LEAST_KEEP = 0.05
 STAYS = 0.5  # of the tokens that are expected, those that are there at once: requests end while others grow
-SHORTEST_S = 1e-6  # beyond which an objective is as good as at it
+PROMPT_SHARE, RECENT_S = 0.35, 10.0  # what engines take for the share of prompts at most, and over which time
 MOST_SENT = 1024  # that are kept apart: an engine from which nothing is heard must not fill the memory
 UNHEARD = Promise(at_s=0.0)
 
@@ -55,6 +56,7 @@ class EngineView:
     """
 
     __slots__ = (
+        "_arriving",
         "_base",
         "_block_share",
         "_blocks",
@@ -65,6 +67,7 @@ class EngineView:
         "_from_s",
         "_held",
         "_keep",
+        "_needed",
         "_others",
         "_outputs",
         "_queues",
@@ -123,13 +126,14 @@ class EngineView:
     def send(self, ask: Ask, cached_tokens: int, now_s: float) -> None:
         """A request goes there."""
         share = self._share
-        tpot_s = max(ask.tpot_s, SHORTEST_S)
         outputs = ask.output_tokens or self._outputs
+        left_s, tpot_s = ask.needs(outputs)
+        tpot_s = max(tpot_s, self._step_s)  # nobody gets a faster pace: who asks for it is refused
         weight = (self._row_s + self._context_s * (ask.prompt_tokens + outputs / 2)) / tpot_s
         tokens = share * max(0, ask.prompt_tokens - cached_tokens)
         best_effort = 0 if ask.promised else share
         blocks = (tokens + share * STAYS * outputs) / ask.block_size
-        one = Sent(now_s, share, tokens, now_s + ask.ttft_left_s, share * weight, tpot_s, best_effort, blocks)
+        one = Sent(now_s, share, tokens, now_s + left_s, share * weight, tpot_s, best_effort, blocks)
         sent = self._sent
         if len(sent) >= MOST_SENT:
             sent[-1] = sent[-1].with_one(one)
@@ -159,7 +163,8 @@ class EngineView:
         self._from_s, self._ends_s = promise.at_s, promise.at_s + promise.step_s
         self._keep = max(promise.keep, LEAST_KEEP)
         self._smallest_s, self._busy = promise.smallest_s, promise.busy
-        self._base = promise.busy + promise.weights + promise.arriving
+        self._base = promise.busy + promise.weights
+        self._arriving = promise.arriving
         self._queues = list(accumulate(promise.waiting_tokens, initial=promise.fill_tokens))[1:]
         self._outputs = promise.output_tokens
         self._block_share = 1 / promise.blocks if promise.blocks else 0.0
@@ -174,6 +179,8 @@ class EngineView:
     def _count(self, sent: Sent) -> None:
         """What the promise does not know of yet."""
         self._base += sent.weight
+        # As the engine will count it: otherwise one that has published looks fuller than one that has not.
+        self._arriving = max(self._arriving, min(PROMPT_SHARE, self._arriving + sent.tokens * self._token_s / RECENT_S))
         self._held += sent.blocks * self._block_share
         self._waiting += sent.requests
         self.best_effort += sent.best_effort
@@ -186,8 +193,9 @@ class EngineView:
     def _sum_up(self) -> None:
         self.load = self._waiting, self._running
         self._others = self._step_s / self._smallest_s
+        self._needed = self._base + self._arriving
         self._seated = (self._running + self._waiting) * self._seat_share
-        self.utilisation = max((self._others + self._base) / self._keep, self._held, self._seated)
+        self.utilisation = max((self._others + self._needed) / self._keep, self._held, self._seated)
 
     # --- what it looks like -------------------------------------------------------------------------------------
     def held_tokens(self, ask: Ask, guess: int = 0) -> int:
@@ -201,11 +209,11 @@ class EngineView:
         rate = max(keep - c / S - busy, .13) / seconds a prompt token,
         utilisation = (c / S + what all others and itself need) / keep, or of its KV blocks or seats if that is more.
         """
-        prompt, _, block_size, outputs, left_s, tpot_s = ask
+        prompt, _, block_size, outputs, left_s, tpot_s, end_s = ask
         outputs = outputs or self._outputs
         step_s, others = self._step_s, self._others
-        if tpot_s < SHORTEST_S:
-            tpot_s = SHORTEST_S
+        if end_s < inf or tpot_s < SHORTEST_S:
+            left_s, tpot_s = ask.needs(outputs)
         constant = step_s / tpot_s if tpot_s < self._smallest_s else others
         share = self._keep - constant - self._busy
         if share < LEAST_PROMPT_SHARE:
@@ -215,7 +223,7 @@ class EngineView:
         if self._ends_s > now_s:
             ttft_s += self._ends_s - now_s
         weight = (self._row_s + self._context_s * (prompt + outputs / 2)) / tpot_s
-        utilisation = (constant + self._base + weight) / self._keep
+        utilisation = (constant + self._needed + weight) / self._keep
         held = self._held + (prompt - cached_tokens + STAYS * outputs) / block_size * self._block_share
         if held > utilisation:
             utilisation = held
@@ -228,5 +236,6 @@ class EngineView:
 
     def idle_keeps(self, ask: Ask) -> bool:
         """Whether it could keep the request's objectives if it had nothing else to do."""
+        left_s, tpot_s = ask.needs(ask.output_tokens or self._outputs)
         step_s = self._step_s + self._row_s + self._context_s * ask.prompt_tokens
-        return self._step_s + self._token_s * ask.prompt_tokens <= ask.ttft_left_s and step_s <= ask.tpot_s
+        return self._step_s + self._token_s * ask.prompt_tokens <= left_s and step_s <= tpot_s

@@ -208,6 +208,7 @@ class Fleet:
         slo = call.arrival.slo
         ttft_s = slo.ttft_s if slo is not None else None
         tpot_s = slo.tpot_s if slo is not None else None
+        e2e_s = slo.e2e_s if slo is not None else None
         return Ask(
             len(call.arrival.prompt_ids) + len(call.life.token_s),
             [int.from_bytes(key[:8], "little") for key in call.keys],
@@ -215,6 +216,7 @@ class Fleet:
             float(call.arrival.predicted_len or 0),
             inf if ttft_s is None or call.life.token_s else ttft_s - (self.now_s - call.life.arrival_s),
             inf if tpot_s is None else tpot_s,
+            inf if e2e_s is None else e2e_s - (self.now_s - call.life.arrival_s),
         )
 
     def _place(self, call: Call) -> None:

@@ -480,18 +480,18 @@ async def test_one_that_cannot_be_moved_does_not_take_the_others_along(fleet: Fl
 
 
 def test_what_a_router_is_asked() -> None:
-    def ask(predicted: int | None = None, **objectives: float) -> tuple[float, float]:
+    def ask(predicted: int | None = None, **objectives: float) -> tuple[float, float, float]:
         meta = RequestMeta(arrival_s=10.0, slo=Slo(**objectives), predicted_len=predicted)
         request = GenerateRequest(request_id="a", prompt_ids=[1] * 9, params=SamplingParams(), meta=meta)
         found = first_ask(request, prompt_keys(request, 4), 4, 10.5)
         assert (found.prompt_tokens, found.block_size, len(found.keys)) == (9, 4, 2)
-        return found.ttft_left_s, found.tpot_s
+        assert found.output_tokens == (predicted or 0)
+        return found.ttft_left_s, found.tpot_s, found.end_left_s
 
-    assert ask() == (inf, inf)
-    assert ask(ttft_s=2.0, tpot_s=0.1) == (1.5, 0.1)
-    assert ask(e2e_s=8.5) == (8.0, inf)
-    assert ask(100, ttft_s=2.0, e2e_s=8.5) == (1.5, 0.08)
-    assert ask(10, e2e_s=0.25) == (-0.25, 0.0)
+    assert ask() == (inf, inf, inf)
+    assert ask(ttft_s=2.0, tpot_s=0.1) == (1.5, 0.1, inf)
+    assert ask(100, ttft_s=2.0, e2e_s=8.5) == (1.5, inf, 8.0)
+    assert ask(10, e2e_s=0.25) == (inf, inf, -0.25)
 
 
 def test_closing_ends_what_is_open_and_refuses_what_comes() -> None:

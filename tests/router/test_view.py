@@ -123,6 +123,17 @@ def test_what_an_idle_engine_could_keep() -> None:
     assert not made.idle_keeps(Ask(1000, ttft_left_s=0.12, tpot_s=0.011))
 
 
+def test_a_deadline_for_the_whole_request_asks_for_a_first_token_and_a_pace() -> None:
+    """A tenth of 6 s is the prompt's; 200 tokens may be 300."""
+    ask = Ask(100, output_tokens=200, end_left_s=6.0)
+    assert ask.promised and ask.needs(200) == pytest.approx((0.6, 0.018))
+    made = view(promise(smallest_s=0.1, busy=0.2))
+    same = made.outlook(Ask(100, output_tokens=200, ttft_left_s=0.6, tpot_s=0.018), 10.0, 0)
+    assert made.outlook(ask, 10.0, 0) == pytest.approx(same)
+    assert ask._replace(ttft_left_s=0.2, tpot_s=0.01).needs(200) == (0.2, 0.01), "its own come first"
+    assert ask._replace(end_left_s=-1.0).needs(200)[1] > 0
+
+
 # --- dead reckoning ---------------------------------------------------------------------------------------------
 ASK = Ask(1000, output_tokens=0, ttft_left_s=0.5, tpot_s=0.05)
 
@@ -134,12 +145,33 @@ def test_what_was_sent_counts_for_all_processes_until_a_promise_counts_it() -> N
     after = made.outlook(ASK, 10.01, 0)
     assert made.load == (4, 0)
     assert after.ttft_s - before.ttft_s == pytest.approx(4 * 800 * 1e-4 / 0.8)
-    assert after.utilisation - before.utilisation == pytest.approx(4 * (1e-4 + 1e-3) / 0.05)
+    arriving = 4 * 800 * 1e-4 / 10
+    assert after.utilisation - before.utilisation == pytest.approx(4 * (1e-4 + 1e-3) / 0.05 + arriving)
     assert (before.extra, after.extra) == (pytest.approx(0.1), 0.0), "its pace is there now"
     made.update(promise(10.005))
     assert made.outlook(ASK, 10.01, 0) == after, "that promise was made before"
     made.update(promise(10.02))
     assert made.outlook(ASK, 10.02, 0).utilisation == before.utilisation and made.load == (0, 0)
+
+
+def test_who_asks_for_the_impossible_fills_no_engine() -> None:
+    """It is refused at once, and others must not be kept away until then."""
+    made = view(promise(10.0, smallest_s=0.1))
+    made.send(ASK._replace(tpot_s=1e-9), 0, 10.0)
+    assert made.utilisation < 1.2
+
+
+def test_an_engine_that_has_published_since_looks_as_one_that_has_not() -> None:
+    """Prompts that it has begun count as arriving, by what they take over ten seconds; .35 at most."""
+    silent, heard = view(promise(10.0)), view(promise(10.0))
+    ask = Ask(1000, ttft_left_s=1.0)
+    for number in range(20):
+        silent.send(ask, 0, 10.001 + number * 1e-4)
+    heard.update(promise(10.01, arriving=20 * 0.1 / 10, fill_tokens=20_000, running=20))
+    assert silent.utilisation == pytest.approx(heard.utilisation) == pytest.approx(0.2)
+    for number in range(200):
+        silent.send(ask, 0, 10.01 + number * 1e-4)
+    assert silent.outlook(Ask(1), 10.05, 0).utilisation == pytest.approx(0.35)
 
 
 def test_what_is_on_its_way_is_in_no_promise() -> None:
