@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace, kinds: dict[str, tuple[int, dict[str, str]
                 for name, (count, env) in kinds.items()
             }
             for name, times in asyncio.run(ttft_ms(servers, args.rounds)).items():
-                found[name] |= {f"TTFT p{p} ms": round(percentile(times, p), 3) for p in (50, 90)}
+                found[name] |= {f"TTFT p{p} ms": round(percentile(times, p), 3) for p in (10, 50, 90)}
         servers = {
             name: stack.enter_context(ServerUnderTest(*flags(slow, count), environment=env))
             for name, (count, env) in kinds.items()
@@ -128,7 +128,8 @@ def main() -> None:
     print(header("the way through a router", vars(args), host()), flush=True)
     kinds: dict[str, tuple[int, dict[str, str]]] = {}
     if args.peer:
-        kinds["peer"] = (1, {"PYTHONPATH": os.path.abspath(args.peer)})
+        path = [os.path.abspath(args.peer), *filter(None, [os.environ.get("PYTHONPATH")])]
+        kinds["peer"] = (1, {"PYTHONPATH": os.pathsep.join(path)})
     for count in map(int, args.replicas.split(",")):
         kinds[f"{count} engine{'s' * (count > 1)}"] = (count, {})
     found = measure(args, kinds)

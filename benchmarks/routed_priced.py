@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from benchmarks.fleet_load import (
     machine_options,
     planned,
     put,
+    samples,
     scaled,
     server_adherence,
     summary,
@@ -94,7 +96,7 @@ def over_http(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="routed-") as folder:
         cost = write_cost(setup, Path(folder) / "cost.json")
         flags = machine_options(setup, cost, MEAN_LEN)
-        flags += ["--overlap" if case.overlap else "--no-overlap", "--max-num-queued-reqs", "100000"]
+        flags += ["--overlap" if case.overlap else "--no-overlap", "--max-num-queued-reqs", "10000"]
         if case.replicas > 1:
             flags += ["--replicas", str(case.replicas), "--router", case.router]
         if case.slow:
@@ -108,9 +110,18 @@ def over_http(case: Case) -> dict[str, Any]:
         **summary(seen),
         "middle": fmean(each.good for each in seen[third : 2 * third]),
         "server": server_adherence(metrics),
+        "reasons": reasons(metrics),
         "errors": sorted({each.error or "" for each in seen if each.failed})[:3],
         "log": log[-2000:],
     }
+
+
+def reasons(metrics: str) -> str:
+    """Placements by why they were made, most frequent first."""
+    found: Counter[str] = Counter()
+    for labels, value in samples(metrics, "roseinfer:router_placements_total"):
+        found[labels["reason"]] += int(value)
+    return ", ".join(f"{reason} {count}" for reason, count in found.most_common())
 
 
 def simulated(case: Case) -> dict[str, Any]:
@@ -186,7 +197,7 @@ def main() -> None:
     print(_shown(lines))
     print(_shown(gains(lines)))
     for case, seen in zip(todo, found, strict=True):
-        for text in [*seen["errors"], *seen["log"].splitlines()[-5:]]:
+        for text in [f"placed by {seen['reasons']}", *seen["errors"], *seen["log"].splitlines()[-5:]]:
             print(f"  {case.load} {case.router} seed {case.seed}: {text}")
     if args.json:
         write_json(args.json, {"rows": lines, "gains": gains(lines), "cases": found}, vars(args), host())
