@@ -15,6 +15,7 @@ from roseinfer.core.errors import (
     EngineLostError,
     EngineUnavailableError,
     InvalidRequestError,
+    RoseinferError,
     TooManyInflightError,
 )
 from roseinfer.core.outputs import FinishReason
@@ -405,6 +406,44 @@ async def test_one_reader_may_cancel_another_request_when_its_own_fails(fleet: F
         EngineLostError,
         EngineClosedError,
     ]
+
+
+@fleet_test()
+async def test_what_is_cancelled_when_another_fails_goes_nowhere(fleet: Fleet) -> None:
+    poisoned, _, beside = (fleet.submit() for _ in range(3))
+    fail = poisoned.reader.fail
+
+    def fail_both(error: RoseinferError) -> None:
+        fail(error)
+        beside.live.cancel()
+
+    poisoned.reader.fail = fail_both  # type: ignore[method-assign]
+    fleet.models[0].fail(*fleet.samples(poisoned))
+    assert [type(error) for error in beside.reader.errors] == [EngineClosedError]
+    assert len(fleet.models[1].adds) == 1, "that of the one between them"
+
+
+@fleet_test()
+async def test_an_engine_that_dies_as_soon_as_it_is_up_is_not_there(fleet: Fleet) -> None:
+    fleet.die(0)
+    fleet.replace(0)
+    fleet.models[0].dies_at_once = True
+    await fleet.reach(0)
+    assert not fleet.routed._slots[0].takes
+    fleet.clock.advance(1.0)
+    assert {fleet.where(fleet.submit()) for _ in range(3)} == {1}
+
+
+@fleet_test()
+async def test_an_engine_that_was_frozen_for_long_is_used_again_at_once(fleet: Fleet) -> None:
+    fleet.freeze(0)
+    for _ in range(50):
+        fleet.clock.advance(0.2)
+        fleet.routed.look()
+    fleet.thaw(0)
+    fleet.clock.advance(0.2)
+    assert {fleet.where(fleet.submit()) for _ in range(2)} == {0, 1}
+    assert not [said for said in fleet.observed.said if said[0] == "breaker"]
 
 
 @fleet_test()

@@ -60,10 +60,11 @@ class Sample:
 class ModelEngine:
     """A `Transport`. `step` gives each sample a token, or as many as the test says; nothing is said by itself.
 
-    `frozen`: what it is told waits. `dead`: what it is told is lost.
+    `dies_at_once`: when it has said that it is ready. `frozen`: what it is told waits. `dead`: what it is told is lost.
     """
 
     info: EngineInfo = INFO
+    dies_at_once: bool = False
     frozen: bool = False
     dead: bool = False
     samples: dict[str, Sample] = field(default_factory=dict)
@@ -77,6 +78,8 @@ class ModelEngine:
         if self.dead:
             raise EngineDeadError("there is no engine")
         self._on_message, self._on_death = on_message, on_death
+        if self.dies_at_once:
+            self.die()
         return self.info
 
     def send(self, message: ClientMessage) -> None:
