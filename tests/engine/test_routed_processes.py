@@ -1,4 +1,4 @@
-"""Two real engines in processes of their own: killed, frozen and poisoned under requests of all kinds."""
+"""Two real engines in processes of their own: frozen, and ended by a request, under others of all kinds."""
 
 import asyncio
 import json
@@ -137,27 +137,12 @@ def test_from_a_frozen_engine_requests_go_on_elsewhere(run: Callable[[Work], Non
     run(work)
 
 
-def test_a_killed_engine_is_not_missed(run: Callable[[Work], None]) -> None:
+def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
-        requests = make_requests(fleet.tokenizer, 22, random.Random(3), max_tokens=40)
+        requests = make_requests(fleet.tokenizer, 14, random.Random(3), max_tokens=60)
         expected = await fleet.run([*constrained(fleet.tokenizer), *requests])
         said = [event for stream in expected for event in stream.events]
         assert {CallStart, Reasoning, Text} <= {type(event) for event in said}
-        total = sum(stream.tokens for stream in expected)
-        streams = fleet.start(again(expected, "killed"))
-        await until(lambda: sum(stream.tokens for stream in streams) > total // 3)
-        os.kill(fleet.pids[0], signal.SIGKILL)
-        await ended(streams)
-        check_same(streams, expected)
-        await until(lambda: sum(report.deaths for report in fleet.crew.reports()) == 1)
-
-    run(work)
-
-
-def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -> None:
-    async def work(fleet: LiveFleet) -> None:
-        deaths = sum(report.deaths for report in fleet.crew.reports())
-        expected = await fleet.run(make_requests(fleet.tokenizer, 8, random.Random(4), max_tokens=80))
         streams = fleet.start(again(expected, "beside"))
         await until(lambda: begun(streams) == len(streams))
         (poisoned,) = fleet.start(
@@ -166,7 +151,7 @@ def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -
         await ended([*streams, poisoned])
         assert isinstance(poisoned.error, EngineLostError) and "planted poison" in str(poisoned.error)
         check_same(streams, expected)
-        await until(lambda: sum(report.deaths for report in fleet.crew.reports()) > deaths)
-        assert sum(report.deaths for report in fleet.crew.reports()) == deaths + 1
+        await until(lambda: any(report.deaths for report in fleet.crew.reports()))
+        assert sum(report.deaths for report in fleet.crew.reports()) == 1
 
     run(work)
