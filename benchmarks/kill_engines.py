@@ -177,7 +177,7 @@ def kinds() -> Iterator[dict[str, Any]]:
         yield {"temperature": 0.7, "top_k": 20, "seed": 3, "presence_penalty": 0.5, "repetition_penalty": 1.1}
         yield {"temperature": 0.9, "seed": 8, "stop": ("\n\n", "return")}
         yield {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}
-        yield {"temperature": 1.0}  # drawn by the client
+        yield {"temperature": 1.0}
 
 
 def make_requests(tokenizer: Tokenizer, count: int, rng: random.Random, max_tokens: int) -> list[GenerateRequest]:
