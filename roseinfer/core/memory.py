@@ -22,9 +22,23 @@ def _meminfo_available() -> int | None:
 
 
 def _cgroup_room(folder: Path) -> int | None:
-    """What cgroup v2 leaves to this container; None without a limit."""
+    """What cgroup v2 leaves to this container; None without a limit.
+
+    Files that were read, such as weights that have just been downloaded, count as used there until somebody needs the
+    memory: as for the machine's `MemAvailable`, that is room.
+    """
     limit, used = folder / "memory.max", folder / "memory.current"
     if not (limit.is_file() and used.is_file()):
         return None
     text = limit.read_text().strip()
-    return None if text == "max" else max(0, int(text) - int(used.read_text()))
+    if text == "max":
+        return None
+    return min(int(text), max(0, int(text) - int(used.read_text()) + _cached_bytes(folder / "memory.stat")))
+
+
+def _cached_bytes(path: Path) -> int:
+    """Of files, on the kernel's lists of what it may drop. Files in memory (tmpfs) are on others."""
+    if not path.is_file():
+        return 0
+    numbers = dict(line.split() for line in path.read_text().splitlines())
+    return sum(int(numbers.get(name, 0)) for name in ("active_file", "inactive_file"))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 CPU_BYTES, PRICED_BYTES = 150e6, 25e6
 # PyTorch has to be imported for the answer, which may take long on a slow disk.
 ASK_S = 120.0
+# Of a safetensors file, by its definition.
+LONGEST_HEADER = 100_000_000
 ASK = "import torch; n = torch.cuda.device_count(); print(*map(torch.cuda.get_device_name, range(n)), sep='\\n')"
 
 
@@ -140,18 +143,29 @@ def _least_bytes(config: EngineConfig, folder: Path) -> float:
     cache = config.cache.kv_cache_memory_bytes or 0
     if config.model.load_format == "dummy":  # nobody knows the weights yet
         return CPU_BYTES + cache
-    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     computed = 4 if config.model.dtype in ("auto", "float32") else 2
-    return CPU_BYTES + cache + held * computed / _stored_bytes(folder)
+    return CPU_BYTES + cache + computed * sum(map(_numbers_in, _weight_files(folder)))
 
 
-def _stored_bytes(folder: Path) -> int:
-    """Of a number of the checkpoint."""
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that are loaded; a folder may have the same weights in others too."""
     try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return 2 if (fields.get("dtype") or fields.get("torch_dtype")) in ("bfloat16", "float16") else 4
-    except (OSError, ValueError, AttributeError):
-        return 4  # what is wrong with it the engine says
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        return [folder / name for name in set(index["weight_map"].values())]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return [folder / "model.safetensors"]
+
+
+def _numbers_in(file: Path) -> float:
+    """Weights that a safetensors file holds: by its header, for config.json may say another dtype."""
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            tensors = json.loads(opened.read(min(size, LONGEST_HEADER)))
+        tensors.pop("__metadata__", None)
+        return sum(prod(tensor["shape"]) for tensor in tensors.values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return 0  # what is wrong with it the engine says
 
 
 def _own(config: EngineConfig, index: int, count: int) -> EngineConfig:

@@ -18,3 +18,8 @@ def test_cgroup_room(tmp_path):
     assert memory._cgroup_room(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     assert memory._cgroup_room(tmp_path) == 700
+    # Files that were read are dropped when somebody needs the memory.
+    (tmp_path / "memory.stat").write_text("anon 100\nfile 190\ninactive_file 120\nactive_file 50\nshmem 20\n")
+    assert memory._cgroup_room(tmp_path) == 870
+    (tmp_path / "memory.stat").write_text("inactive_file 900\n")
+    assert memory._cgroup_room(tmp_path) == 1000

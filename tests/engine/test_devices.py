@@ -1,5 +1,6 @@
 """Which engine gets what of the machine, and what is refused before any is started."""
 
+import json
 import os
 import subprocess
 import sys
@@ -137,28 +138,32 @@ GB = 10**9
 SAID = "replicas is 2, but each engine takes {} GB of memory at least, and {} GB are available"
 
 
-def weights(folder: Path, config_json: str = "{}") -> None:
-    (folder / "config.json").write_text(config_json)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.truncate(2 * GB)  # a hole: it takes no room
+def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2) -> None:
+    """What a file with so many weights begins with; nobody reads the rest."""
+    held = {"F32": 4, "BF16": 2}[dtype] * numbers
+    layer = {"dtype": dtype, "shape": [numbers // 10, 10], "data_offsets": [0, held]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "layer": layer}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
 @pytest.mark.parametrize(
     ("stored", "given", "each"),
     [
-        ('{"torch_dtype": "bfloat16"}', {}, 4),
-        ('{"dtype": "float16"}', {"dtype": "bfloat16"}, 2),
-        ("{}", {"dtype": "bfloat16"}, 1),
-        ("{}", {"dtype": "float32"}, 2),
-        ("what is this", {}, 2),
-        ("{}", {"kv_cache_memory_bytes": 3 * GB}, 5),
-        ("{}", {"load_format": "dummy", "kv_cache_memory_bytes": GB}, 1),
+        ("BF16", {}, 2),
+        ("BF16", {"dtype": "bfloat16"}, 1),
+        ("F32", {"dtype": "bfloat16"}, 1),
+        ("F32", {}, 2),
+        ("F32", {"kv_cache_memory_bytes": 3 * GB}, 5),
+        ("F32", {"load_format": "dummy", "kv_cache_memory_bytes": GB}, 1),
     ],
 )
 def test_too_many_engines_for_the_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str, given: dict[str, Any], each: float
 ) -> None:
-    weights(tmp_path, stored)
+    weights(tmp_path / "model.safetensors", stored)
+    # Many checkpoints hold other numbers than that says, and the same weights again for other programs.
+    (tmp_path / "config.json").write_text('{"torch_dtype": "float16"}')
+    weights(tmp_path / "consolidated.safetensors", stored)
     engines = specs(ReplicasConfig(replicas=2), device="cpu", **given)
     needed = 2 * (each * GB + devices.CPU_BYTES)
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed))
@@ -170,8 +175,27 @@ def test_too_many_engines_for_the_memory(
     check_memory(engines[:1], tmp_path)
 
 
+def test_weights_in_several_files_count_once_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        weights(tmp_path / name)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 8 * GB)
+    with pytest.raises(ConfigError, match=r"takes 4\.15 GB"):
+        check_memory(specs(ReplicasConfig(replicas=2), device="cpu"), tmp_path)
+
+
+@pytest.mark.parametrize("broken", [b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'])
+def test_broken_weights_are_for_the_engine_to_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bytes
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(broken)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: GB)
+    check_memory(specs(ReplicasConfig(replicas=2), device="cpu"), tmp_path)
+
+
 def test_priced_engines_hold_no_weights_but_take_memory_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    weights(tmp_path)
+    weights(tmp_path / "model.safetensors")
     engines = specs(ReplicasConfig(replicas=2), device="priced", cost="cost.json")
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.PRICED_BYTES)
     check_memory(engines, tmp_path)
