@@ -4,9 +4,11 @@
 
 Servers with priced engines of short steps, one API process each: this checkout with one engine and with two, and, with
 --peer, another checkout of roseinfer with one engine. Requests take turns between the servers, so what else the machine
-does falls on all of them. First one at a time, each of one token: TTFT as the client sees it, less the step. Then so
-many streams at once: CPU time of the API process (user and system, of all its threads, from /proc) for each token and
-each request. Prompts have 512 tokens of their own, and objectives as any client would give. Needs the bench extra.
+does falls on all of them. First one at a time, each of one token: TTFT as the client sees it, less the step. Then
+--streams for each engine at once: CPU time of the API process (user and system, of all its threads, from /proc) for
+each token and each request. For each engine, because what a message from an engine costs is shared by its streams: the
+same streams spread over two engines come in twice as many messages. Prompts have 512 tokens of their own, and
+objectives as any client would give. Needs the bench extra.
 """
 
 import argparse
@@ -99,8 +101,9 @@ def measure(args: argparse.Namespace, kinds: dict[str, tuple[int, dict[str, str]
         for number in range(args.passes + 1):
             for name, server in servers.items():
                 first = 1_000_000 + 10_000 * number
-                many = asyncio.run(streams_us(server, args.streams, args.tokens, first))
-                few = asyncio.run(streams_us(server, args.streams, 1, first + 5000))
+                streams = args.streams * kinds[name][0]
+                many = asyncio.run(streams_us(server, streams, args.tokens, first))
+                few = asyncio.run(streams_us(server, streams, 1, first + 5000))
                 if number:  # the first pass warms up
                     passes[name].append(many)
                     single[name].append(few)
@@ -115,7 +118,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="folder of another checkout")
     parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--streams", type=int, default=64, help="of each engine")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--replicas", default="1,2", help="engines of the servers of this checkout")
