@@ -42,20 +42,21 @@ class Server(uvicorn.Server):
 
 class Signals:
     """SIGINT and SIGTERM: the first sets `first`, the next one `second`. SIGHUP calls `on_reload`, unless it says that
-    the terminal has been closed, which counts as SIGTERM.
+    the terminal has been closed: that counts as SIGTERM, or as nothing for who was started to outlive it (nohup).
     """
 
     def __init__(self, on_reload: Callable[[], None] | None = None) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         self._on_reload = on_reload
-        self._in_terminal = False
+        self._in_terminal = self._outlives = False
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._in_terminal = _terminal()
+        self._outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     def _on_signal(self) -> None:
@@ -63,7 +64,9 @@ class Signals:
 
     def _on_hangup(self) -> None:
         if self._in_terminal and not _terminal():
-            self._on_signal()
+            self._in_terminal = False
+            if not self._outlives:
+                self._on_signal()
         elif self._on_reload is not None and not self.first.is_set():
             self._on_reload()
 
@@ -82,8 +85,12 @@ class Reload:
 
 
 def _terminal() -> bool:
-    """Whether standard input is a terminal that somebody may type at."""
-    return os.isatty(0)
+    """Whether there is one that we belong to, whatever standard input is: that of a script's job is none."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,9 +1,14 @@
 """What each process of a server does for itself."""
 
 import asyncio
+import contextlib
 import gc
 import os
+import pty
+import select
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,26 +48,67 @@ def test_how_many_workers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         assert worker_count(None, "cpu") == 1
 
 
+HANGS_UP = """
+import asyncio, os, sys
+from roseinfer.server.hosting import Signals
+
+async def main():
+    signals = Signals(lambda: os.write(9, b"reload "))
+    signals.install()
+    os.write(9, b"up ")
+    await signals.first.wait()
+    os.write(9, b"end ")
+
+asyncio.run(main())
+"""
+JOB = f"{sys.executable} -c '{HANGS_UP}'"
+
+
 @pytest.mark.parametrize(
-    ("terminal_then", "terminal_now", "came"),
-    [(False, False, "reload"), (True, True, "reload"), (True, False, "end")],
+    ("command", "came"),
+    [
+        (f"{JOB} < /dev/null & wait", "end"),
+        (f"nohup {JOB} < /dev/null > /dev/null 2>&1 & wait", "reload"),
+    ],
+    ids=["job of a script", "nohup"],
 )
-def test_a_hangup_restarts_engines_unless_the_terminal_is_gone(
-    monkeypatch: pytest.MonkeyPatch, terminal_then: bool, terminal_now: bool, came: str
-) -> None:
+def test_a_terminal_that_is_closed_ends_who_belongs_to_it(command: str, came: str) -> None:
+    """One that outlives it takes the next SIGHUP for what it says."""
+    ours, theirs = os.pipe()
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.dup2(theirs, 9)
+        os.execvp("sh", ["sh", "-c", command])
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as heard:
+        assert heard.read(100) == b"up "
+        job = _child(shell)
+        os.close(terminal)  # the kernel sends SIGHUP to all that runs in front
+        os.waitpid(shell, 0)
+        if came == "reload":
+            assert not select.select([heard], [], [], 0.2)[0], "nohup is to keep this from it"
+            os.kill(job, signal.SIGHUP)
+        assert heard.read(100) == f"{came} ".encode()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(job, signal.SIGKILL)
+
+
+def _child(shell: int) -> int:
+    return int(Path(f"/proc/{shell}/task/{shell}/children").read_text())
+
+
+def test_a_hangup_without_a_terminal_restarts_engines() -> None:
     async def hang_up() -> list[str]:
         heard: list[str] = []
         signals = Signals(lambda: heard.append("reload"))
-        monkeypatch.setattr("os.isatty", lambda descriptor: terminal_then)
         signals.install()
-        monkeypatch.setattr("os.isatty", lambda descriptor: terminal_now)
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(10):
             while not heard and not signals.first.is_set():
                 await asyncio.sleep(0.001)
         return heard + ["end"] * signals.first.is_set()
 
-    assert asyncio.run(hang_up()) == [came]
+    assert asyncio.run(hang_up()) == ["reload"]
 
 
 def test_a_hangup_while_it_ends_restarts_nothing() -> None:
