@@ -195,10 +195,16 @@ class RoutedEngine:
     def look(self) -> None:
         """What is done every `LOOK_S` seconds."""
         if self._dispatcher is None:
-            for slot in self._slots:
-                slot.look()
+            self._read_board()
         else:
             self._dispatcher.tend()
+
+    def _read_board(self) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.look()  # each promise is found new once, and the router must not miss it
+            return
+        for slot in self._slots:
+            slot.look()
 
     # --- what engines do not bring to its end, see `Heir` -------------------------------------------------------
     def lost(self, engine: AsyncEngine, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
@@ -242,8 +248,7 @@ class RoutedEngine:
 
     def reports(self) -> list[EngineReport]:
         if not self._closed:
-            for slot in self._slots:
-                slot.look()
+            self._read_board()
         return [slot.report() for slot in self._slots]
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:

@@ -101,6 +101,7 @@ class EngineSlot:
             self._ended = continued(self._ended, self._newest)
             self._newest = SchedulerStats()
             self._reached += 1
+            self._seen = -1  # what it has published before we reached it is new to whoever forgets the one before
         self._process = process
         self._gone.clear()
         self.engine, self.info, self._death = engine, engine.info, None

@@ -26,10 +26,12 @@ from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.journey import first_ask, prompt_keys
 from roseinfer.engine.messages import Abort
 from roseinfer.kv.blocks import block_keys
+from roseinfer.router.base import Ask
 from roseinfer.router.record import RecordingPlacer
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
 COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context
+ASK = Ask(100, ttft_left_s=1.0)
 HURRIED = RequestMeta(slo=Slo(ttft_s=1.0))
 
 
@@ -373,6 +375,22 @@ async def test_a_refusal_that_stands_says_what_the_fleet_could_do(fleet: Fleet) 
     fleet.models[where].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
     rejection = asked.reader.chunks[-1].rejection
     assert rejection is not None and rejection.hopeless
+
+
+@fleet_test(router="pace")
+async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet: Fleet) -> None:
+    for number in fleet.engines:
+        fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+    fleet.routed.reports()
+    dispatcher = fleet.routed._dispatcher
+    assert dispatcher is not None
+    assert all(dispatcher._placer.outlook(number, ASK, 100.0).ttft_s for number in fleet.engines)
+    fleet.die(0)
+    fleet.replace(0)
+    fleet.promise(0, cost_s=COST_S, free_seats=8, free_blocks=64)
+    fleet.routed.look()  # before there is a way to it
+    await fleet.reach(0)
+    assert dispatcher._placer.outlook(0, ASK, 100.0).ttft_s, "it has said so before"
 
 
 @fleet_test()
