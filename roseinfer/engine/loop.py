@@ -33,6 +33,9 @@ from roseinfer.engine.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+# From one promise to the next at least so many seconds for each request that waits: a policy may look at each of them,
+# which takes some .2 us. Routers reckon with what they have sent since the last one.
+PROMISE_S = 1e-5
 
 
 class Inbox(Protocol):
@@ -57,7 +60,7 @@ class EngineLoop:
     A step's outputs go out at once, a message for each client that has some; who is turned away hears of it before the
     step is waited for. `garbage`: collects when the loop has nothing to do (None: the interpreter is not ours to look
     after). `audit`: goes through the books of an idle engine. `publish`: is told the engine's promise of every step
-    while that runs, when the engine has become idle, and with every heartbeat.
+    while that runs (with a long queue now and then), when the engine has become idle, and with every heartbeat.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class EngineLoop:
         self._audit = audit
         self._publish = publish
         self._draining = False
+        self._next_promise_s = 0.0
         self._owners: dict[str, int] = {}  # live sequence -> who asked for it
         self._askers: set[int] = set()  # clients that have ever asked for anything
         self._steps: list[StepRecord] = []
@@ -109,7 +113,7 @@ class EngineLoop:
             self._step(now_s)
         else:
             self._idle()
-        self._beat()
+        self._beat(now_s)
 
     def _idle(self) -> None:
         if self._garbage is not None:
@@ -124,7 +128,8 @@ class EngineLoop:
             self._refuse(new, error)
         if outputs:
             self._send(outputs, self._core.stats())
-        self._promise(now_s)
+        if now_s >= self._next_promise_s:
+            self._promise(now_s)
         outputs = self._core.settle()
         stats = self._core.stats()
         if stats.steps_done != self._last.steps_done:
@@ -135,7 +140,7 @@ class EngineLoop:
         if outputs:
             self._send(outputs, stats)
         if not self._core.busy:
-            self._promise(self._clock.now())
+            self._promise(now_s)
         if self._garbage is not None:
             self._garbage.busy()
         if self._audit is not None:
@@ -144,6 +149,7 @@ class EngineLoop:
     def _promise(self, now_s: float) -> None:
         if self._publish is not None:
             promise = self._core.promise(now_s)
+            self._next_promise_s = now_s + PROMISE_S * promise.waiting
             self._publish(promise._replace(draining=True) if self._draining else promise)
 
     def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
@@ -174,7 +180,8 @@ class EngineLoop:
         steps, self._steps = self._steps, []
         return steps
 
-    def _beat(self) -> None:
+    def _beat(self, read_s: float) -> None:
+        """`read_s`: when messages were read."""
         now_s = self._clock.now()
         if now_s - self._last_beat_s < HEARTBEAT_S:
             return
@@ -183,7 +190,7 @@ class EngineLoop:
         self._outbox.send(OWNER, Heartbeat(stats, now_s, self._take_steps(OWNER)))
         self._outbox.broadcast(Heartbeat(stats, now_s), but=OWNER)
         if not self._core.busy:
-            self._promise(now_s)
+            self._promise(read_s)
 
     def _patience_s(self) -> float:
         if not self._core.busy:

@@ -15,7 +15,7 @@ from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.garbage import BUSY_PATIENCE_S, IdleGarbageCollector
-from roseinfer.engine.loop import HEARTBEAT_S, EngineLoop
+from roseinfer.engine.loop import HEARTBEAT_S, PROMISE_S, EngineLoop
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
@@ -366,6 +366,49 @@ def test_an_idle_engine_promises_with_its_heartbeats_and_drains_when_its_owner_s
     distinct = [now for before, now in pairwise([None, *said]) if now != before]
     assert distinct == [(False, 0), (True, 0), (True, 1), (True, 0), (False, 0)], "its owner's word alone counts"
     assert script.tokens(1) == {"a:0": 2}, "what comes all the same is served"
+
+
+class Slow(FakeRunner):
+    """A step takes a second."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(BLOCKS, BLOCK_SIZE)
+        self._clock = clock
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        self._clock.advance(1.0)
+        return super().collect(handle)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_promise_is_as_of_when_messages_were_read(depth: int) -> None:
+    """Else a router would take what was sent while the step ran for what the promise counts."""
+    clock, promises, read_s = ManualClock(), list[Promise](), list[float]()
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=Slow(clock), depth=depth)
+    script = Script(core, clock, [(1, add("a", 3))])
+
+    class Noted(Script):
+        def receive(self, timeout_s: float) -> list[Received]:
+            received = script.receive(timeout_s)
+            read_s.append(clock.now())
+            return received
+
+    EngineLoop(core, Noted(core, clock), script, clock, publish=promises.append).run()
+    assert promises[-1].running == 0 and {promise.at_s for promise in promises} <= set(read_s)
+
+
+def test_with_a_long_queue_promises_are_made_now_and_then() -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    clock, promises, queue = ManualClock(), list[Promise](), [(1, add(f"w{i}", 3)) for i in range(1000)]
+    script = Script(core, clock, [(1, add("a"))], [], [], queue, [])
+    EngineLoop(core, script, script, clock, publish=promises.append).run()
+    steps = promises[-1].steps
+    assert (promises[-1].running, promises[-1].waiting) == (0, 0)
+    few = [promise for promise in promises if promise.waiting < 0.001 / PROMISE_S]
+    assert [promise.steps for promise in few[:3]] == [1, 2, 3], "every step's"
+    for before, now in pairwise(promises):
+        assert now.at_s - before.at_s >= PROMISE_S * before.waiting or not now.running
+    assert len(promises) < steps / 2
 
 
 @pytest.fixture
