@@ -12,7 +12,7 @@ from pathlib import Path
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import DEFAULT_ROUTER
-from roseinfer.core.errors import EngineClosedError
+from roseinfer.core.errors import EngineClosedError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, added
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
@@ -283,8 +283,10 @@ def _socket_to(address: Path) -> Callable[[], Transport]:
 
 
 def _say_failure(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("the way to an engine is not looked after any more", exc_info=task.exception())
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        known = isinstance(error, RoseinferError)
+        log.error("the way to an engine is not looked after any more: %s", error, exc_info=None if known else error)
 
 
 def _weakness(health: EngineHealth) -> tuple[bool, bool, float]:

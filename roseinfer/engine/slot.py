@@ -43,7 +43,6 @@ class EngineSlot:
         self._standing = Standing()
         self._ends = False  # it has said that it takes no more
         self._process = -1  # which one it is that was reached
-        self._reached = 0  # so many
         self._away_since_s = clock.now()
         self._newest = SchedulerStats()
         self._ended = SchedulerStats()  # counts of the processes that have ended
@@ -100,7 +99,6 @@ class EngineSlot:
         if another:
             self._ended = continued(self._ended, self._newest)
             self._newest = SchedulerStats()
-            self._reached += 1
             self._seen = -1  # what it has published before we reached it is new to whoever forgets the one before
         self._process = process
         self._gone.clear()
@@ -148,7 +146,7 @@ class EngineSlot:
             self._state(),
             self.health(),
             self.stats(),
-            restarts=max(0, self._reached - 1),
+            restarts=max(0, self._standing.number - 1),
             info=self.info,
         )
 

@@ -51,6 +51,7 @@ class RecordingPlacer(Placer):
         seed = random.SystemRandom().getrandbits(32) if seed is None else seed
         super().__init__(routing, numbers, share=share, blocks=blocks, delay_s=delay_s, seed=seed)
         self._numbers = numbers
+        self._up: dict[int, bool] = {}  # as written
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         except OSError as error:
@@ -66,7 +67,9 @@ class RecordingPlacer(Placer):
 
     def set_up(self, engine: int, up: bool) -> None:
         super().set_up(engine, up)
-        self._write({"up": engine, "is": up})
+        if self._up.get(engine) is not up:  # it is said again and again
+            self._up[engine] = up
+            self._write({"up": engine, "is": up})
 
     def forget(self, engine: int) -> None:
         super().forget(engine)

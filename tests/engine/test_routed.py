@@ -509,6 +509,12 @@ async def test_counts_go_on_over_restarts_and_what_a_dead_engine_had_does_not(fl
     assert [report.restarts for report in fleet.routed.reports()] == [1, 0]
 
 
+@fleet_test(engines=2)
+async def test_restarts_are_those_of_the_engine_also_for_who_came_later(fleet: Fleet) -> None:
+    fleet.stand(1, EngineState.READY, 4)
+    assert [report.restarts for report in fleet.routed.reports()] == [0, 3]
+
+
 @fleet_test(engines=3)
 async def test_an_engine_that_its_owner_knows_to_be_dead_gets_nothing(fleet: Fleet) -> None:
     fleet.stand(0, EngineState.DEAD)
@@ -592,6 +598,9 @@ def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
         fleet.promise(0, cost_s=COST_S)
         fleet.clock.advance(1.0)
         where = fleet.where(fleet.submit(prompt=[1] * 9, meta=HURRIED))
+        for state in (EngineState.READY, EngineState.QUIET, EngineState.QUIET):
+            fleet.stand(1, state)
+            fleet.routed.look()
         dispatcher = fleet.routed._dispatcher
         await fleet.routed.close()
         assert dispatcher is not None and isinstance(dispatcher._placer, RecordingPlacer)
@@ -600,6 +609,8 @@ def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
         placed = [line for line in lines if "place" in line]
         assert [line["place"][0] for line in placed] == [where] and len(placed[0]["ask"][1]) == 2
         assert any(line.get("update") == 0 for line in lines)
+        ups = [line["is"] for line in lines if line.get("up") == 1]
+        assert ups == [False, True, False], "what is as it was is not said again"
 
     asyncio.run(main())
 
