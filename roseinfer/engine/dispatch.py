@@ -83,7 +83,9 @@ class Dispatcher:
 
     def _ask(self, live: LiveRequest, now_s: float) -> Ask:
         ask = first_ask(live.request, live.keys, self._block_size, now_s)
-        return next_ask(ask, max(len(text.ids) for text in live.texts)) if live.begun else ask
+        if not live.begun:
+            return ask
+        return next_ask(ask, max(len(text.ids) for text in live.texts if not text.ended), live.left)
 
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         """See `Heir`."""
@@ -196,7 +198,16 @@ class Dispatcher:
             self._move(live, placement, cause)
 
     def _move(self, live: LiveRequest, placement: Placement, cause: str) -> None:
-        """Send a request that is in no engine on to one."""
+        """Send a request that is in no engine on to one, or end it: nobody else would."""
+        try:
+            self._send_on(live, placement, cause)
+        except InvalidRequestError as error:
+            live.fail(error)
+        except Exception:  # ours
+            log.exception("request %s could not go on elsewhere", live.request_id)
+            live.fail(EngineDeadError(f"the request could not go on elsewhere ({cause})"))
+
+    def _send_on(self, live: LiveRequest, placement: Placement, cause: str) -> None:
         journey = _journey(live)
         left = journey.placement
         if live.begun:
@@ -210,10 +221,7 @@ class Dispatcher:
         journey.placement = placement
         engine = self._slots[placement.engine].engine
         assert engine is not None, "the router knows who is there"
-        try:
-            engine.adopt(live)
-        except InvalidRequestError as error:
-            live.fail(error)
+        engine.adopt(live)
 
     # --- refusals -----------------------------------------------------------------------------------------------
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:

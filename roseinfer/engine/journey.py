@@ -39,19 +39,21 @@ def first_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: flo
         ttft_s, tpot_s = _or_inf(meta.slo.ttft_s) - age_s, _or_inf(meta.slo.tpot_s)
         end_s = _or_inf(meta.slo.e2e_s) - age_s
     words = array("Q", keys)[:: KEY_BYTES // _WORD_BYTES].tolist()
-    return Ask(len(request.prompt_ids), words, block_size, meta.predicted_len or 0, ttft_s, tpot_s, end_s)
+    length = meta.predicted_len or 0
+    return Ask(len(request.prompt_ids), words, block_size, length, ttft_s, tpot_s, end_s, request.n)
 
 
 def _or_inf(objective_s: float | None) -> float:
     return inf if objective_s is None else objective_s
 
 
-def next_ask(ask: Ask, said: int) -> Ask:
-    """For one of which `said` tokens are out already: these are to be computed as well, and the next one is due now if
-    anything was promised.
+def next_ask(ask: Ask, said: int, samples: int) -> Ask:
+    """For one of which `said` tokens are out already, and so many samples have not ended: these tokens are to be
+    computed as well, and the next one is due now if anything was promised.
     """
     return ask._replace(
         prompt_tokens=ask.prompt_tokens + said,
         output_tokens=max(0.0, ask.output_tokens - said),
         ttft_left_s=0.0 if ask.promised else inf,
+        samples=samples,
     )

@@ -19,7 +19,7 @@ class Ask(NamedTuple):
     `prompt_tokens`; `keys`: of the prompt's full KV blocks, chained, 8 bytes each as an integer, the first block first;
     `block_size`: tokens of such a block. `output_tokens`: expected; 0 = unknown. `ttft_left_s`: how much is left of its
     TTFT objective, `tpot_s`: its TPOT objective, `end_left_s`: how much is left of the one for the whole request; inf =
-    none.
+    none. `samples`: outputs that are wanted of the prompt, each as long and as fast as that.
     """
 
     prompt_tokens: int
@@ -29,6 +29,7 @@ class Ask(NamedTuple):
     ttft_left_s: float = inf
     tpot_s: float = inf
     end_left_s: float = inf
+    samples: int = 1
 
     @property
     def promised(self) -> bool:

@@ -20,7 +20,7 @@ UNHEARD = Promise(at_s=0.0)
 
 
 class Sent(NamedTuple):
-    """What was sent at `at_s`: so many requests by all processes, `tokens` of prompts that are due at `due_s`, and what
+    """What was sent at `at_s`: so many requests (samples count apart) by all processes, `tokens` of prompts that are due at `due_s`, and what
     they weigh. `best_effort`: how many of them were promised nothing. `blocks`: of the KV cache that they will take.
     """
 
@@ -131,9 +131,10 @@ class EngineView:
         tpot_s = max(tpot_s, self._step_s)  # nobody gets a faster pace: who asks for it is refused
         weight = (self._row_s + self._context_s * (ask.prompt_tokens + outputs / 2)) / tpot_s
         tokens = share * max(0, ask.prompt_tokens - cached_tokens)
-        best_effort = 0 if ask.promised else share
+        rows, outputs = share * ask.samples, outputs * ask.samples
+        best_effort = 0 if ask.promised else rows
         blocks = (tokens + share * STAYS * outputs) / ask.block_size
-        one = Sent(now_s, share, tokens, now_s + left_s, share * weight, tpot_s, best_effort, blocks)
+        one = Sent(now_s, rows, tokens, now_s + left_s, rows * weight, tpot_s, best_effort, blocks)
         sent = self._sent
         if len(sent) >= MOST_SENT:
             sent[-1] = sent[-1].with_one(one)
@@ -209,7 +210,7 @@ class EngineView:
         rate = max(keep - c / S - busy, .13) / seconds a prompt token,
         utilisation = (c / S + what all others and itself need) / keep, or of its KV blocks or seats if that is more.
         """
-        prompt, _, block_size, outputs, left_s, tpot_s, end_s = ask
+        prompt, _, block_size, outputs, left_s, tpot_s, end_s, samples = ask
         outputs = outputs or self._outputs
         step_s, others = self._step_s, self._others
         if end_s < inf or tpot_s < SHORTEST_S:
@@ -222,12 +223,12 @@ class EngineView:
         ttft_s = step_s + (ahead + prompt - cached_tokens) * self._token_s / share
         if self._ends_s > now_s:
             ttft_s += self._ends_s - now_s
-        weight = (self._row_s + self._context_s * (prompt + outputs / 2)) / tpot_s
+        weight = samples * (self._row_s + self._context_s * (prompt + outputs / 2)) / tpot_s
         utilisation = (constant + self._needed + weight) / self._keep
-        held = self._held + (prompt - cached_tokens + STAYS * outputs) / block_size * self._block_share
+        held = self._held + (prompt - cached_tokens + STAYS * samples * outputs) / block_size * self._block_share
         if held > utilisation:
             utilisation = held
-        seats = self._seated + self._seat_share
+        seats = self._seated + samples * self._seat_share
         if seats > utilisation:
             utilisation = seats
         late_s = ttft_s - left_s if ttft_s > left_s else 0.0
@@ -237,5 +238,5 @@ class EngineView:
     def idle_keeps(self, ask: Ask) -> bool:
         """Whether it could keep the request's objectives if it had nothing else to do."""
         left_s, tpot_s = ask.needs(ask.output_tokens or self._outputs)
-        step_s = self._step_s + self._row_s + self._context_s * ask.prompt_tokens
+        step_s = self._step_s + ask.samples * (self._row_s + self._context_s * ask.prompt_tokens)
         return self._step_s + self._token_s * ask.prompt_tokens <= left_s and step_s <= tpot_s

@@ -377,6 +377,40 @@ async def test_a_refusal_that_stands_says_what_the_fleet_could_do(fleet: Fleet) 
     assert rejection is not None and rejection.hopeless
 
 
+@fleet_test()
+async def test_what_goes_on_elsewhere_asks_for_the_samples_that_have_not_ended(fleet: Fleet) -> None:
+    asked = fleet.submit(n=3)
+    live = asked.live
+    assert live.journey is not None and live.journey.placement.ask.samples == 3
+    for _ in range(3):
+        fleet.models[0].step()
+    for _ in range(3):
+        fleet.models[0].step(only=lambda sample: sample.name.endswith(":1"))
+    assert len(asked.reader.ends) == 1
+    fleet.die(0)
+    ask = live.journey.placement.ask
+    assert (ask.samples, ask.prompt_tokens) == (2, 5 + 3)
+    fleet.finish()
+
+
+@fleet_test()
+async def test_one_that_cannot_be_moved_from_an_engine_that_hangs_ends(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(4)]
+    observed, times = fleet.observed.placed_again, iter(range(3))
+
+    def fails_once(engine: int, cause: str) -> None:
+        if next(times) == 0:
+            raise LookupError("planted")
+        observed(engine, cause)
+
+    fleet.observed.placed_again = fails_once  # type: ignore[method-assign]
+    fleet.freeze(0)
+    fleet.routed.look()
+    fleet.thaw(0)
+    fleet.finish()
+    assert [[type(error) for error in one.reader.errors] for one in asked] == [[EngineDeadError], [], [], []]
+
+
 @fleet_test(router="pace")
 async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet: Fleet) -> None:
     for number in fleet.engines:

@@ -154,6 +154,25 @@ def test_what_was_sent_counts_for_all_processes_until_a_promise_counts_it() -> N
     assert made.outlook(ASK, 10.02, 0).utilisation == before.utilisation and made.load == (0, 0)
 
 
+def test_each_sample_has_a_row_and_all_have_one_prompt() -> None:
+    """Beside one request alone, three more samples cost three rows, seats and outputs, and no time to the first."""
+    one = Ask(800, output_tokens=320, ttft_left_s=0.5, tpot_s=0.05)
+    four = one._replace(samples=4)
+    weight = (1e-4 + 1e-6 * (800 + 160)) / 0.05
+    made = view(promise(10.0))
+    alone, found = made.outlook(one, 10.0, 0), made.outlook(four, 10.0, 0)
+    assert found.ttft_s == alone.ttft_s and found.utilisation - alone.utilisation == pytest.approx(3 * weight)
+    made = view(promise(10.0, free_seats=10))
+    assert made.outlook(four, 10.0, 0).utilisation == 0.4
+    made = view(promise(10.0, blocks=200, free_blocks=200))
+    assert made.outlook(four, 10.0, 0).utilisation == pytest.approx((50 + 4 * 10) / 200)
+    made.send(four, 0, 10.0)
+    assert made.load == (4, 0) and made.utilisation == pytest.approx((50 + 4 * 10) / 200)
+    made = view(promise(10.0))
+    made.send(four._replace(ttft_left_s=inf, tpot_s=inf), 0, 10.0)
+    assert made.best_effort == 4
+
+
 def test_who_asks_for_the_impossible_fills_no_engine() -> None:
     """It is refused at once, and others must not be kept away until then."""
     made = view(promise(10.0, smallest_s=0.1))
