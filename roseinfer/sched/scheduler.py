@@ -379,7 +379,8 @@ class Scheduler:
         known = len(request.tokens)
         if request.params.prompt_logprobs is not None and request.unscored:
             return known
-        if request.fork_of is not None and request.num_outputs == 0 and request.fork_of in self.running:
+        parent = None if request.num_outputs else request.fork_of
+        if parent is not None and (parent in self.running or self._awaits_parent(request)):
             return 1
         return known - min(self.kv.match(request.request_id, request.tokens).tokens, known - 1)
 
@@ -638,7 +639,13 @@ class Scheduler:
             free_blocks=self.kv.num_free,
             blocks=self.kv.num_blocks,
         )
-        return self._promising.promise(counts, self.kv.block_size, self._uncached) if self._promising else counts
+        if self._promising is None:
+            return counts
+        try:
+            return self._promising.promise(counts, self.kv.block_size, self._uncached)
+        except Exception as error:  # the policy's: nobody's output depends on it
+            self._liveness.fault(self.policy, f"cannot say what it promises ({type(error).__name__}: {error})")
+            return counts
 
     def check_integrity(self) -> None:
         """Raise AssertionError if seats, queues or blocks disagree."""

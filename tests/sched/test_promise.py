@@ -45,13 +45,14 @@ class Engine:
         )
         self._number = 0
 
-    def add(self, prompt: int, **objectives: float) -> None:
+    def add(self, prompt: int, samples: int = 1, **objectives: float) -> None:
         self._number += 1
         name = str(self._number)
-        self.outputs.expect(f"{name}:0", prompt, 100)
+        for sample in range(samples):
+            self.outputs.expect(f"{name}:{sample}", prompt, 100)
         meta = RequestMeta(slo=Slo(**objectives) if objectives else None, predicted_len=100)
         ids = [1000 - self._number] * prompt if prompt > 100 else [self._number] * prompt
-        self.core.add(Add(name, tuple(ids), SamplingParams(max_tokens=1000), meta=meta))
+        self.core.add(Add(name, tuple(ids), SamplingParams(max_tokens=1000), samples, meta))
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -131,6 +132,24 @@ def test_cached_prompt_tokens_are_not_waiting() -> None:
     engine.add(50, ttft_s=3.0)
     found = engine.promise()
     assert 0 < sum(found.waiting_tokens) <= 2
+
+
+def test_samples_wait_for_one_prompt() -> None:
+    engine = Engine()
+    engine.add(50, samples=4, ttft_s=3.0, tpot_s=0.05)
+    found = engine.promise()
+    assert (found.waiting, sum(found.waiting_tokens)) == (4, 50 + 3), "and each computes its last token"
+
+
+def test_a_policy_that_cannot_promise_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Promise:
+        raise OverflowError("planted")
+
+    engine = Engine()
+    engine.add(20)
+    monkeypatch.setattr(engine.scheduler.policy, "promise", fails)
+    assert engine.promise() == Promise(0.0, waiting=1, best_effort=1, free_seats=4, free_blocks=1000, blocks=1000)
+    assert engine.scheduler.stats().policy_faults == 1
 
 
 def test_while_nobody_has_objectives_nothing_is_owed() -> None:
