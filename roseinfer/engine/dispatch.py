@@ -251,8 +251,7 @@ class Dispatcher:
         if best_s > 0:  # 0: nobody says
             age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
             rejection = rejection._replace(predicted_ttft_s=min(rejection.predicted_ttft_s, age_s + best_s))
-        ttft_s = inf if meta.slo is None or meta.slo.ttft_s is None else meta.slo.ttft_s
-        if rejection.hopeless and self._placer.idle_keeps(ask._replace(ttft_left_s=ttft_s)):
+        if rejection.hopeless and self._placer.idle_keeps(self._ask(live, meta.arrival_s or 0.0)):
             rejection = rejection._replace(cause=Cause.OTHER)
         return rejection
 

@@ -105,8 +105,8 @@ class Placer:
         return min([self._outlook(view, ask, now_s).ttft_s for view in views], default=inf)
 
     def idle_keeps(self, ask: Ask) -> bool:
-        """Whether some engine could keep the objectives if it had nothing else to do."""
-        return any(view.idle_keeps(ask) for view in self._views.values() if view.takes)
+        """Whether some engine says what steps cost, and could keep the objectives if it had nothing else to do."""
+        return any(view.idle_keeps(ask) for view in self._views.values() if view.takes and view.priced)
 
     def outlook(self, engine: int, ask: Ask, now_s: float) -> Outlook:
         """What is expected of one engine."""

@@ -20,8 +20,9 @@ UNHEARD = Promise(at_s=0.0)
 
 
 class Sent(NamedTuple):
-    """What was sent at `at_s`: so many requests (samples count apart) by all processes, `tokens` of prompts that are due at `due_s`, and what
-    they weigh. `best_effort`: how many of them were promised nothing. `blocks`: of the KV cache that they will take.
+    """What was sent at `at_s`: so many requests by all processes (each sample is one), `tokens` of prompts that are due
+    at `due_s`, and what they weigh. `best_effort`: how many of them were promised nothing. `blocks`: of the KV cache
+    that they will take.
     """
 
     at_s: float

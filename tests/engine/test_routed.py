@@ -428,6 +428,25 @@ async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet
 
 
 @fleet_test()
+async def test_whether_a_request_was_hopeless_is_asked_without_what_it_has_waited(fleet: Fleet) -> None:
+    for number in fleet.engines:
+        fleet.promise(number, cost_s=COST_S, fill_tokens=60_000)
+    asked = fleet.submit(meta=RequestMeta(slo=Slo(e2e_s=10.0), predicted_len=6))
+    fleet.clock.advance(9.99)
+    fleet.models[0].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
+    rejection = asked.reader.chunks[-1].rejection
+    assert rejection is not None and not rejection.hopeless
+
+
+@fleet_test()
+async def test_what_nobody_can_price_is_as_hopeless_as_its_engine_says(fleet: Fleet) -> None:
+    asked = fleet.submit(meta=HURRIED)
+    fleet.models[0].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
+    rejection = asked.reader.chunks[-1].rejection
+    assert rejection is not None and rejection.hopeless
+
+
+@fleet_test()
 async def test_a_request_that_moves_can_be_cancelled(fleet: Fleet) -> None:
     asked = [fleet.submit(n=2) for _ in range(2)]
     fleet.models[0].step()

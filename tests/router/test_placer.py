@@ -97,6 +97,10 @@ def test_whether_an_idle_fleet_could_keep_it() -> None:
     placer = placer_of(3.0, 3.0)
     assert placer.idle_keeps(ASK)
     assert not placer.idle_keeps(ASK._replace(tpot_s=0.010)) and not placer.idle_keeps(ASK._replace(ttft_left_s=0.019))
+    placer.update(0, promise(cost_s=(0.0, 0.0, 0.0, 0.0)))
+    assert placer.idle_keeps(ASK), "the other one says so"
+    placer.update(1, promise(cost_s=(0.0, 0.0, 0.0, 0.0)))
+    assert not placer.idle_keeps(ASK), "nobody says so"
 
 
 # --- failures ---------------------------------------------------------------------------------------------------
