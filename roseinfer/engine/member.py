@@ -53,6 +53,7 @@ class Life(EngineWatch):
         self.process = process
         self.ended = asyncio.Event()
         self.signs = 0
+        self.killed = False  # which may take it a while
         self._began_s = clock.now()
 
     async def launch(self) -> None:
@@ -241,7 +242,7 @@ class Member:
         life, promise = self._life, self._board.read(self.index)
         if promise is not None and promise.steps >= SETTLED_STEPS and any(promise.cost_s):
             self.learnt = promise.cost_s
-        if life is None or life.ended.is_set():
+        if life is None or life.killed or life.ended.is_set():
             return
         seen = None if life.process.pid is None else vitals(life.process.pid)
         if self._phase is EngineState.STARTING:
@@ -267,6 +268,7 @@ class Member:
 
     def _kill(self, life: Life, why: str) -> None:
         log.error("engine %d %s: killing it", self.index, why)
+        life.killed = True
         life.process.kill()
 
     # --- restarting it on purpose -------------------------------------------------------------------------------

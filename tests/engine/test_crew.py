@@ -540,6 +540,23 @@ def test_one_that_is_silent_is_quiet_then_killed_and_started_again(monkeypatch: 
     play(act)
 
 
+def test_one_whose_end_takes_long_is_killed_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of a process with a hundred GB may."""
+    monkeypatch.setattr(FakeProcess, "kill", lambda process: None)
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        for _ in range(200):
+            scene.crew._members[0].look()
+        assert caplog.text.count("killing it") == 1
+        scene.now().die()
+        await scene.ready(2)
+
+    play(act)
+
+
 def test_while_the_owner_is_stopped_nobody_is_silent() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()

@@ -110,7 +110,9 @@ def build(cost: str | None, **options: object):
         ({"mean_output_len": 0.5}, "mean_output_len must be 1 or more"),
         ({"max_model_len": 500, "num_kv_blocks": 10}, "the KV cache holds 160 tokens; raise num_kv_blocks"),
         ({"dtype": "bfloat16"}, "dtype is of no use to device priced"),
+        ({"load_format": "dummy"}, "load_format is of no use"),
         ({"enforce_eager": True}, "enforce_eager is of no use"),
+        ({"threads": 2}, "threads is of no use"),
         ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes is of no use"),
         ({"profile": "somewhere"}, "profile is of no use"),
     ],
@@ -129,7 +131,7 @@ def test_other_devices_are_not_priced(given: dict[str, object]) -> None:
 def test_each_of_several_engines_has_its_factor(cost: str) -> None:
     config = config_of(cost, slow="1,1.5")
     assert [config.of_engine(engine, 2).priced.slow_list for engine in (0, 1)] == [(1.0,), (1.5,)]
-    assert config_of(cost).of_engine(1, 2) == config_of(cost)
+    assert config_of(cost).of_engine(1, 2).priced == config_of(cost).priced
     with pytest.raises(ConfigError, match="slow: 2 factors were given for 3 engines"):
         config.of_engine(0, 3)
 
