@@ -144,8 +144,8 @@ class Dispatcher:
         """Move the requests of an engine elsewhere, as long as there is one that takes them."""
         engine = slot.engine
         assert engine is not None
-        for live in self._requests.all():
-            if live.engine is not engine or stays(live):
+        for live in _in_turn([live for live in self._requests.all() if live.engine is engine and not stays(live)]):
+            if live.engine is not engine:  # it was cancelled when another one was moved
                 continue
             now_s = self._clock.now()
             placement = self._placer.place(self._ask(live, now_s), now_s, (slot.number,))
@@ -168,7 +168,7 @@ class Dispatcher:
         drained = (drained or slot.draining) and not suspects
         if not drained:
             self._placer.report(slot.number, Outcome.FAULT, self._clock.now())
-        for live in requests:
+        for live in _in_turn(requests):
             if live not in self._requests:  # it was cancelled when another one failed
                 continue
             try:
@@ -259,6 +259,14 @@ class Dispatcher:
 def _journey(live: LiveRequest) -> Journey:
     assert live.journey is not None, "it was placed"
     return live.journey
+
+
+def _in_turn(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
+    """As the next engine is to get requests, the oldest of which comes first: it puts each that has begun before all
+    that wait there, and the others behind them.
+    """
+    waiting, begun = [[live for live in requests if live.begun is which] for which in (False, True)]
+    return [*waiting, *reversed(begun)]
 
 
 def _has_begun(live: LiveRequest) -> bool:

@@ -393,6 +393,27 @@ async def test_what_goes_on_elsewhere_asks_for_the_samples_that_have_not_ended(f
     fleet.finish()
 
 
+@pytest.mark.parametrize("end", ["die", "freeze"])
+def test_what_goes_on_elsewhere_keeps_its_order(end: str) -> None:
+    """An engine puts what has begun before all that waits there, so the oldest of these comes last."""
+
+    @fleet_test()
+    async def work(fleet: Fleet) -> None:
+        asked = [fleet.submit() for _ in range(12)][::2]
+        begun = {fleet.samples(one)[0].name for one in asked[:3]}
+        fleet.models[0].step(only=lambda sample: sample.name in begun)
+        sent = len(fleet.models[1].adds)
+        getattr(fleet, end)(0)
+        fleet.routed.look()
+        got = [add.prompt_ids for add in fleet.models[1].adds[sent:]]
+        assert got == [one.request.prompt_ids for one in [*asked[3:], *reversed(asked[:3])]]
+        if end == "freeze":
+            fleet.thaw(0)
+        fleet.finish()
+
+    work()
+
+
 @fleet_test()
 async def test_one_that_cannot_be_moved_from_an_engine_that_hangs_ends(fleet: Fleet) -> None:
     asked = [fleet.submit() for _ in range(4)]
