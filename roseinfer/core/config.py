@@ -233,7 +233,7 @@ class ReplicasConfig:
         listed = self.device_list
         if not all(name.isdecimal() for name in listed):
             raise ConfigError(f"devices must be numbers of GPUs, as 0,1, got {self.devices!r}")
-        if len(set(listed)) < len(listed):
+        if len(set(map(int, listed))) < len(listed):
             raise ConfigError(f"devices: a GPU holds one engine, {self.devices} names one twice")
         if listed and self.replicas is not None and self.replicas != len(listed):
             raise ConfigError(f"replicas is {self.replicas}, but devices names {len(listed)}: {self.devices}")

@@ -1,7 +1,7 @@
 """How near a replay comes to a recorded run of several engines: plans, promises and placements.
 
 `serve --record FILE` with several engines writes FILE.0, FILE.1, ... for the engines, and FILE.router for the process
-that sent requests to them (FILE.router.0, ... for several). Engine 0 goes on in FILE.0.2 when it is started again.
+that sent requests to them (FILE.router.1, ... for several). Engine 0 goes on in FILE.0.2 when it is started again.
 """
 
 from collections import defaultdict

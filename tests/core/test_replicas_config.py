@@ -26,6 +26,7 @@ def test_devices_say_how_many():
         ({"devices": "cuda:0"}, "devices must be numbers"),
         ({"devices": "-1"}, "devices must be numbers"),
         ({"devices": "0,1,0"}, "a GPU holds one engine"),
+        ({"devices": "0,00"}, "a GPU holds one engine"),
         ({"devices": "0,1", "replicas": 3}, "replicas is 3, but devices names 2"),
         ({"router": "least"}, "router: there is nothing to choose"),
         ({"router": "least", "devices": "1"}, "router: there is nothing to choose"),
