@@ -16,7 +16,7 @@ from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineS
 from roseinfer.engine.board import Board, Standing
 from roseinfer.engine.client import EngineWatch
 from roseinfer.engine.messages import ClientMessage, Drain, EngineMessage
-from roseinfer.engine.silence import INTERVAL_S, Listening, vitals
+from roseinfer.engine.silence import INTERVAL_S, Listening, Vitals, vitals
 from roseinfer.engine.transport import OnDeath, OnMessage, Transport
 
 log = logging.getLogger("roseinfer.engine.crew")
@@ -177,7 +177,7 @@ class Member:
             self._life = None
             self._stats = continued(self._stats, life.stats())._replace(running=0, waiting=0, blocks_used=0)
             self._say(EngineState.DEAD)  # before its end is waited for: nobody shall send it anything
-            await _to_its_end(life.close())
+            await _to_its_end(_closed(life))
             self._board.clear(self.index)
 
     async def _bring_up(self, life: Life) -> None:
@@ -244,7 +244,7 @@ class Member:
             self.learnt = promise.cost_s
         if life is None or life.killed or life.ended.is_set():
             return
-        seen = None if life.process.pid is None else vitals(life.process.pid)
+        seen = _vitals(life)
         if self._phase is EngineState.STARTING:
             # It says nothing while it loads, but a process that is stopped does not load.
             self._look_at_start(life, stopped=seen is not None and seen.stopped)
@@ -332,6 +332,19 @@ class Member:
     def _say(self, phase: EngineState) -> None:
         self._phase = phase
         self._board.set_standing(self.index, Standing(self.state, self.number, self._final))
+
+
+def _vitals(life: Life) -> Vitals | None:
+    return None if life.process.pid is None else vitals(life.process.pid)
+
+
+async def _closed(life: Life) -> None:
+    try:
+        seen = _vitals(life)
+        if seen is not None and seen.stopped:  # it would not hear that it is to end
+            life.process.kill()
+    finally:
+        await life.close()
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

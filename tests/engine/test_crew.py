@@ -557,6 +557,18 @@ def test_one_whose_end_takes_long_is_killed_once(
     play(act)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_is_stopped_is_not_asked_to_end(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, stopped))
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        await scene.crew.close()
+        assert scene.now().killed is stopped
+
+    play(act)
+
+
 def test_while_the_owner_is_stopped_nobody_is_silent() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
