@@ -11,7 +11,7 @@ from roseinfer.engine.api import RoutingObserver
 from roseinfer.engine.journey import Journey, first_ask, next_ask, prompt_keys
 from roseinfer.engine.live import LiveRequest, LiveRequests
 from roseinfer.engine.slot import EngineSlot, homeless
-from roseinfer.router.base import Ask, Placement
+from roseinfer.router.base import Ask, Outlook, Placement
 from roseinfer.router.breaker import Outcome
 from roseinfer.router.placer import Placer
 
@@ -191,11 +191,24 @@ class Dispatcher:
                 return
             journey.losses += 1
         now_s = self._clock.now()
-        placement = self._placer.place(self._ask(live, now_s), now_s)
+        ask = self._ask(live, now_s)
+        placement = self._placer.place(ask, now_s)
+        if placement is None and live.begun:  # of others it can be said that they may be sent again
+            placement = self._shelter(ask)
         if placement is None:
             live.fail(homeless(live, self._slots, reason))
         else:
             self._move(live, placement, cause)
+
+    def _shelter(self, ask: Ask) -> Placement | None:
+        """Where a request goes on if no engine takes any: one that drains, has failed often or gives no sign of life is
+        better than none. The router has not placed it there: it has no number.
+        """
+        there = [slot for slot in self._slots if slot.there]
+        if not there:
+            return None
+        number = min(there, key=lambda slot: (slot.quiet, slot.stats().running)).number
+        return Placement(0, number, "only", Outlook(number), ask)
 
     def _move(self, live: LiveRequest, placement: Placement, cause: str) -> None:
         """Send a request that is in no engine on to one, or end it: nobody else would."""

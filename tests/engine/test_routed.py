@@ -192,6 +192,26 @@ async def test_without_another_engine_streams_end_with_the_last(fleet: Fleet) ->
     again.check_whole()
 
 
+@pytest.mark.parametrize("state", [EngineState.DRAINING, EngineState.QUIET])
+def test_rather_than_end_requests_go_on_where_none_are_sent(state: EngineState) -> None:
+    """One engine is about to be restarted, or gives no sign of life, when the other one dies."""
+
+    @fleet_test()
+    async def work(fleet: Fleet) -> None:
+        asked = [fleet.submit() for _ in range(4)]
+        begun = fleet.samples(asked[1])[0].name
+        fleet.models[1].step(only=lambda sample: sample.name == begun)
+        fleet.stand(0, state)
+        fleet.die(1)
+        assert [fleet.where(one) for one in asked] == [0, 0, 0, None]
+        assert [type(error) for error in asked.pop().reader.errors] == [EngineUnavailableError], "it can be sent again"
+        fleet.finish()
+        for one in asked:
+            one.check_whole()
+
+    work()
+
+
 @fleet_test()
 async def test_two_engines_that_die_at_once(fleet: Fleet) -> None:
     asked = [fleet.submit() for _ in range(4)]

@@ -151,6 +151,7 @@ class Story:
         here = self._in(number)
         wire = {one.live.wire_id: one for one in here}
         others = self._candidates(number)
+        shelter = [slot for slot in fleet.routed._slots if slot.number != number and slot.there]
         drained = fleet.routed._slots[number].draining and not suspects
         lose()
         for wire_id, one in wire.items():
@@ -158,7 +159,8 @@ class Story:
             named = not suspects or wire_id in suspects
             alone = suspects == {wire_id}
             spent = not drained and self.losses.get(name, 0) >= (1 if named else 3)
-            if alone or spent or not others:
+            nowhere = not (others or (shelter and one.live.begun))
+            if alone or spent or nowhere:
                 homeless = EngineDeadError if one.live.begun else EngineUnavailableError
                 expected = EngineLostError if alone or spent else homeless
                 assert [type(error) for error in one.reader.errors] == [expected]
