@@ -44,7 +44,9 @@ class ServerUnderTest:
         """`environment`: variables that it gets beside ours."""
         self._temporary = tempfile.TemporaryDirectory(prefix="faults-")
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on exit
-        command = [sys.executable, "-m", "roseinfer.cli", "serve", "--port", "0", "--threads", "1", *options]
+        # Priced engines compute nothing, and refuse to be told how many threads to do that with.
+        threads = [] if "priced" in options else ["--threads", "1"]
+        command = [sys.executable, "-m", "roseinfer.cli", "serve", "--port", "0", *threads, *options]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
