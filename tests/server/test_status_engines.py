@@ -59,7 +59,8 @@ def test_each_engine_is_told_of(fleet: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("states", "health", "ready"),
     [
-        ((READY, DEAD), 200, 200), ((DEAD, QUIET), 200, 200), ((DRAINING, READY), 200, 200),
+        ((READY, DEAD), 200, 200), ((DEAD, QUIET), 200, 503), ((QUIET, QUIET), 200, 503), ((QUIET,), 200, 200),
+        ((DRAINING, READY), 200, 200),
         ((DRAINING, DEAD), 200, 503), ((DRAINING,), 200, 503), ((DEAD, STARTING), 503, 503), ((STARTING,), 503, 503),
     ],
 )  # fmt: skip

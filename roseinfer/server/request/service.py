@@ -25,7 +25,6 @@ from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.server.request.speech import Speech
 from roseinfer.text.tokenizer import Tokenizer
 
-TAKING = frozenset({EngineState.READY, EngineState.QUIET})
 STALLED_RETRY_S = 10.0
 # What a start takes beside what the engine counts of it: noticing the death, a process, imports.
 START_MARGIN_S = 3.0
@@ -139,12 +138,15 @@ class Service:
         return self.lifecycle.refusal() or self.ill_health()
 
     def unready(self) -> ApiError | None:
-        """Why `/ready` is not 200: as `refusal`, or every engine that runs is about to be restarted."""
+        """Why `/ready` is not 200: as `refusal`, or every engine that runs is about to be restarted or gives no sign of
+        life. A request may wait for such a one where there is no other.
+        """
         error = self.refusal()
         if error is not None or self._backend is None:
             return error
         reports = self._backend.engine.reports()
-        if any(report.state in TAKING for report in reports):
+        taking = (EngineState.READY, EngineState.QUIET) if len(reports) == 1 else (EngineState.READY,)
+        if any(report.state in taking for report in reports):
             return None
         return unavailable("engine_unhealthy", "No engine takes requests just now", START_MARGIN_S)
 
