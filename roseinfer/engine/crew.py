@@ -196,18 +196,22 @@ class EngineCrew:
         for member in self._members:
             await self._another_serves(member)
             log.info("rolling restart: engine %d", member.index)
-            if not await member.renew(self._replicas.drain_timeout):
+            if not await member.renew(self._replicas.drain_timeout, partial(self._spared, member)):
                 log.error("engine %d does not come back: the rolling restart ends here", member.index)
                 return
         log.info("rolling restart: done")
 
     async def _another_serves(self, member: Member) -> None:
         """Wait until another engine takes requests, if there is one that can."""
-        while others := [other for other in self._members if other is not member and not other.final]:
-            if any(other.state is EngineState.READY for other in others):
-                return
+        while not self._spared(member):
             await asyncio.sleep(LOOK_S)
-        log.warning("there is no other engine: until engine %d is back, requests are refused", member.index)
+        if all(other.final for other in self._members if other is not member):
+            log.warning("there is no other engine: until engine %d is back, requests are refused", member.index)
+
+    def _spared(self, member: Member) -> bool:
+        """Whether another engine takes requests, or none ever will."""
+        others = [other for other in self._members if other is not member and not other.final]
+        return not others or any(other.state is EngineState.READY for other in others)
 
     # --- tasks --------------------------------------------------------------------------------------------------
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

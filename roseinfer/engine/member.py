@@ -272,10 +272,9 @@ class Member:
         life.process.kill()
 
     # --- restarting it on purpose -------------------------------------------------------------------------------
-    async def renew(self, drain_s: float) -> bool:
-        """Let it end its requests for `drain_s` seconds, then start it anew; returns when that one has settled.
-
-        False if it does not come back.
+    async def renew(self, drain_s: float, spared: Callable[[], bool]) -> bool:
+        """Let it end its requests for `drain_s` seconds, and longer until what is left may go on elsewhere (`spared`);
+        then start it anew. Returns when that one has settled; False if it does not come back.
         """
         await self._until(lambda: self._phase is not EngineState.STARTING)
         life, number = self._life, self.number
@@ -283,6 +282,7 @@ class Member:
             self._say(EngineState.DRAINING)
             life.send(Drain())
             await self._until(lambda: life.ended.is_set() or self._drained(), drain_s)
+            await self._until(lambda: life.ended.is_set() or self._drained() or spared())
         if self.number == number:  # else it has died, and another has taken its place
             self._renewing.set()
         await self._until(lambda: self.number > number and (self._phase is EngineState.READY or self._final))

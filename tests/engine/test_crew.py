@@ -647,6 +647,37 @@ def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_e
     play(act, engines=2, drain_s=5.0)
 
 
+def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_with_it() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.now(0).step(running=2)
+        rolling = asyncio.create_task(scene.crew.roll())
+        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        scene.up = False
+        scene.now(1).die()
+        scene.now(0).step(running=2, draining=True)
+        await scene.until(lambda: scene.now(1).number == 2)
+        await asyncio.sleep(0.2)
+        assert not scene.made[0].closed, "its time is over, but the other engine is not back"
+        scene.up = True
+        scene.now(1).held.set()
+        await scene.ready(2, engine=1)
+        await scene.ready(2)
+        scene.now(0).step(steps=module.SETTLED_STEPS)
+        await scene.until(lambda: scene.now(1).sent == [Drain()])
+        scene.up = False
+        scene.now(0).die()
+        scene.now(1).step(draining=True)
+        await scene.until(lambda: scene.now(1).number == 3)
+        assert scene.standing(0).state is EngineState.STARTING, "who has nothing left waits for nobody"
+        scene.now(0).held.set()
+        scene.now(1).held.set()
+        async with asyncio.timeout(30):
+            await rolling
+
+    play(act, engines=2, drain_s=0.05)
+
+
 def test_the_next_waits_for_fifty_steps_or_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTLE_S", 3600.0)
 
