@@ -196,7 +196,7 @@ class Dispatcher:
         if placement is None and live.begun:  # of others it can be said that they may be sent again
             placement = self._shelter(ask)
         if placement is None:
-            live.fail(homeless(live, self._slots, reason))
+            live.fail(homeless(live, self._slots, reason, on_purpose=cause == "drain"))
         else:
             self._move(live, placement, cause)
 

@@ -217,9 +217,10 @@ class RoutedEngine:
         if self._dispatcher is not None:
             self._dispatcher.lost(slot, requests, reason, suspects)
             return
+        on_purpose = slot.draining and not suspects
         for live in requests:
             if live in self._requests:
-                live.fail(homeless(live, self._slots, reason))
+                live.fail(homeless(live, self._slots, reason, on_purpose=on_purpose))
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         return rejection if self._dispatcher is None else self._dispatcher.refused(live, rejection)

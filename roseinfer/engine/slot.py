@@ -168,6 +168,10 @@ def no_engine(slots: Sequence[EngineSlot]) -> EngineUnavailableError:
     return EngineUnavailableError("no engine takes requests just now", min(slot.absence_s() for slot in slots))
 
 
-def homeless(live: LiveRequest, slots: Sequence[EngineSlot], reason: str) -> RoseinferError:
-    """What ends a request whose engine was lost for this reason, with no other to go to."""
-    return EngineDeadError(reason) if live.begun else no_engine(slots)
+def homeless(
+    live: LiveRequest, slots: Sequence[EngineSlot], reason: str, *, on_purpose: bool = False
+) -> RoseinferError:
+    """What ends a request whose engine was lost for this reason, with no other to go to. `on_purpose`: the engine was
+    to be restarted.
+    """
+    return EngineDeadError(reason) if live.begun and not on_purpose else no_engine(slots)

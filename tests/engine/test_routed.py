@@ -603,6 +603,17 @@ async def test_counts_go_on_over_restarts_and_what_a_dead_engine_had_does_not(fl
     assert [report.restarts for report in fleet.routed.reports()] == [1, 0]
 
 
+@fleet_test(engines=1)
+async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet) -> None:
+    """It is no request's fault, and another process is on its way."""
+    asked = fleet.submit()
+    fleet.models[0].step()
+    fleet.stand(0, EngineState.DRAINING)
+    fleet.routed.look()
+    fleet.die(0)
+    assert [type(error) for error in asked.reader.errors] == [EngineUnavailableError]
+
+
 @fleet_test(engines=2)
 async def test_restarts_are_those_of_the_engine_also_for_who_came_later(fleet: Fleet) -> None:
     fleet.stand(1, EngineState.READY, 4)
