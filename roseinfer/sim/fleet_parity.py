@@ -98,6 +98,8 @@ class PromiseChecks:
         self.compared = self.same = 0
         self._by_steps: defaultdict[int, set[Promise]] = defaultdict(set)
         for promise in seen:
+            if not promise.running:  # made when the step was over, as of its beginning
+                continue
             self._by_steps[promise.steps].add(promise._replace(draining=False))
 
     def replay(self, recording: Recording) -> Replay:

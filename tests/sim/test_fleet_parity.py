@@ -8,6 +8,7 @@ import pytest
 
 from roseinfer import cli
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.router.record import RecordingPlacer
@@ -90,6 +91,19 @@ def test_another_decision_or_promise_is_seen(recorded: tuple[Path, FleetRun]) ->
     router.write_text("\n".join([*lines[: updates[-3]], json.dumps(changed), *lines[updates[-3] + 1 :]]) + "\n")
     parity = fleet_parity_of(str(file))
     assert not parity.promises_agree and parity.promises - parity.promises_same == 1
+
+
+def test_what_an_engine_says_behind_its_last_step_is_not_said_of_that(recorded: tuple[Path, FleetRun]) -> None:
+    """It is as of the same time. A router that has not looked in between has seen that alone."""
+    file, _ = recorded
+    router, running = Path(f"{file}.router"), Promise._fields.index("running")
+    before = fleet_parity_of(str(file))
+    lines = [json.loads(line) for line in router.read_text().splitlines()]
+    last = [line for line in lines if line.get("update") == 1 and line["promise"][running]][-3]
+    last["promise"][running] = 0
+    router.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parity = fleet_parity_of(str(file))
+    assert parity.promises_agree and parity.promises == before.promises - 1
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
