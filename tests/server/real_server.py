@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 # The openai package speaks through httpx, or httpx2 since its version 3.
 _SPEAKS_THROUGH = next(kind for kind in openai.DefaultHttpxClient.__mro__ if not kind.__module__.startswith("openai"))
 HTTP_ERROR: type[Exception] = import_module(_SPEAKS_THROUGH.__module__.partition(".")[0]).HTTPError
-OPTIONS = ("--port", "0", "--api-workers", "1", "--threads", "1", "--num-kv-blocks", "80", "--max-num-seqs", "16")
+OPTIONS = ("--port", "0", "--api-workers", "1", "--num-kv-blocks", "80", "--max-num-seqs", "16")
 IDLE = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0, "vllm:kv_cache_usage_perc": 0.0}
 
 
@@ -28,7 +28,8 @@ class RealServer:
     def __init__(self, *options: str) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
         self._temporary = tempfile.TemporaryDirectory()  # a short path: names of sockets may not be long
-        command = [sys.executable, "-m", "roseinfer.cli", "serve", *OPTIONS, *options]
+        threads = () if "priced" in options else ("--threads", "1")  # which takes none
+        command = [sys.executable, "-m", "roseinfer.cli", "serve", *OPTIONS, *threads, *options]
         environment = {**os.environ, "TMPDIR": self._temporary.name}
         self.process = subprocess.Popen(
             command,
