@@ -158,9 +158,10 @@ class EngineSlot:
         return EngineState.STARTING if self._standing.state is EngineState.STARTING else EngineState.DEAD
 
     def absence_s(self) -> float:
-        """Seconds until it is expected to be there, if it is on its way."""
+        """Seconds until it is expected to be there, if it is on its way. One that is about to go has all before it."""
         start_s = 0.0 if self.info is None else self.info.startup_s.get("engine", 0.0)
-        return max(SHORTEST_ABSENCE_S, self._away_since_s + start_s - self._clock.now())
+        gone_s = 0.0 if self.engine is not None else self._clock.now() - self._away_since_s
+        return max(SHORTEST_ABSENCE_S, start_s - gone_s)
 
 
 def no_engine(slots: Sequence[EngineSlot]) -> EngineUnavailableError:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -612,6 +613,24 @@ async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet)
     fleet.routed.look()
     fleet.die(0)
     assert [type(error) for error in asked.reader.errors] == [EngineUnavailableError]
+
+
+@fleet_test(engines=1)
+async def test_an_engine_that_is_about_to_be_restarted_is_back_after_all_of_its_start(fleet: Fleet) -> None:
+    fleet.routed._slots[0].info = replace(fleet.routed.info, startup_s={"engine": 40.0})
+    fleet.clock.advance(1000.0)
+    fleet.stand(0, EngineState.DRAINING)
+    fleet.routed.look()
+    for passed_s, wait_s in ((0.0, 40.0), (5.0, 40.0)):
+        fleet.clock.advance(passed_s)
+        with pytest.raises(EngineUnavailableError) as raised:
+            fleet.submit()
+        assert raised.value.retry_s == wait_s
+    fleet.die(0)
+    fleet.clock.advance(15.0)
+    with pytest.raises(EngineUnavailableError) as raised:
+        fleet.submit()
+    assert raised.value.retry_s == 25.0
 
 
 @fleet_test(engines=2)
