@@ -148,7 +148,8 @@ class Service:
         taking = (EngineState.READY, EngineState.QUIET) if len(reports) == 1 else (EngineState.READY,)
         if any(report.state in taking for report in reports):
             return None
-        return unavailable("engine_unhealthy", "No engine takes requests just now", START_MARGIN_S)
+        wait_s = _until_back_s(self._backend.info, 0.0)
+        return unavailable("engine_unhealthy", "No engine takes requests just now", wait_s)
 
     def engines(self) -> list[EngineReport]:
         """How each does, if there are several."""
