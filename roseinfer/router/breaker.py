@@ -15,13 +15,6 @@ class Outcome(Enum):
     FAULT = "fault"  # the connection broke, nothing came, or the engine failed
     NEUTRAL = "neutral"  # it had no room: that says nothing of its health
 
-    @classmethod
-    def of_status(cls, status: int) -> "Outcome":
-        """Of an HTTP status."""
-        if status in (429, 503):
-            return cls.NEUTRAL
-        return cls.FAULT if status >= 500 else cls.ANSWERED
-
 
 class Breaker:
     """Opens after faults in a row. After a while one request is let through (half-open): if it is answered the breaker

@@ -1,7 +1,5 @@
 """When an engine that fails gets no requests."""
 
-import pytest
-
 from roseinfer.router.breaker import APART_S, FAULTS, LONGEST_S, OPEN_S, Breaker, Outcome
 
 
@@ -11,23 +9,6 @@ def opened(at_s: float = 10.0) -> Breaker:
     for number in range(FAULTS):
         breaker.report(Outcome.FAULT, at_s - APART_S * (FAULTS - 1 - number) * 1.5)
     return breaker
-
-
-@pytest.mark.parametrize(
-    ("status", "outcome"),
-    [
-        (200, Outcome.ANSWERED),
-        (400, Outcome.ANSWERED),
-        (404, Outcome.ANSWERED),
-        (422, Outcome.ANSWERED),
-        (429, Outcome.NEUTRAL),
-        (503, Outcome.NEUTRAL),
-        (500, Outcome.FAULT),
-        (502, Outcome.FAULT),
-    ],
-)
-def test_what_a_status_says_of_an_engine(status: int, outcome: Outcome) -> None:
-    assert Outcome.of_status(status) is outcome
 
 
 def test_it_opens_after_faults_in_a_row() -> None:
