@@ -26,6 +26,7 @@ class SequenceText:
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
         self._matcher = _matcher(params) if params.stop else None
         self._started: Started | None = None
+        self._shift_s: float | None = None
         self.start_over()
 
     @property
@@ -35,6 +36,7 @@ class SequenceText:
 
     def start_over(self) -> None:
         """An engine gets it: what has been gathered of another that did not live to put out a token is void."""
+        self._shift_s = None
         if self.ids:
             return
         # The first prompt token has none, and so a prompt of one token has nothing but that.
@@ -47,13 +49,16 @@ class SequenceText:
     def take(self, output: RequestOutput, now_s: float, shift_s: float = 0.0) -> SequenceChunk | None:
         """The chunk to show for an output; None if there is nothing to show yet (prompt log probabilities gather).
 
-        `now_s`: when the engine sent it. `shift_s` makes times of our clock out of the engine's.
+        `now_s`: when the engine sent it. `shift_s` makes times of our clock out of the engine's. That of its
+        first output counts for all: later ones differ by what their messages waited, which is no time of the engine's.
 
         After a stop string has matched, `ended` is set although the engine does not know it yet: the caller aborts.
         """
         assert not self.ended, "a sequence ends once"
+        if self._shift_s is None:
+            self._shift_s = shift_s
         if self._matcher is not None and len(output.token_ids) > 1:
-            return self._take_each(output, now_s, shift_s)
+            return self._take_each(output, now_s)
         if output.prompt_logprobs:
             assert self._prompt_logprobs is not None, "sample 0 reports them, if asked for, before its first token"
             self._prompt_logprobs += output.prompt_logprobs
@@ -61,7 +66,7 @@ class SequenceText:
             return None
         if output.started is not None and self._started is None:  # one that goes on elsewhere has begun before
             cached_tokens, *times = output.started
-            self._started = Started(cached_tokens, *[time_s + shift_s for time_s in times])
+            self._started = Started(cached_tokens, *[time_s + self._shift_s for time_s in times])
         chunk = SequenceChunk(
             self.index,
             token_ids=list(output.token_ids),
@@ -71,14 +76,14 @@ class SequenceText:
         chunk.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         self.ids += output.token_ids
         chunk.num_output_tokens = len(self.ids)
-        self._add_text(chunk, output, now_s, shift_s)
+        self._add_text(chunk, output, now_s + self._shift_s, self._shift_s)
         return chunk
 
-    def _take_each(self, output: RequestOutput, now_s: float, shift_s: float) -> SequenceChunk | None:
+    def _take_each(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
         """A stop string may be complete before the last token: the output ends there, as if one came a step."""
         chunk: SequenceChunk | None = None
         for part in _one_by_one(output):
-            taken = self.take(part, now_s, shift_s)
+            taken = self.take(part, now_s)
             chunk = taken if chunk is None or taken is None else merge(chunk, taken)
             if self.ended:
                 break
@@ -92,7 +97,7 @@ class SequenceText:
         stop = self._read(chunk, shown, end is not None)
         if stop is not None:
             chunk.finish_reason, chunk.stop_reason = FinishReason.STOP, stop
-            chunk.times = self._times(now_s + shift_s)
+            chunk.times = self._times(now_s)
         if end is not None:
             self._add_end(chunk, end, shift_s)
         self.ended = chunk.finish_reason is not None

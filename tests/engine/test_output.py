@@ -68,3 +68,19 @@ def test_what_follows_a_stop_string_in_the_same_step_is_not_part_of_the_output()
     assert (chunk.text, chunk.token_ids, chunk.num_output_tokens) == ("xx", list(b"xxab"), 4)
     assert [entry.token_id for entry in chunk.logprobs] == list(b"xxab")
     assert (chunk.finish_reason, chunk.stop_reason) == (FinishReason.STOP, "ab")
+
+
+def test_times_of_a_request_do_not_depend_on_what_its_messages_waited() -> None:
+    text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
+    steps = outputs([65, 66, 67], [1, 2], End(FinishReason.LENGTH, TIMES))
+    chunks = [text.take(output, 5.0, shift_s) for output, shift_s in zip(steps, (100.0, 100.5, 101.0), strict=True)]
+    assert chunks[-1] is not None and chunks[-1].times == RequestTimes(101.0, 102.0, 103.0, 109.0)
+
+
+def test_the_engine_where_it_goes_on_has_a_clock_of_its_own() -> None:
+    text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
+    first, last = outputs([65, 66], [1], End(FinishReason.LENGTH, TIMES))
+    text.take(first, 5.0, 100.0)
+    text.start_over()
+    ended = text.take(last, 5.0, 1000.0)
+    assert ended is not None and ended.times == RequestTimes(101.0, 102.0, 103.0, 1009.0)
