@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Rejection
+from roseinfer.core.why import Why
 
 
 class FinishReason(StrEnum):
@@ -33,18 +34,19 @@ class RequestTimes(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Comes with the first token. `cached_tokens`: prompt tokens found in the prefix cache."""
+    """Comes with the first token. `cached_tokens`: prompt tokens found in the prefix cache. `why`: as of then."""
 
     cached_tokens: int
     arrival_s: float
     scheduled_s: float
     first_token_s: float
+    why: Why | None = None
 
 
 class End(NamedTuple):
     """How a request ended. `stop_token` is the token id that ended it, if one did; it is the last of the output.
 
-    `rejection` says why, if the reason is `REJECTED`.
+    `rejection` says why, if the reason is `REJECTED`. `why`: what it waited for, and how it ran.
     """
 
     reason: FinishReason
@@ -53,6 +55,7 @@ class End(NamedTuple):
     error: str | None = None
     preemptions: int = 0
     rejection: Rejection | None = None
+    why: Why | None = None
 
 
 class RequestOutput(NamedTuple):

@@ -39,15 +39,24 @@ class Slo:
 
 
 class Cause(StrEnum):
-    """What stood against a request that was turned away: what it waited for when its time was over."""
+    """What a request waits for, and what stood against one that was turned away: what it waited for last.
+
+    The first of them only refusals have, and those behind `SEATS` only waits.
+    """
 
     IDLE = "idle"  # nothing: an idle machine would have missed the objective as well
     PRICE = "price"  # more is asked than can be done, and it is more work than what is served
     PACE = "pace"  # more is asked than can be done, and steps as short as it needs cost too many others their place
     QUEUE = "queue"  # the prompts before its own, here or on its way to the scheduler
-    RUNNING = "running"  # those that run: they and it would not have a token in time
+    UTILISATION = "utilisation"  # those that run: they and it would not have a token in time
     BLOCKS = "blocks"  # room in the KV cache
     SEATS = "seats"  # one of `max_num_seqs`
+    STEP = "step"  # the end of the step that ran when it came: nobody starts within one
+    BUDGET = "prompt_budget"  # the prompt tokens that one step computes
+    TENANT = "tenant"  # its tenant had more than its share
+    PARENT = "parent"  # sample 0 of the same request, which computes the prompt for all
+    GRAMMAR = "grammar"  # its grammar, which was being compiled
+    ENGINE = "engine"  # another engine, which it left: that died, was quiet, or was to be restarted
     OTHER = "other"  # the policy does not say
 
 
@@ -55,12 +64,13 @@ class Rejection(NamedTuple):
     """Why a request was turned away before its first token.
 
     `reason`: the objective that could not be kept, "ttft", "tpot" or "e2e". `predicted_ttft_s`: what it would have
-    seen.
+    seen. `attainable_s`: the least value of that objective that could have been kept; None if nobody knows.
     """
 
     reason: str
     predicted_ttft_s: float
     cause: Cause = Cause.OTHER
+    attainable_s: float | None = None
 
     @property
     def hopeless(self) -> bool:

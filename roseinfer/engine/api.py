@@ -13,6 +13,7 @@ from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection
 from roseinfer.core.traits import PolicyTraits
+from roseinfer.core.why import Why
 from roseinfer.text.output import Event, OutputParser
 
 
@@ -43,6 +44,7 @@ class SequenceChunk:
     for EOS. `logprobs` is one entry per token of `token_ids` when asked for. `prompt_logprobs` comes once, in the
     first chunk of sample 0: one entry per prompt token, the first of them None. `num_output_tokens` counts from the
     start. `times`, `preemptions` are set on the last chunk, `rejection` on that of a request that was turned away.
+    `why` comes with the first token, as of then, and with an end that the engine knows of.
 
     With a parser, `events` says all that there is to say, `text` only the content of the answer (that of its `Text`
     events); stop strings are matched in the content alone. `reasoning_tokens` counts from the start, and
@@ -61,6 +63,7 @@ class SequenceChunk:
     preemptions: int = 0
     times: RequestTimes | None = None
     rejection: Rejection | None = None
+    why: Why | None = None
     events: list[Event] | None = None
     reasoning_tokens: int = 0
     parse_failures: int = 0

@@ -65,14 +65,17 @@ class SequenceText:
         if not output.token_ids and output.end is None:
             return None
         if output.started is not None and self._started is None:  # one that goes on elsewhere has begun before
-            cached_tokens, *times = output.started
-            self._started = Started(cached_tokens, *[time_s + self._shift_s for time_s in times])
+            cached_tokens, arrival_s, scheduled_s, first_s, why = output.started
+            shift_s = self._shift_s
+            self._started = Started(cached_tokens, arrival_s + shift_s, scheduled_s + shift_s, first_s + shift_s, why)
         chunk = SequenceChunk(
             self.index,
             token_ids=list(output.token_ids),
             logprobs=list(output.logprobs) if output.logprobs is not None else None,
             cached_tokens=self._started.cached_tokens if self._started else 0,
         )
+        if output.started is not None:
+            chunk.why = output.started.why
         chunk.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         self.ids += output.token_ids
         chunk.num_output_tokens = len(self.ids)
@@ -117,7 +120,7 @@ class SequenceText:
 
     def _times(self, now_s: float) -> RequestTimes | None:
         started = self._started
-        return RequestTimes(*started[1:], finished_s=now_s) if started else None
+        return RequestTimes(*started[1:4], finished_s=now_s) if started else None
 
     def _add_end(self, chunk: SequenceChunk, end: End, shift_s: float) -> None:
         if self._started is None:
@@ -126,6 +129,7 @@ class SequenceText:
             chunk.times = self._times(end.times.finished_s + shift_s)
         chunk.preemptions = end.preemptions
         chunk.rejection = end.rejection
+        chunk.why = end.why
         if chunk.finish_reason is None:
             chunk.finish_reason = end.reason
             if end.stop_token in self._params.stop_token_ids:
@@ -166,6 +170,7 @@ def merge(earlier: SequenceChunk, later: SequenceChunk) -> SequenceChunk:
         text=earlier.text + later.text,
         token_ids=earlier.token_ids,
         logprobs=later.logprobs if earlier.logprobs is None else earlier.logprobs,
+        why=later.why or earlier.why,
         events=later.events if earlier.events is None else earlier.events,
         prompt_logprobs=earlier.prompt_logprobs if earlier.prompt_logprobs is not None else later.prompt_logprobs,
     )

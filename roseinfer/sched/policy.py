@@ -18,7 +18,8 @@ from roseinfer.core.events import Event
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Cause, Rejection
+from roseinfer.core.why import Foreseen
 
 
 class Verdict(Enum):
@@ -108,6 +109,23 @@ class Yielding(Protocol):
         ...
 
 
+@runtime_checkable
+class Explaining(Protocol):
+    """A decision that says by name what those wait for whom it does not start. Of any other the scheduler says what it
+    sees itself: that seats, blocks or prompt tokens have run out.
+    """
+
+    def waits(self) -> Iterable[tuple[Request, Cause]]:
+        """Waiting requests and what each now waits for. Asked behind admission. It need name only those of whom it
+        says something new: the others wait for what was last named or, if nothing was, for what `line` names.
+        """
+        ...
+
+    def line(self) -> Cause:
+        """What those wait for of whom it has said nothing: in most policies, whatever the first of the queue lacks."""
+        ...
+
+
 class Unconditional:
     """The decision of a scheduler without a policy: all go on and start, in order, as far as there is room; the
     youngest yields.
@@ -144,6 +162,17 @@ class Reporting(Protocol):
 
     def stats(self) -> PolicyStats:
         """Called after every step: it reads what the step has computed anyway."""
+        ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A policy that expects something of a request."""
+
+    def foreseen(self, request: Request) -> Foreseen:
+        """What it expected of a waiting request when it first looked at it. Asked once, when it starts or is turned
+        away.
+        """
         ...
 
 

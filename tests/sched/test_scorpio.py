@@ -148,7 +148,7 @@ def test_what_those_that_run_held_up_until_it_was_late_says_so() -> None:
     state.wait("new", tpot_s=3.0, ttft_s=5.0)
     assert not state.rejected(state.begin())
     state.now_s = 4.9999
-    assert state.rejected(state.begin())["new"].cause is Cause.RUNNING
+    assert state.rejected(state.begin())["new"].cause is Cause.UTILISATION
 
 
 def test_an_end_that_is_out_of_reach_is_named_as_the_reason() -> None:

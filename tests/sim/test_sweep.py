@@ -79,7 +79,7 @@ def test_every_refusal_of_a_run_has_a_cause() -> None:
         (point,) = sweep(name, rate=22.0)
         refused = point["refused_by"]
         assert sum(refused.values()) == pytest.approx(point["rejected"] * point["requests"]) and refused["other"] == 0
-        assert refused["price" if name == "slack" else "running"] > 0.5 * sum(refused.values())
+        assert refused["price" if name == "slack" else "utilisation"] > 0.5 * sum(refused.values())
 
 
 def test_requests_without_objectives_are_counted_apart() -> None:

@@ -162,7 +162,7 @@ class ScorpioPolicy:
             own_s = self._prefill_s(track, view.uncached(track.request))
             if track.due_s - view.now_s < ahead_s + own_s + ALLOWANCE_S and rejectable(track.request):
                 waited = view.now_s - track.request.arrival_s
-                cause = Cause.QUEUE if ahead_s else Cause.RUNNING
+                cause = Cause.QUEUE if ahead_s else Cause.UTILISATION
                 if own_s > track.ttft_s:
                     cause = Cause.IDLE
                 rejection = Rejection(track.first_objective, waited + ahead_s + own_s, cause)

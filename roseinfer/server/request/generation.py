@@ -118,6 +118,8 @@ class Generation:
                 self._observer.prompt_done(run.prompt_tokens, chunk.cached_tokens)
             run.cached_tokens = chunk.cached_tokens
         sample.tokens = chunk.num_output_tokens
+        if chunk.why is not None:
+            sample.why = chunk.why
         if chunk.events is not None:
             sample.note_events(chunk)
         if chunk.finish_reason is not None:

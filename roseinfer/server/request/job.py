@@ -15,6 +15,7 @@ from roseinfer.core.outputs import COMPLETE, FinishReason, RequestTimes
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
+from roseinfer.core.why import Why
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.slo_classes import NO_CLASS
@@ -101,7 +102,7 @@ class Job:
 @dataclass(slots=True)
 class SampleRecord:
     """One choice. `first_s`, `last_s`: when its first and its newest token came, 0 before the first. `calls`: complete
-    tool calls, `parse_failures`: what began as one and was none.
+    tool calls, `parse_failures`: what began as one and was none. `why`: what its engine has said of it last.
     """
 
     tokens: int = 0
@@ -113,6 +114,7 @@ class SampleRecord:
     finish_reason: FinishReason | None = None
     times: RequestTimes | None = None
     preemptions: int = 0
+    why: Why | None = None
 
     def note_events(self, chunk: SequenceChunk) -> None:
         self.reasoning_tokens, self.parse_failures = chunk.reasoning_tokens, chunk.parse_failures

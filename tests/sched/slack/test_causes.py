@@ -46,7 +46,7 @@ def test_those_that_run() -> None:
     for name in "abcd":
         made.run(name, tpot_s=0.015)
     made.wait("e", ttft_s=5.0, tpot_s=0.015)
-    assert refused(made, "e", 6.0) == ("ttft", Cause.RUNNING)
+    assert refused(made, "e", 6.0) == ("ttft", Cause.UTILISATION)
 
 
 def test_prompts_before_it() -> None:
@@ -64,7 +64,7 @@ def test_steps_full_of_decoding_leave_no_time_for_a_prompt() -> None:
         made.run(name, tpot_s=0.015)
     made.wait("e", 900, ttft_s=1.0, tpot_s=0.015)
     rejection = made.rejected(made.begin())["e"]
-    assert (rejection.reason, rejection.cause) == ("ttft", Cause.RUNNING)
+    assert (rejection.reason, rejection.cause) == ("ttft", Cause.UTILISATION)
 
 
 @pytest.mark.parametrize(

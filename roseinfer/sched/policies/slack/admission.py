@@ -176,7 +176,7 @@ class SlackAdmission:
             if own_s > time_s and rejectable(track.request):
                 share = self._prefill_time(1.0)
                 if track.waits_for is None:
-                    self._hold(track, Cause.QUEUE if own_s <= time_s + ahead_s else Cause.RUNNING)
+                    self._hold(track, Cause.QUEUE if own_s <= time_s + ahead_s else Cause.UTILISATION)
                 self._reject(track, track.first_objective, (ahead_s + own_s) / share + p.step_s)
                 return None
         for due_s, seconds in self._line:
@@ -210,18 +210,18 @@ class SlackAdmission:
                 and state.price.crowded
                 and state.patient + track.weight + state.price.load > ROOMY_FOR_PATIENT * (share - spare)
             ):
-                return self._hold(track, Cause.RUNNING)
+                return self._hold(track, Cause.UTILISATION)
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
             keep, step_s = state.keep(smallest_s), self._params.step_s
             if not demand.fits(limit, keep, step_s, track.weight):
-                return self._hold(track, Cause.RUNNING, full)
+                return self._hold(track, Cause.UTILISATION, full)
             unreserved = limit - self._reserve(track, smallest_s)
             if not demand.fits(unreserved, keep, step_s, track.weight):
-                return self._hold(track, Cause.RUNNING)
+                return self._hold(track, Cause.UTILISATION)
             demand = state.demand_with(demand, track, own_s, self._now_s)
             if not demand.fits(unreserved, keep, step_s):
                 fits = demand.fits(limit, keep, step_s)
-                return self._hold(track, Cause.RUNNING, Verdict.SKIP if fits else full)
+                return self._hold(track, Cause.UTILISATION, Verdict.SKIP if fits else full)
         else:
             demand = state.demand_with(demand, track, own_s, self._now_s)
         if yielding:  # it starts when the blocks are there, and nobody takes them meanwhile
