@@ -288,6 +288,7 @@ class ServerConfig:
     worker_timeout: float = option(30.0, "seconds without a heartbeat after which an API worker is killed and replaced")
     enable_log_requests: bool = option(False, "log the start of each request too")
     enable_docs: bool = option(True, "serve /docs and /openapi.json")
+    console: bool = option(True, "serve a console for browsers at /")
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:

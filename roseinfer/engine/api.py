@@ -164,13 +164,20 @@ class RoutingObserver(Protocol):
 class StepRecord(NamedTuple):
     """One engine step: the tokens it computed, its wall time in seconds as the runner saw it, and the time that the
     scheduling policy's cost model predicted (0 = it predicts none). `mask_s`: seconds that the masks of constrained
-    outputs took the host (0 = there were none).
+    outputs took the host (0 = there were none). `ended_s`: when it was done, on the monotonic clock of the machine.
+    `rows`: sequences that it computed, `prompt_tokens`: how many of the tokens were prompts'. `budget_s`: how long it
+    could take before the most urgent request was late, by what the policy knew when it planned it; None: none was
+    urgent, or the policy goes by no such thing.
     """
 
     tokens: int
     duration_s: float
     predicted_s: float = 0.0
     mask_s: float = 0.0
+    ended_s: float = 0.0
+    rows: int = 0
+    prompt_tokens: int = 0
+    budget_s: float | None = None
 
 
 class Sink(Protocol):

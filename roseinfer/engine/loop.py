@@ -135,7 +135,8 @@ class EngineLoop:
         if stats.steps_done != self._last.steps_done:
             predicted_s = stats.policy.predicted_step_s if stats.policy else 0.0
             mask_s = stats.guides.mask_s if stats.guides else 0.0
-            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s, mask_s))
+            ended_s = self._clock.now()
+            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s, mask_s, ended_s))
         self._last = stats
         if outputs:
             self._send(outputs, stats)

@@ -21,6 +21,8 @@ from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import Engine
 from roseinfer.server import documents
+from roseinfer.server.console import routes as console
+from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.documents import inference_docs
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.formats.completions import CompletionFormat
@@ -68,7 +70,8 @@ class ServerParts:
 
 def server_parts(config: ServerConfig, model_name: str, gather: Gather | None = None, **shared: Any) -> ServerParts:
     """`shared`: what a process that serves beside others shares with them, see `Service`; `gather`: `Observation`."""
-    observation = Observation((config.served_model_name or (model_name,))[0], gather)
+    name = (config.served_model_name or (model_name,))[0]
+    observation = Observation(name, gather, MAX_STEPS if config.console else 0)
     return ServerParts(Service(config, model_name, observation, **shared), observation)
 
 
@@ -95,10 +98,11 @@ def build_app(parts: ServerParts) -> Application:
     tokenize.add(app, service)
     count_tokens.add(app, service)
     status.add(app, service, parts.observation)
+    public = console.add(app, service, parts.observation) if config.console else []
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
-    app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics)
+    app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public)
     app.state.service = service
     return app
 
@@ -185,15 +189,20 @@ def _from_http(error: HTTPException) -> ApiError:
 
 
 def _in_front(
-    app: ASGIApp, inferences: Iterable[Inference], config: ServerConfig, http_metrics: HttpMetrics
+    app: ASGIApp,
+    inferences: Iterable[Inference],
+    config: ServerConfig,
+    http_metrics: HttpMetrics,
+    public: Iterable[str],
 ) -> ASGIApp:
-    """`app` behind everything that a request passes before its route, from the inside out.
+    """`app` behind everything that a request passes before its route, from the inside out. `public`: paths that need
+    no key.
 
     Around the framework and not inside it: its own layers are for its own routes, and inference passes by them.
     """
     app = CrashMiddleware(DirectRoutes(app, routes={inference.path: inference for inference in inferences}))
     if config.api_key:
-        app = AuthMiddleware(app, keys=config.api_key)
+        app = AuthMiddleware(app, keys=config.api_key, more_open=public)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,

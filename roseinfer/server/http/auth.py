@@ -13,10 +13,13 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
 class AuthMiddleware:
-    """Answers 401 unless the request carries one of the keys, as `Authorization: Bearer <key>` or as `x-api-key`."""
+    """Answers 401 unless the request carries one of the keys, as `Authorization: Bearer <key>` or as `x-api-key`, or is
+    for one of `OPEN_PATHS` or of `more_open`.
+    """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], more_open: Iterable[str] = ()) -> None:
         self.app = app
+        self._open = OPEN_PATHS.union(more_open)
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,7 +29,7 @@ class AuthMiddleware:
         await ErrorResponse(invalid_api_key())(scope, receive, send)
 
     def _allowed(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
+        if scope["method"] == "OPTIONS" or scope["path"] in self._open:
             return True
         token = _token(scope["headers"])
         if not token:  # whatever the keys are: a request without one has none

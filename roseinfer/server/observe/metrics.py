@@ -4,6 +4,7 @@ What engines say of themselves is in `exposition`. Buckets keep every bound of v
 and mixed fleets still aggregate.
 """
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from roseinfer.core.outputs import COMPLETE
@@ -74,9 +75,12 @@ _MODELS, _MODEL = "/v1/models/", "/v1/models/{model_id}"
 
 
 class StepMetrics:
-    """Every step of the engines. Kept by whoever owns them, since nobody else is told of each."""
+    """Every step of the engines. Kept by whoever owns them, since nobody else is told of each.
 
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
+    `count` of them there were, ever; `newest` has the last `keep`, with their engines.
+    """
+
+    def __init__(self, tallies: Tallies, model_name: str, keep: int = 0) -> None:
         tokens, seconds = "Tokens computed in a step", "Duration of an engine step"
         self._tokens = tallies.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
         self._times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
@@ -85,6 +89,8 @@ class StepMetrics:
         help = "Time that the masks of constrained outputs took the host in a step that had some"
         self._masks = tallies.histograms("roseinfer:mask_time_seconds", help, MASK_S, LABELS)
         self._model_name = model_name
+        self.count = 0
+        self.newest: deque[tuple[int, StepRecord]] = deque(maxlen=keep)
 
     def expect(self, engines: int) -> None:
         """There are so many: what is counted of each is 0 before its first step, and not absent."""
@@ -93,6 +99,8 @@ class StepMetrics:
                 family.labels(self._model_name, str(engine))
 
     def step(self, engine: int, record: StepRecord) -> None:
+        self.count += 1
+        self.newest.append((engine, record))
         values = (self._model_name, str(engine))
         self._tokens.labels(*values).observe(record.tokens)
         self._times.labels(*values).observe(record.duration_s)

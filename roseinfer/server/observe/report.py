@@ -142,24 +142,25 @@ class Owner(Protocol):
 class Observation:
     """All that a process which answers requests counts, and the text of its `/metrics`.
 
-    `gather` adds what other processes have counted to what this one has.
+    `gather` adds what other processes have counted to what this one has. `keep_steps`: how many of the newest steps
+    `steps` keeps; it is told of them if this process is.
     """
 
-    def __init__(self, model_name: str, gather: Gather | None = None) -> None:
+    def __init__(self, model_name: str, gather: Gather | None = None, keep_steps: int = 0) -> None:
         self.tallies = Tallies()
         self._model_name = model_name
         self._exposition = Exposition(self.tallies, model_name)
         self._gather = gather
         self._engine: Engine | None = None
         self._owner: Owner | None = None
-        self._steps: StepMetrics | None = None
+        self.steps = StepMetrics(self.tallies, model_name, keep_steps)
         self._routing: RoutingMetrics | None = None
         self._values = (model_name, ONE_ENGINE)
 
     def owns(self, owner: Owner) -> None:
         """The owner of the engines is in this process too. To be called before `attach`."""
         self._owner = owner
-        owner.on_step(self._count_steps().step)
+        owner.on_step(self.steps.step)
 
     def attach(self, engine: Engine) -> RequestReports:
         """The engine is up: from now on there are its metrics."""
@@ -168,7 +169,7 @@ class Observation:
         if engines > 1:
             self._values = (self._model_name, ALL_ENGINES)
         metrics = EngineMetrics(self.tallies, engine.info, self._values)
-        steps = self._count_steps()
+        steps = self.steps
         steps.expect(engines)
         if self._owner is None:
             engine.on_step(lambda record: steps.step(0, record))
@@ -176,11 +177,6 @@ class Observation:
             self._routing = RoutingMetrics(self.tallies, self._model_name)
             engine.on_routing(self._routing)
         return RequestReports(metrics, SloMetrics(self.tallies, self._values))
-
-    def _count_steps(self) -> StepMetrics:
-        if self._steps is None:
-            self._steps = StepMetrics(self.tallies, self._model_name)
-        return self._steps
 
     def lengths(self) -> LengthMetrics:
         """For a process that predicts lengths. After `attach`, like the next."""

@@ -169,6 +169,11 @@ class Lifecycle:
         self._deliveries: dict[Interruptible, None] = {}
         self._stopped: ApiError | None = None
         self._changed = asyncio.Event()
+        self._on_end: list[Callable[[ApiError], None]] = []
+
+    def on_end(self, listener: Callable[[ApiError], None]) -> None:
+        """Have `listener` called when the server is to end, with what to say then: at once, whatever still runs."""
+        self._on_end.append(listener)
 
     def ready(self) -> None:
         if self.phase is Phase.LOADING:
@@ -176,13 +181,19 @@ class Lifecycle:
 
     def begin_drain(self) -> None:
         self.phase = Phase.DRAINING
+        self._tell_end(_draining())
+
+    def _tell_end(self, cause: ApiError) -> None:
+        listeners, self._on_end = self._on_end, []
+        for listener in listeners:
+            listener(cause)
 
     def refusal(self) -> ApiError | None:
         """Why a new request would be turned away now, or None."""
         if self.phase is Phase.LOADING:
             return unavailable("loading", "The model is still loading", LOADING_RETRY_S)
         if self.phase is Phase.DRAINING:
-            return unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
+            return _draining()
         prompts = self.room.all_prompts()
         if prompts >= self._max_prompts:
             wait_s = self.retry_after_s(prompts - self._max_prompts + 1)
@@ -247,6 +258,7 @@ class Lifecycle:
     def stop(self, cause: ApiError) -> int:
         """Like `interrupt_all`, and nothing can start any more."""
         self._stopped = cause
+        self._tell_end(cause)
         return self.interrupt_all(cause)
 
     def cut(self, cause: ApiError) -> None:
@@ -266,3 +278,7 @@ class Lifecycle:
         while not condition():
             self._changed.clear()
             await self._changed.wait()
+
+
+def _draining() -> ApiError:
+    return unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)

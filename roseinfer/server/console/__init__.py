@@ -1,0 +1,1 @@
+"""What the console in a browser is served: its files, and a feed of what the server does."""

@@ -1,0 +1,66 @@
+"""The events of the console's feed, as data: `hello` once, then a `tick` for what is new."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from roseinfer import __version__
+from roseinfer.core.outputs import PolicyStats
+from roseinfer.engine.api import EngineReport
+from roseinfer.server.observe.exposition import UP
+from roseinfer.server.request.service import Service
+
+
+def hello(service: Service) -> dict[str, Any]:
+    """What stays as it is. Raises `ApiError` 503 while the engine is loading."""
+    info = service.backend.info
+    policy = {"name": info.policy.name, "sheds": info.policy.sheds, "priorities": info.policy.priorities}
+    return {
+        "version": __version__,
+        "models": list(service.served_names),
+        "policy": policy,
+        "classes": {name: _objectives(each.slo) for name, each in service.slo_classes.classes.items()},
+        "max_model_len": info.max_model_len,
+        "max_num_seqs": info.max_num_seqs,
+        "engines": len(service.backend.engine.reports()),
+        "at": time.time(),
+    }
+
+
+def _objectives(slo: Any) -> dict[str, float | None]:
+    return {f"{name}_ms": ms(getattr(slo, f"{name}_s")) for name in ("ttft", "tpot", "e2e")}
+
+
+def engines(reports: Iterable[EngineReport]) -> list[dict[str, Any]]:
+    """How each engine does. Of one that is gone nothing runs, waits or is held; what it has counted stays."""
+    return [_engine(report) for report in reports]
+
+
+def _engine(report: EngineReport) -> dict[str, Any]:
+    up, stats = report.state in UP, report.stats
+    policy = (stats.policy if up else None) or PolicyStats()
+    return {
+        "engine": report.engine,
+        "state": report.state.value,
+        "running": stats.running if up else 0,
+        "waiting": stats.waiting if up else 0,
+        "kv_blocks_used": stats.blocks_used if up else 0,
+        "kv_blocks": stats.blocks_total,
+        "prefix_queries": stats.prefix_queries,
+        "prefix_hits": stats.prefix_hits,
+        "preemptions": stats.preemptions,
+        "utilisation": policy.utilisation,
+        "speed": policy.speed,
+        "margin": policy.margin,
+        "budget_ms": ms(policy.step_budget_s),
+        "demoted": policy.demoted,
+        "restarts": report.restarts,
+        "deaths": report.deaths,
+        "heartbeat_age_s": round(report.health.heartbeat_age_s, 3),
+        "generation_tokens": stats.generation_tokens,
+        "prompt_tokens": stats.prompt_tokens,
+    }
+
+
+def ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

@@ -1,0 +1,136 @@
+"""The console's feed of events."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.engine.api import StepRecord
+from roseinfer.server.console import feed
+from tests.server.fake_engine import Wait
+from tests.server.live import LiveServer, http_post
+
+Serve = Callable[..., LiveServer]
+
+
+@contextmanager
+def looking(server: LiveServer) -> Iterator[Iterator[tuple[str, Any]]]:
+    """The events of a feed: their names and data."""
+    with server.client() as client, client.stream("GET", "/console/events") as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield read(answer)
+
+
+def read(answer: httpx.Response) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in answer.iter_lines():
+        kind, _, value = line.partition(": ")
+        if kind == "event":
+            name = value
+        elif kind == "data":
+            yield name, json.loads(value)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "INTERVAL_S", 0.01)
+
+
+def test_hello_and_ticks(server: LiveServer) -> None:
+    stats = SchedulerStats(running=3, waiting=2, blocks_used=7, blocks_total=80, generation_tokens=50)
+    server.engine.snapshot = stats._replace(policy=PolicyStats(0.5, step_budget_s=0.02))
+    server.call(lambda: server.engine.step(StepRecord(8, 0.01)))
+    with looking(server) as events:
+        name, hello = next(events)
+        assert name == "hello"
+        assert hello["models"] == ["fake"] and hello["engines"] == 1 and hello["max_num_seqs"] == 8
+        assert hello["policy"] == {"name": "slack", "sheds": True, "priorities": True}
+        name, first = next(events)
+        assert name == "tick" and [step[6] for step in first["steps"]] == [8]
+        (engine,) = first["engines"]
+        assert (engine["state"], engine["running"], engine["waiting"]) == ("ready", 3, 2)
+        assert (engine["kv_blocks_used"], engine["kv_blocks"], engine["generation_tokens"]) == (7, 80, 50)
+        assert (engine["utilisation"], engine["budget_ms"], engine["speed"]) == (0.5, 20.0, None)
+        server.call(lambda: server.engine.step(StepRecord(9, 0.01)))
+        steps = next(tick["steps"] for _, tick in events if tick["steps"])
+        assert [step[6] for step in steps] == [9]
+
+
+def test_classes_are_named(serve: Serve, tmp_path: Any) -> None:
+    path = tmp_path / "classes.toml"
+    path.write_text("[classes.chat]\nttft_ms = 300\ntpot_ms = 50\n")
+    server = serve(slo_classes=str(path))
+    with looking(server) as events:
+        assert next(events)[1]["classes"] == {"chat": {"ttft_ms": 300.0, "tpot_ms": 50.0, "e2e_ms": None}}
+
+
+def test_an_engine_that_is_gone_holds_nothing(server: LiveServer) -> None:
+    server.engine.snapshot = SchedulerStats(running=3, blocks_used=7, blocks_total=80, generation_tokens=50)
+    server.engine.alive, server.engine.returns = False, True
+    with looking(server) as events:
+        next(events)
+        (engine,) = next(events)[1]["engines"]
+    assert (engine["state"], engine["running"], engine["kv_blocks_used"]) == ("dead", 0, 0)
+    assert engine["generation_tokens"] == 50
+
+
+def test_there_are_so_many_feeds_and_no_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MAX_FEEDS", 1)
+    server = serve()
+    with looking(server) as events:
+        next(events)
+        answer = server.get("/console/events")
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "too_many_feeds"
+        assert answer.headers["retry-after"]
+    for _ in range(100):  # the place is free again as soon as the server knows that the reader has left
+        with server.client() as client, client.stream("GET", "/console/events") as answer:
+            if answer.status_code == 200:
+                return
+    raise AssertionError("the place of a feed that has ended is never free again")
+
+
+def test_a_drain_ends_feeds_at_once_and_lets_requests_finish(serve: Serve) -> None:
+    server = serve()
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with looking(server) as events, server.connect() as request:
+        next(events)
+        assert server.get("/load").json() == {"server_load": 0}, "a feed is no request"
+        request.sendall(http_post("/v1/completions", {"prompt": "x"}))
+        server.until(lambda: len(server.engine.live) == 1)
+        server.call(server.service.lifecycle.begin_drain)
+        for _ in events:  # a proper end: httpx would complain about another
+            pass
+        answer = server.get("/console/events")
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "draining"
+        server.call(server.engine.release)
+        assert request.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_does_not_read_is_not_written_to(serve: Serve) -> None:
+    """And is cut off in the end, as every other client."""
+    server = serve(write_timeout=0.3)
+    record = StepRecord(8, 0.01)
+    with server.connect() as reader:
+        reader.sendall(b"GET /console/events HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert reader.recv(15) == b"HTTP/1.1 200 OK"
+
+        def more() -> bool:
+            for _ in range(600):
+                server.engine.step(record)
+            (connection,) = server.connections() or [None]
+            return connection is None
+
+        sizes: list[int] = []
+
+        def note() -> bool:
+            gone = more()
+            sizes.extend(each.transport._transport.get_write_buffer_size() for each in server.connections())
+            return gone
+
+        server.until(note)
+    assert max(sizes) < 2**18
