@@ -1,20 +1,22 @@
 """What an API process costs in Python: a streamed request, and each of its tokens. No engine, no sockets.
 
-    python -m benchmarks.api_cost [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256]
+    python -m benchmarks.api_cost [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256] [--traces]
 
 The application, uvicorn's connection class and the engine client are the real ones; connections are given bytes and
 take bytes, the engine's messages are encoded and decoded. Figures are microseconds of one thread's CPU, the smallest
 of all rounds and, in brackets, the median. What the kernel adds is about 50 us a connection and 4 us a write. Each
-request logs a line to standard error: send that to a file.
+request logs a line to standard error: send that to a file. With `--traces` each request also leaves its spans; the
+thread that encodes and sends them is not in these figures, and what takes them here drops them.
 """
 
 import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import orjson
@@ -33,6 +35,9 @@ from roseinfer.server.app import create_app
 from roseinfer.server.hosting import configure_logging, new_event_loop, settle_garbage_collector
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
 
 CONTEXT, VOCAB, TOKEN = 4096, 4096, 150
 INFO = EngineInfo(
@@ -78,8 +83,9 @@ class Wireless(asyncio.Transport):
 class Bench:
     """A server's API process, and an engine that says what it is told to say."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: bool = False) -> None:
         self.added: list[str] = []
+        self._traces = traces
         self._encode = msgspec.msgpack.Encoder().encode
         self._read = msgspec.msgpack.Decoder(ClientMessage).decode
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
@@ -94,6 +100,9 @@ class Bench:
         server = ServerConfig(max_num_queued_reqs=10**6)
         configure_logging(server)
         protocol = limited_protocol(Limits.of(server))
+        if self._traces:
+            to_nobody()
+            server = replace(server, otlp_endpoint="http://127.0.0.1:1/v1/traces")
         app = create_app(self.engine, tokenizer, server, "none")
         self._config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
         self._config.load()
@@ -129,6 +138,22 @@ class Bench:
     async def hear(self, message: bytes) -> None:
         self._on_message(self._decode(message))
         await settle()
+
+
+def to_nobody() -> None:
+    """Spans are dropped by who would send them."""
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    from roseinfer.server.observe import traces
+
+    class Nobody(SpanExporter):
+        def __init__(self, endpoint: str) -> None:
+            pass
+
+        def export(self, spans: "Sequence[ReadableSpan]") -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    traces.OTLPSpanExporter = Nobody  # type: ignore[misc, assignment]
 
 
 async def settle() -> None:
@@ -188,7 +213,7 @@ async def show(name: str, rounds: int, measure: Callable[[], Awaitable[float]]) 
 
 
 async def run(args: argparse.Namespace) -> None:
-    bench = Bench()
+    bench = Bench(args.traces)
     await bench.open()
     for ids in args.ids:
         await show(f"a request of {ids} prompt ids", args.rounds, partial(request_us, bench, args.requests, ids))
@@ -202,6 +227,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--ids", type=int, nargs="+", default=[1, 65, 1025])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--traces", action="store_true", help="with traces of all requests")
     args = parser.parse_args()
     print(header("API process", vars(args)))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

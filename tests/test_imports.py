@@ -77,7 +77,7 @@ SERVER_MAY_IMPORT = {
 TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor"}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 # Libraries that one module of ours stands in front of.
-BEHIND = {"llguidance": "roseinfer.grammar.library"}
+BEHIND = {"llguidance": "roseinfer.grammar.library", "opentelemetry": "roseinfer.server.observe.traces"}
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {
     "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
@@ -96,8 +96,8 @@ OUTSIDE_SEES = tuple(
     f"roseinfer.engine.{module}"
     for module in ("api", "client", "crew", "frames", "live", "llm", "prepare", "routed", "start")
 )
-# The command line would otherwise load torch only to print its help.
-LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner")
+# The command line would otherwise load torch only to print its help, and the server what only an extra brings.
+LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner", "roseinfer.server.observe.traces")
 
 
 @dataclass(frozen=True)

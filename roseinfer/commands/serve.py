@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
+from roseinfer.commands.otlp import with_traces
 from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.options import Group, OptionParser, OptionSet
@@ -34,7 +35,7 @@ def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     engine = engine_config(OPTIONS, given)
     replicas = OPTIONS.build(ReplicasConfig, given)
-    server = with_keys(OPTIONS.build(ServerConfig, given), os.environ)
+    server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
     if server.length_predictor is not None:
         _check_predictor(server.length_predictor, engine)
     if server.slo_classes is not None:

@@ -287,6 +287,9 @@ class ServerConfig:
     stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")
     worker_timeout: float = option(30.0, "seconds without a heartbeat after which an API worker is killed and replaced")
     enable_log_requests: bool = option(False, "log the start of each request too")
+    otlp_endpoint: str | None = option(
+        None, "send traces to this collector, for example http://127.0.0.1:4318 (OTLP over HTTP)", metavar="URL"
+    )
     enable_docs: bool = option(True, "serve /docs and /openapi.json")
     console: bool = option(True, "serve a console for browsers at /")
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -41,6 +41,9 @@ from roseinfer.server.request.service import Service
 from roseinfer.server.routes import count_tokens, models, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from roseinfer.server.observe.traces import Traces
+
 log = logging.getLogger(__name__)
 
 
@@ -66,13 +69,20 @@ class ServerParts:
 
     service: Service
     observation: Observation
+    traces: "Traces | None" = None
 
 
 def server_parts(config: ServerConfig, model_name: str, gather: Gather | None = None, **shared: Any) -> ServerParts:
     """`shared`: what a process that serves beside others shares with them, see `Service`; `gather`: `Observation`."""
+    traces = None
+    if config.otlp_endpoint is not None:
+        from roseinfer.server.observe.traces import Traces  # of an extra
+
+        traces = Traces.to(config.otlp_endpoint)
+    watch = None if traces is None else traces.observer
     name = (config.served_model_name or (model_name,))[0]
-    observation = Observation(name, gather, MAX_STEPS if config.console else 0)
-    return ServerParts(Service(config, model_name, observation, **shared), observation)
+    observation = Observation(name, gather, MAX_STEPS if config.console else 0, watch)
+    return ServerParts(Service(config, model_name, observation, **shared), observation, traces)
 
 
 def build_app(parts: ServerParts) -> Application:
@@ -83,7 +93,7 @@ def build_app(parts: ServerParts) -> Application:
         title="roseinfer",
         description="An OpenAI-compatible inference server",
         version=__version__,
-        lifespan=_lifespan(service),
+        lifespan=_lifespan(service, parts.traces),
         docs_url="/docs" if config.enable_docs else None,
         openapi_url="/openapi.json" if config.enable_docs else None,
         redoc_url=None,
@@ -91,7 +101,8 @@ def build_app(parts: ServerParts) -> Application:
         redirect_slashes=False,
     )
     formats = (CompletionFormat(), ChatFormat(), ResponsesFormat(), MessagesFormat())
-    inferences = [Inference(service, answer_format) for answer_format in formats]
+    make = Inference if parts.traces is None else parts.traces.inference
+    inferences = [make(service, answer_format) for answer_format in formats]
     for inference in inferences:
         app.add_api_route(inference.path, _endpoint(inference), methods=["POST"], **inference_docs(inference.path))
     models.add(app, service)
@@ -103,7 +114,7 @@ def build_app(parts: ServerParts) -> Application:
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
     app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public)
-    app.state.service = service
+    app.state.service, app.state.traces = service, parts.traces
     return app
 
 
@@ -136,7 +147,7 @@ def _endpoint(inference: Inference) -> Callable[[], Awaitable[Response]]:
     return answer
 
 
-def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(service: Service, traces: "Traces | None") -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         throttled = ThrottledLog(log, MonotonicClock())
@@ -147,6 +158,8 @@ def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManag
             for watch in watches:
                 watch.cancel()
             service.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     return lifespan
 

@@ -34,6 +34,7 @@ class LiveServer:
         self.info = INFO
         self.engine: FakeEngine
         self.service: Service
+        self.traces: Any
         self._loop: asyncio.AbstractEventLoop
         self._server: uvicorn.Server
         self._listener = listen(ServerConfig(port=0))
@@ -50,7 +51,7 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         self.engine = await self._start_engine()
         app = create_app(self.engine, self.tokenizer, self.config, "fake")
-        self.service = app.state.service
+        self.service, self.traces = app.state.service, app.state.traces
         self.service.limits = self.limits
         protocol = limited_protocol(self.limits)
         self._server = uvicorn.Server(

@@ -25,6 +25,7 @@ from roseinfer.server.observe.metrics import (
 )
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.tallies import Labels, Tallies
+from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.job import (
     Account,
     Job,
@@ -90,6 +91,7 @@ log = logging.getLogger(__name__)
 
 # From what this process has counted to what all of the server has.
 Gather = Callable[[Snapshot], Awaitable[Snapshot]]
+Watch = Callable[[Observer], Observer]
 
 
 class RequestReports:
@@ -143,14 +145,18 @@ class Observation:
     """All that a process which answers requests counts, and the text of its `/metrics`.
 
     `gather` adds what other processes have counted to what this one has. `keep_steps`: how many of the newest steps
-    `steps` keeps; it is told of them if this process is.
+    `steps` keeps; it is told of them if this process is. `watch`: puts who else is to be told of requests around who
+    tells the metrics and the log.
     """
 
-    def __init__(self, model_name: str, gather: Gather | None = None, keep_steps: int = 0) -> None:
+    def __init__(
+        self, model_name: str, gather: Gather | None = None, keep_steps: int = 0, watch: Watch | None = None
+    ) -> None:
         self.tallies = Tallies()
         self._model_name = model_name
         self._exposition = Exposition(self.tallies, model_name)
         self._gather = gather
+        self._watch = watch
         self._engine: Engine | None = None
         self._owner: Owner | None = None
         self.steps = StepMetrics(self.tallies, model_name, keep_steps)
@@ -162,7 +168,7 @@ class Observation:
         self._owner = owner
         owner.on_step(self.steps.step)
 
-    def attach(self, engine: Engine) -> RequestReports:
+    def attach(self, engine: Engine) -> Observer:
         """The engine is up: from now on there are its metrics."""
         self._engine = engine
         engines = len(engine.reports())
@@ -176,7 +182,8 @@ class Observation:
         if engines > 1:
             self._routing = RoutingMetrics(self.tallies, self._model_name)
             engine.on_routing(self._routing)
-        return RequestReports(metrics, SloMetrics(self.tallies, self._values))
+        reports = RequestReports(metrics, SloMetrics(self.tallies, self._values))
+        return reports if self._watch is None else self._watch(reports)
 
     def lengths(self) -> LengthMetrics:
         """For a process that predicts lengths. After `attach`, like the next."""

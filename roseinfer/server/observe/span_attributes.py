@@ -1,0 +1,117 @@
+"""What a trace says of a request: the attributes of its spans. See `traces`."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from roseinfer.core.slo import Rejection
+from roseinfer.server.request.job import (
+    OBJECTIVES,
+    Account,
+    Job,
+    Outcome,
+    PromptRun,
+    SampleRecord,
+    class_of,
+    measured,
+)
+
+Value = str | bool | int | float | Sequence[str]
+Attributes = dict[str, Value]
+
+
+def of_job(job: Job) -> Attributes:
+    """What was asked for. Of several prompts those of the first: they differ in their lengths only."""
+    params = job.prompts[0].params
+    asked: dict[str, Value | None] = {
+        "gen_ai.request.model": job.model,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.top_k": params.top_k or None,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
+        "gen_ai.request.presence_penalty": params.presence_penalty or None,
+        "gen_ai.request.stop_sequences": params.stop or None,
+        "gen_ai.request.stream": job.stream is not None,
+        "gen_ai.request.choice.count": job.num_choices,
+        "gen_ai.response.id": job.id,
+        "gen_ai.response.model": job.model,
+        "roseinfer.api": job.api,
+        "roseinfer.slo.class": class_of(job),
+    }
+    if job.slo is not None:
+        promised = (job.slo.ttft_s, job.slo.tpot_s, job.slo.e2e_s)
+        asked |= {f"roseinfer.slo.{name}_ms": _ms(limit) for name, limit in zip(OBJECTIVES, promised, strict=True)}
+    return _known(asked)
+
+
+def of_result(job: Job, account: Account, came: Outcome | None, refusal: Rejection | None) -> Attributes:
+    """What became of it, the worst of all choices. `came`: None if the request itself was wrong."""
+    usage = account.usage()
+    samples = [sample for run in account.runs for sample in run.samples]
+    firsts = [run.first_s - run.arrival_s for run in account.runs if run.first_s is not None]
+    result: dict[str, Value | None] = {
+        "gen_ai.response.finish_reasons": [str(sample.finish_reason or "error") for sample in samples],
+        "gen_ai.response.time_to_first_chunk": min(firsts, default=None),
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+        "roseinfer.slo.outcome": None if came is None else str(came),
+        "roseinfer.preemptions": max(sample.preemptions for sample in samples),
+    }
+    if job.promised and came is not None:
+        result["roseinfer.slo.met"] = came is Outcome.MET
+        result["roseinfer.slo.missed"] = came.removeprefix("missed_") if came.startswith("missed_") else None
+    seen = measured(account.runs)
+    if seen is not None:
+        result |= {f"roseinfer.seen.{name}_ms": _ms(value) for name, value in zip(OBJECTIVES, seen, strict=True)}
+    return _known(result) | _waits(samples) | ({} if refusal is None else _of_refusal(refusal))
+
+
+def of_choice(phase: str, run: PromptRun, sample: SampleRecord) -> Attributes:
+    """Of the span of a phase: what can be said of that alone."""
+    if phase == "queue":
+        return _waits([sample])
+    if phase == "prefill":
+        computed = run.prompt_tokens - run.cached_tokens
+        return {"roseinfer.computed_tokens": computed} | _steps(sample, ("chunks",))
+    return {"gen_ai.usage.output_tokens": sample.tokens, "roseinfer.preemptions": sample.preemptions} | _steps(
+        sample, ("steps", "sat_out")
+    )
+
+
+def _waits(samples: Sequence[SampleRecord]) -> Attributes:
+    """`roseinfer.wait.CAUSE_ms` of the choice that waited longest, and what its engine expected of it."""
+    whys = [sample.why for sample in samples if sample.why is not None]
+    if not whys:
+        return {}
+    why = max(whys, key=lambda why: sum(seconds for _, seconds in why.waited))
+    waits: dict[str, Value | None] = {f"roseinfer.wait.{cause}_ms": _ms(seconds) for cause, seconds in why.waited}
+    waits["roseinfer.predicted.ttft_ms"] = _ms(why.foreseen.ttft_s)
+    waits["roseinfer.predicted.tpot_ms"] = _ms(why.foreseen.tpot_s)
+    return _known(waits)
+
+
+def _steps(sample: SampleRecord, names: Sequence[str]) -> Attributes:
+    return {} if sample.why is None else {f"roseinfer.{name}": getattr(sample.why, name) for name in names}
+
+
+def _of_refusal(refusal: Rejection) -> Attributes:
+    return _known(
+        {
+            "roseinfer.refused.objective": refusal.reason,
+            "roseinfer.refused.cause": str(refusal.cause),
+            "roseinfer.refused.predicted_ttft_ms": _ms(refusal.predicted_ttft_s),
+            "roseinfer.refused.attainable_ms": _ms(refusal.attainable_s),
+            "roseinfer.refused.hopeless": refusal.hopeless,
+        }
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return round(seconds * 1000, 3) if seconds is not None and isfinite(seconds) else None
+
+
+def _known(found: dict[str, Value | None]) -> Attributes:
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,260 @@
+"""OpenTelemetry traces of inference requests. Imported only if there is somewhere to send them: it needs the extra.
+
+All spans of a request are made when it has ended, from what was noted of it anyway: a token costs nothing. Names are
+those of the GenAI conventions (open-telemetry/semantic-conventions-genai, "Development"), written out because the
+constants of language packages are deprecated; what these lack is under `roseinfer.`. No prompt, no output, no key.
+"""
+
+import logging
+import threading
+import time
+from contextvars import ContextVar
+from itertools import islice
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from roseinfer import __version__
+from roseinfer.core.clock import Clock
+from roseinfer.core.errors import RoseinferError
+from roseinfer.core.outputs import RequestTimes
+from roseinfer.core.slo import Rejection
+from roseinfer.server.http.errors import ApiError, SloUnattainable, as_api_error
+from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result
+from roseinfer.server.request.generation import Observer
+from roseinfer.server.request.inference import AnswerFormat, Inference
+from roseinfer.server.request.job import Account, Job, Outcome, PromptRun, SampleRecord, cut_short, outcome
+from roseinfer.server.request.service import Service
+
+log = logging.getLogger(__name__)
+
+# How long an ending process waits for spans to be taken, and for how many choices of a request there are spans.
+FLUSH_S = 3.0
+MAX_CHOICES = 16
+_OPERATIONS = {"/v1/completions": "text_completion"}
+_PARENT_HEADERS = (b"traceparent", b"tracestate")
+_CLIENT_CLOSED_REQUEST = 499
+
+
+class Note:
+    """What is known of a call when it ends. `job` is None if none came of it: it was refused before.
+
+    `now_s`: when the engine was done. `cause`: what ended it before its time, by type: not the exception itself, whose
+    traceback knows of us.
+    """
+
+    __slots__ = ("account", "cause", "job", "now_s", "outcome", "rejection")
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.account: Account
+        self.now_s = 0.0
+        self.cause: str | None = None
+        self.outcome: Outcome | None = None
+        self.rejection: Rejection | None = None
+
+    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
+        self.job, self.account, self.now_s = job, account, now_s
+        if cause is None:
+            outcomes = [outcome(job.slo, run) for run in account.runs]
+            self.outcome = next((each for each in outcomes if each is not Outcome.MET), Outcome.MET)
+            return
+        self.cause = error_type(cause)
+        self.outcome = cut_short(cause)
+        self.rejection = cause.rejection if isinstance(cause, SloUnattainable) else None
+
+
+# The call that the current task answers.
+_note: ContextVar[Note | None] = ContextVar("roseinfer_trace", default=None)
+
+
+class TracedObserver:
+    """Notes how a request ended, for the trace of the call that brought it, and passes everything on."""
+
+    def __init__(self, inner: Observer) -> None:
+        self._inner = inner
+        self.started = inner.started
+        self.prompt_done = inner.prompt_done
+        self.first_token = inner.first_token
+        self.inter_token = inner.inter_token
+        self.refused = inner.refused
+
+    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
+        note = _note.get()
+        if note is not None:
+            note.ended(job, account, now_s, cause)
+        self._inner.ended(job, account, now_s, cause)
+
+
+class TracedInference(Inference):
+    """An inference route whose calls leave a trace each."""
+
+    def __init__(self, service: Service, answer_format: AnswerFormat, traces: "Traces") -> None:
+        super().__init__(service, answer_format)
+        self._traces = traces
+        self._clock = service.clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note = Note()
+        token = _note.set(note)
+        arrival_s = self._clock.now()
+        status: int | None = None
+        try:
+            await super().__call__(scope, receive, send)
+        except BaseException as error:
+            status = status_of(error)
+            note.cause = note.cause or error_type(error)
+            raise
+        finally:
+            _note.reset(token)
+            self._traces.ended(self._clock, scope, note, arrival_s, status)
+
+
+class Traces:
+    """One per process that answers requests. Spans are sent in batches by a thread of their own, and dropped if more
+    come than are taken.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        """Sampling, limits and the resource follow the environment's OTEL_* as any SDK's do."""
+        self._exporter = exporter
+        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("roseinfer", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    @classmethod
+    def to(cls, endpoint: str) -> "Traces":
+        """To a collector's OTLP over HTTP. Headers, certificates and so on are the environment's OTEL_EXPORTER_*."""
+        return cls(OTLPSpanExporter(endpoint=endpoint))
+
+    def inference(self, service: Service, answer_format: AnswerFormat) -> Inference:
+        return TracedInference(service, answer_format, self)
+
+    def observer(self, inner: Observer) -> Observer:
+        return TracedObserver(inner)
+
+    def ended(self, clock: Clock, scope: Scope, note: Note, arrival_s: float, status: int | None) -> None:
+        """`status`: of the answer that will be, None if it has begun. A bug in here costs the trace only."""
+        try:
+            now_s = clock.now()
+            self._spans(scope, note, arrival_s, now_s, status or scope["state"]["status"], _Wall(now_s))
+        except Exception:
+            log.exception("request=%s has no trace", scope["state"]["request_id"])
+
+    def close(self) -> None:
+        """Sends what is left, for at most `FLUSH_S`; to be called in a thread."""
+        sending = threading.Thread(target=self._provider.shutdown, name="roseinfer-traces", daemon=True)
+        sending.start()
+        sending.join(FLUSH_S)
+        if sending.is_alive():
+            log.warning("traces that nobody took within %g s are lost", FLUSH_S)
+            self._exporter.shutdown()
+
+    def _spans(self, scope: Scope, note: Note, arrival_s: float, now_s: float, status: int, wall: "_Wall") -> None:
+        operation = _OPERATIONS.get(scope["path"], "chat")
+        job = note.job
+        root = self._tracer.start_span(
+            operation if job is None else f"{operation} {job.model}",
+            self._propagator.extract(_carrier(scope)),
+            SpanKind.SERVER,
+            start_time=wall.ns(arrival_s),
+        )
+        if root.is_recording():
+            shown: dict[str, Value] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "roseinfer"}
+            shown |= {"gen_ai.request.id": scope["state"]["request_id"], "http.response.status_code": status}
+            if note.cause is not None:
+                shown["error.type"] = note.cause
+            if job is not None:
+                shown |= of_job(job) | of_result(job, note.account, note.outcome, note.rejection)
+                self._phases(root, note.account, note.now_s, wall)
+            root.set_attributes(shown)
+            # As the HTTP conventions have it, what a client did wrong or left is no error of the server's.
+            if status >= 500 or (note.cause is not None and status == 200):
+                root.set_status(Status(StatusCode.ERROR, note.cause))
+        root.end(wall.ns(now_s))
+
+    def _phases(self, root: Span, account: Account, now_s: float, wall: "_Wall") -> None:
+        """Where the time of each choice went."""
+        parent = set_span_in_context(root)
+        choices = ((run, sample) for run in account.runs for sample in run.samples)
+        for index, (run, sample) in enumerate(islice(choices, MAX_CHOICES)):
+            for name, from_s, to_s in phases(run, sample, now_s):
+                span = self._tracer.start_span(name, parent, start_time=wall.ns(from_s))
+                span.set_attributes({"roseinfer.choice": index, **of_choice(name, run, sample)})
+                span.end(wall.ns(to_s))
+
+
+class _Wall:
+    """From our clock to nanoseconds since 1970, with the two compared once for each request: it may be adjusted."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._now_ns = time.time_ns()
+
+    def ns(self, at_s: float) -> int:
+        return self._now_ns - round((self._now_s - at_s) * 1e9)
+
+
+def phases(run: PromptRun, sample: SampleRecord, now_s: float) -> list[tuple[str, float, float]]:
+    """(name, from, to) of what a choice went through, on the server's clock; of one that was cut short as far as is
+    known, up to `now_s`.
+    """
+    times = sample.times or _times(run, sample, now_s)
+    ends = (times.scheduled_s, times.first_token_s, times.finished_s)
+    found: list[tuple[str, float, float]] = []
+    begun_s = times.arrival_s
+    for name, end_s in zip(("queue", "prefill", "decode"), ends, strict=True):
+        if not end_s:  # it did not come so far: the phase lasted until the end
+            return [*found, (name, begun_s, max(begun_s, times.finished_s or now_s))]
+        found.append((name, begun_s, end_s))
+        begun_s = end_s
+    return found
+
+
+def _times(run: PromptRun, sample: SampleRecord, now_s: float) -> RequestTimes:
+    """Of a choice of whose end its engine has said nothing, because it was cut short."""
+    waited_s = sum(seconds for _, seconds in sample.why.waited) if sample.why is not None else 0.0
+    scheduled_s = run.arrival_s + waited_s if sample.first_s else 0.0
+    return RequestTimes(run.arrival_s, min(scheduled_s, sample.first_s), sample.first_s, now_s)
+
+
+def error_type(cause: BaseException) -> str:
+    """Few values: the code of an error that the API has, else the name of its class."""
+    if isinstance(cause, ClientDisconnect):
+        return "client_disconnected"
+    if isinstance(cause, RoseinferError):
+        error = as_api_error(cause)
+        return error.code or (error.type if isinstance(cause, ApiError) else type(cause).__name__)
+    return type(cause).__name__
+
+
+def status_of(cause: BaseException) -> int:
+    """What those who answer for us will say."""
+    if isinstance(cause, ClientDisconnect):
+        return _CLIENT_CLOSED_REQUEST
+    return as_api_error(cause).status if isinstance(cause, RoseinferError) else 500
+
+
+def _carrier(scope: Scope) -> dict[str, str]:
+    """What a caller says of its own trace. Several `tracestate` are one list (W3C Trace Context, 3.3.1.1)."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        if name in _PARENT_HEADERS:
+            key = name.decode()
+            found[key] = f"{found[key]},{value.decode('latin-1')}" if key in found else value.decode("latin-1")
+    return found
+
+
+def _resource() -> Resource:
+    """Who sends: the name of OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, else ours."""
+    made = Resource.create({"service.version": __version__})
+    if str(made.attributes.get("service.name", "")).startswith("unknown_service"):
+        made = made.merge(Resource({"service.name": "roseinfer"}))
+    return made
