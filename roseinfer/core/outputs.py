@@ -129,11 +129,11 @@ class GuideStats(NamedTuple):
 class SchedulerStats(NamedTuple):
     """A snapshot after a step. Counters only grow.
 
-    `step` steps were planned, `steps_done` of them are completed; `step_tokens` and `step_duration_s` are those of the
-    newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the policy let nobody
-    do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were ignored because
-    they made no sense. `integrity_errors`: audits of the idle engine that found seats, queues or blocks to disagree.
-    `guides`: None while nobody has asked for a constraint.
+    `step` steps were planned, `steps_done` of them are completed; `step_tokens`, `step_rows` and `step_duration_s` are
+    those of the newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the
+    policy let nobody do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were
+    ignored because they made no sense. `integrity_errors`: audits of the idle engine that found seats, queues or blocks
+    to disagree. `guides`: None while nobody has asked for a constraint.
     """
 
     step: int = 0
@@ -154,6 +154,7 @@ class SchedulerStats(NamedTuple):
     policy_faults: int = 0
     integrity_errors: int = 0
     guides: GuideStats | None = None
+    step_rows: int = 0
 
 
 _COUNTERS = (
@@ -168,7 +169,16 @@ _COUNTERS = (
     "policy_faults",
     "integrity_errors",
 )
-_SUMMED = (*_COUNTERS, "running", "waiting", "blocks_used", "blocks_total", "step_tokens", "step_duration_s")
+_SUMMED = (
+    *_COUNTERS,
+    "running",
+    "waiting",
+    "blocks_used",
+    "blocks_total",
+    "step_tokens",
+    "step_rows",
+    "step_duration_s",
+)
 _GUIDE_COUNTERS = ("compiled", "cached", "refused", "rows", "dormant_rows")
 
 

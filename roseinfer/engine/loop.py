@@ -133,10 +133,7 @@ class EngineLoop:
         outputs = self._core.settle()
         stats = self._core.stats()
         if stats.steps_done != self._last.steps_done:
-            predicted_s = stats.policy.predicted_step_s if stats.policy else 0.0
-            mask_s = stats.guides.mask_s if stats.guides else 0.0
-            ended_s = self._clock.now()
-            self._steps.append(StepRecord(stats.step_tokens, stats.step_duration_s, predicted_s, mask_s, ended_s))
+            self._steps.append(_record(self._last, stats, self._clock.now()))
         self._last = stats
         if outputs:
             self._send(outputs, stats)
@@ -245,3 +242,19 @@ class EngineLoop:
             del self._owners[sequence]
         self._core.abort(left)
         self._stopping = self._stopping or client == OWNER
+
+
+def _record(before: SchedulerStats, now: SchedulerStats, ended_s: float) -> StepRecord:
+    """Of the step that was completed in a turn: `before` it, and `now` behind it."""
+    # A policy tells the budget of its newest plan. With two steps in flight that of this one is the turn before's.
+    planned = before if before.step == now.steps_done else now
+    return StepRecord(
+        now.step_tokens,
+        now.step_duration_s,
+        now.policy.predicted_step_s if now.policy else 0.0,
+        now.guides.mask_s if now.guides else 0.0,
+        ended_s,
+        now.step_rows,
+        now.prompt_tokens - before.prompt_tokens,
+        planned.policy.step_budget_s if planned.policy else None,
+    )

@@ -78,7 +78,7 @@ class Scheduler:
         self._step = 0
         self._prefix_queries = self._prefix_hits = 0
         self._preemptions = self._prompt_tokens = self._generation_tokens = 0
-        self._steps_done, self._last_tokens, self._last_duration_s = 0, 0, 0.0
+        self._steps_done, self._last_tokens, self._last_rows, self._last_duration_s = 0, 0, 0, 0.0
         self._clock = StepClock()
         self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
         self._liveness = Liveness(config.max_num_seqs)
@@ -497,6 +497,7 @@ class Scheduler:
         if outputs:
             self._liveness.got_further()
         self._steps_done, self._last_tokens, self._last_duration_s = plan.step + 1, plan.num_tokens, result.duration_s
+        self._last_rows = len(plan.rows)
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
@@ -621,6 +622,7 @@ class Scheduler:
             policy_stalls=self._liveness.stalls,
             policy_faults=self._liveness.faults,
             integrity_errors=self.integrity_errors,
+            step_rows=self._last_rows,
         )
 
     def promise(self, now_s: float) -> Promise:

@@ -3,7 +3,9 @@
 from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats, continued
 
 # What is true now, and no count of what has happened.
-NOW = {"running", "waiting", "blocks_used", "blocks_total", "step_tokens", "step_duration_s", "policy", "guides"}
+NOW = {"running", "waiting", "blocks_used", "blocks_total", "step_tokens", "step_duration_s", "policy", "guides"} | {
+    "step_rows"
+}
 GUIDES_NOW = {"grammars", "waiting", "mask_s"}
 
 

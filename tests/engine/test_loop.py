@@ -8,11 +8,12 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.outputs import FinishReason
+from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.garbage import BUSY_PATIENCE_S, IdleGarbageCollector
 from roseinfer.engine.loop import HEARTBEAT_S, PROMISE_S, EngineLoop
@@ -163,6 +164,49 @@ def test_a_step_is_told_of_with_what_the_policy_expected(policy: str, predicts: 
     assert [record.predicted_s > 0 for record in records] == [predicts] * 5
     if predicts:
         assert abs(records[-1].predicted_s - 0.5) < abs(records[0].predicted_s - 0.5), "the model learns"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_is_told_of_with_its_rows_and_prompt_tokens(depth: int) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth, max_num_batched_tokens=4)
+    script = play([(OWNER, add("a", 4)), (OWNER, add("b", 4))], core=core)
+    records = [record for message in script.outputs(OWNER) for record in message.steps]
+    assert [(record.rows, record.prompt_tokens) for record in records][:3] == [(2, 4), (2, 2), (2, 0)]
+    assert all(record.tokens == record.rows for record in records if not record.prompt_tokens)
+    assert sum(record.prompt_tokens for record in records) == 6
+
+
+class NotedPlans(EngineCore):
+    """`budgets`: of each plan, as the policy told it then."""
+
+    budgets: list[float | None]
+
+    def launch(self) -> list[RequestOutput]:
+        outputs = super().launch()
+        stats = self.stats()
+        if stats.step > len(self.budgets):
+            self.budgets.append(stats.policy and stats.policy.step_budget_s)
+        return outputs
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_is_told_of_with_the_budget_that_it_was_planned_by(depth: int) -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth, engine=NotedPlans)
+    assert isinstance(core, NotedPlans)
+    core.budgets = []
+    promised = add("a", 12)
+    promised.meta = RequestMeta(slo=Slo(tpot_s=0.5))
+    script = play([(OWNER, promised)], core=core)
+    budgets = [record.budget_s for message in script.outputs(OWNER) for record in message.steps]
+    urgent = [(told, noted) for told, noted in zip(budgets, core.budgets, strict=False) if noted is not None]
+    assert len(urgent) >= 9 and len(set(urgent)) > 5, "budgets change from step to step"
+    assert all(told == noted for told, noted in urgent[:-1])
+
+
+def test_a_policy_without_objectives_has_no_budget() -> None:
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, scheduling_policy="fifo")
+    script = play([(OWNER, add("a", 5))], core=core)
+    assert {record.budget_s for message in script.outputs(OWNER) for record in message.steps} == {None}
 
 
 def test_everybody_hears_the_heart_beat_also_of_a_busy_engine() -> None:
