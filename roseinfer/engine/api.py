@@ -135,6 +135,20 @@ class EngineReport:
     info: EngineInfo | None = None
 
 
+@dataclass(slots=True)
+class Route:
+    """The way of one request between several engines, as of now. `engine`: where it is, or was last; `reason`: what
+    spoke for it, that of the router's `Placement`. `retries`: engines that refused it before another took it;
+    `placed_again`, `resumes`: how often it left one without and with tokens, as that had died, was quiet or drained.
+    """
+
+    engine: int
+    reason: str
+    retries: int = 0
+    placed_again: int = 0
+    resumes: int = 0
+
+
 class RoutingObserver(Protocol):
     """Is told of requests on their way to one of several engines. `cause`: why they leave one: `death`, `quiet`,
     `drain`. No method may raise.
@@ -198,6 +212,11 @@ class Sink(Protocol):
 
 
 class Submission(Protocol):
+    @property
+    def route(self) -> Route | None:
+        """The same object as long as the request lives, which tells how things are; None: there is one engine."""
+        ...
+
     def cancel(self) -> None:
         """Abort all samples; safe to call at any time and more than once."""
         ...

@@ -77,7 +77,7 @@ class Dispatcher:
         placement = self._placer.place(ask, now_s)
         if placement is None:
             return None
-        live.journey = Journey(placement)
+        live.journey = Journey.to(placement)
         self.observer.placed(placement.engine, placement.reason)
         return self._slots[placement.engine]
 
@@ -231,7 +231,7 @@ class Dispatcher:
                 self.observer.retried(left.engine)
             else:
                 self.observer.placed_again(left.engine, cause)
-        journey.placement = placement
+        journey.go_on(placement, begun=live.begun, refused=cause == "refused")
         engine = self._slots[placement.engine].engine
         assert engine is not None, "the router knows who is there"
         engine.adopt(live)
@@ -247,11 +247,10 @@ class Dispatcher:
         ask = self._ask(live, now_s)
         here = journey.placement.engine
         self._placer.report(here, Outcome.NEUTRAL, now_s)
-        placement = None if journey.retried else self._placer.keeper(ask, now_s, (here,))
+        placement = None if journey.route.retries else self._placer.keeper(ask, now_s, (here,))
         if placement is None:
             self._placer.ended_unstarted(journey.placement)
             return self._of_all(live, ask, rejection, now_s)
-        journey.retried = True
         assert live.engine is not None
         live.engine.withdraw(live)
         self._move(live, placement, "refused")

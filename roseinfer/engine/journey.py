@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from math import inf
 
-from roseinfer.engine.api import GenerateRequest
+from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.kv.blocks import KEY_BYTES, block_keys
 from roseinfer.router.base import Ask, Placement
 
@@ -13,11 +13,28 @@ _WORD_BYTES = 8
 
 @dataclass(slots=True)
 class Journey:
-    """Of one live request. `losses`: engines that were lost under it. `retried`: it was refused, and sent elsewhere."""
+    """Of one live request. `losses`: engines that were lost under it. `route`: what others are told of it."""
 
     placement: Placement
+    route: Route
     losses: int = 0
-    retried: bool = False
+
+    @classmethod
+    def to(cls, placement: Placement) -> "Journey":
+        """Of one that has not been anywhere yet."""
+        return cls(placement, Route(placement.engine, placement.reason))
+
+    def go_on(self, placement: Placement, *, begun: bool, refused: bool) -> None:
+        """It leaves the engine that it was in. `begun`: with tokens; `refused`: as that one turned it away."""
+        route = self.route
+        if begun:
+            route.resumes += 1
+        elif refused:
+            route.retries += 1
+        else:
+            route.placed_again += 1
+        self.placement = placement
+        route.engine, route.reason = placement.engine, placement.reason
 
 
 def prompt_keys(request: GenerateRequest, block_size: int) -> bytes:

@@ -11,7 +11,7 @@ from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError, RoseinferError, TooManyInflightError
 from roseinfer.core.request import check_context, sequence_id
 from roseinfer.core.sampling import Seeds
-from roseinfer.engine.api import EngineInfo, GenerateRequest, Sink
+from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, Sink
 from roseinfer.engine.journey import Journey
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.parsed import ParsedText
@@ -63,6 +63,11 @@ class LiveRequest:
     def begun(self) -> bool:
         """Whether its reader has been given anything."""
         return any(text.ids or text.ended for text in self.texts)
+
+    @property
+    def route(self) -> Route | None:
+        """See `Submission`."""
+        return None if self.journey is None else self.journey.route
 
     def sequence_id(self, text: SequenceText) -> str:
         """What the engine calls one of the samples."""

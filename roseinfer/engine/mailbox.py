@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from roseinfer.core.errors import RoseinferError
-from roseinfer.engine.api import SequenceChunk, Submission
+from roseinfer.engine.api import Route, SequenceChunk, Submission
 from roseinfer.engine.output import merge
 
 
@@ -65,6 +65,10 @@ class MailboxStream:
 
     async def __anext__(self) -> SequenceChunk:
         return await self._mailbox.read()
+
+    @property
+    def route(self) -> Route | None:
+        return self._submission.route
 
     def cancel(self) -> None:
         self._submission.cancel()

@@ -38,7 +38,7 @@ from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import Inference
 from roseinfer.server.request.service import Service
-from roseinfer.server.routes import count_tokens, models, status, tokenize
+from roseinfer.server.routes import count_tokens, models, requests, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def server_parts(config: ServerConfig, model_name: str, gather: Gather | None = 
         traces = Traces.to(config.otlp_endpoint)
     watch = None if traces is None else traces.observer
     name = (config.served_model_name or (model_name,))[0]
-    observation = Observation(name, gather, MAX_STEPS if config.console else 0, watch)
+    keep_steps = MAX_STEPS if config.console else 0
+    observation = Observation(name, gather, keep_steps, watch, config.enable_log_requests)
     return ServerParts(Service(config, model_name, observation, **shared), observation, traces)
 
 
@@ -109,6 +110,7 @@ def build_app(parts: ServerParts) -> Application:
     tokenize.add(app, service)
     count_tokens.add(app, service)
     status.add(app, service, parts.observation)
+    requests.add(app, service, parts.observation.records)
     public = console.add(app, service, parts.observation) if config.console else []
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)

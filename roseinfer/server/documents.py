@@ -12,6 +12,7 @@ from roseinfer.core.slo import Cause
 from roseinfer.server.formats.bounds import constrain
 from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
+from roseinfer.server.formats.request_document import RequestWhy
 from roseinfer.server.formats.responses import document as response_shapes
 from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.formats.schemas import (
@@ -81,6 +82,7 @@ class SloUsage(Answer):
     ttft_ms: float | None
     tpot_ms: float | None
     met: bool | None
+    why: RequestWhy | None = None
 
 
 class UsageFields(Answer):

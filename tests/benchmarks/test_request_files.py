@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 # Requests live apart from the ways to engines, as they may go from one to another; times on the way there are ages.
-MOST_FILES = 61
+# What becomes of each is kept beside what is counted.
+MOST_FILES = 62
 
 
 def test_one_chat_request_runs_few_files() -> None:

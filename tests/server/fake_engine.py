@@ -18,6 +18,7 @@ from roseinfer.engine.api import (
     EngineReport,
     EngineState,
     GenerateRequest,
+    Route,
     RoutingObserver,
     SequenceChunk,
     Sink,
@@ -73,6 +74,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.script: Script = self.default_script
         self.refuse: RoseinferError | None = None
+        self.route: Route | None = None
         self.alive = True
         self.returns = False
         self.heartbeat_age_s = 0.1
@@ -190,6 +192,10 @@ class FakeSubmission:
                     self._end()
                 self._sink.put(step)
         self._end()
+
+    @property
+    def route(self) -> Route | None:
+        return self._engine.route
 
     def cancel(self) -> None:
         if self._id in self._engine.live:

@@ -130,6 +130,7 @@ class Draft:
             warnings=tuple(self.warnings[: call.limits.max_warnings]),
             first_token_by_s=None if promised.ttl_s is None else call.arrival_s + promised.ttl_s,
             report_slo=promised.report,
+            report_why=promised.why,
             tool_parser=self.tool_parser,
         )
 

@@ -57,6 +57,7 @@ class SloFields(RequestModel):
     e2e_ms: float | None = Field(None, description="from arrival to the last token")
     class_: str | None = Field(None, alias="class", description="a class of the server's; 'none' = best effort")
     report: bool | None = Field(None, description="tell in usage.slo how the objectives were kept; default false")
+    why: bool | None = Field(None, description="tell there what it waited for too; default false")
 
 
 class JsonSchemaFormat(RequestModel):

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
@@ -12,7 +12,8 @@ from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import Engine, EngineReport, StepRecord
-from roseinfer.server.http.errors import ApiError, SloUnattainable
+from roseinfer.server.http.errors import ApiError, SloUnattainable, as_api_error
+from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
 from roseinfer.server.observe.exposition import Exposition, Snapshot
 from roseinfer.server.observe.metrics import (
     ALL_ENGINES,
@@ -23,8 +24,10 @@ from roseinfer.server.observe.metrics import (
     LengthMetrics,
     StepMetrics,
 )
+from roseinfer.server.observe.records import End, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.tallies import Labels, Tallies
+from roseinfer.server.observe.telling import why_json
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.job import (
     Account,
@@ -69,8 +72,7 @@ class SloMetrics:
             if isinstance(cause, SloUnattainable):
                 self._rejected(cause.rejection, name, len(job.prompts))
             return early
-        outcomes = [self._finished(job, run, name) for run in runs]
-        return next((each for each in outcomes if each is not Outcome.MET), Outcome.MET)
+        return _worst([self._finished(job, run, name) for run in runs])
 
     def _finished(self, job: Job, run: PromptRun, name: str) -> Outcome:
         came = outcome(job.slo, run)
@@ -87,6 +89,10 @@ class SloMetrics:
         self._rejections.labels(*self._values, rejection.reason, rejection.cause, name).inc(prompts)
 
 
+def _worst(outcomes: Iterable[Outcome]) -> Outcome:
+    return next((each for each in outcomes if each is not Outcome.MET), Outcome.MET)
+
+
 log = logging.getLogger(__name__)
 
 # From what this process has counted to what all of the server has.
@@ -95,10 +101,17 @@ Watch = Callable[[Observer], Observer]
 
 
 class RequestReports:
-    """Tells the metrics and the log of requests. See `request.generation.Observer`."""
+    """Tells the metrics, the records and the log of requests. See `request.generation.Observer`.
 
-    def __init__(self, metrics: EngineMetrics, slo_metrics: SloMetrics) -> None:
+    `log_starts`: whether a request is logged when it begins too.
+    """
+
+    def __init__(
+        self, metrics: EngineMetrics, slo_metrics: SloMetrics, records: RequestRecords, log_starts: bool
+    ) -> None:
         self._metrics = metrics
+        self._records = records
+        self._log_starts = log_starts
         self._slo_metrics = slo_metrics
         # Once or more per token: without a call in between.
         self.prompt_done = metrics.prompt_done
@@ -106,7 +119,12 @@ class RequestReports:
         self.inter_token = metrics.inter_token
         self.refused = metrics.refused
 
-    def started(self, job: Job) -> None:
+    def started(self, job: Job, account: Account, state: Mapping[str, Any]) -> None:
+        self._records.started(job, account, state)
+        if self._log_starts:
+            self._log_start(job)
+
+    def _log_start(self, job: Job) -> None:
         tokens = sum(len(prompt.ids) for prompt in job.prompts)
         kind = "stream" if job.stream else "whole"
         log.info("request=%s started %s choices=%d prompt_tokens=%d", job.request_id, kind, job.num_choices, tokens)
@@ -123,6 +141,7 @@ class RequestReports:
         if isinstance(cause, SloUnattainable):
             self._metrics.refused("slo_unattainable")
         came = self._slo_metrics.ended(job, account.runs, cause)
+        self._records.ended(job, account, now_s, End(came, reason, why, _status(cause), cause))
         line = _line(job, account, now_s, reason if cause else "")
         line += f" slo_class={class_of(job)} slo={came or 'invalid'}"
         if why:
@@ -131,6 +150,10 @@ class RequestReports:
             log.error("%s", line, exc_info=None if isinstance(cause, RoseinferError) else cause)
         else:
             log.info("%s", line)
+
+    def why(self, job: Job, account: Account, now_s: float) -> dict[str, Any]:
+        """What `usage.slo.why` says, when all samples have ended."""
+        return why_json(self._records.of(job, account, now_s, _worst(outcome(job.slo, run) for run in account.runs)))
 
 
 class Owner(Protocol):
@@ -150,9 +173,16 @@ class Observation:
     """
 
     def __init__(
-        self, model_name: str, gather: Gather | None = None, keep_steps: int = 0, watch: Watch | None = None
+        self,
+        model_name: str,
+        gather: Gather | None = None,
+        keep_steps: int = 0,
+        watch: Watch | None = None,
+        log_starts: bool = False,
     ) -> None:
         self.tallies = Tallies()
+        self.records = RequestRecords()
+        self._log_starts = log_starts
         self._model_name = model_name
         self._exposition = Exposition(self.tallies, model_name)
         self._gather = gather
@@ -182,7 +212,8 @@ class Observation:
         if engines > 1:
             self._routing = RoutingMetrics(self.tallies, self._model_name)
             engine.on_routing(self._routing)
-        reports = RequestReports(metrics, SloMetrics(self.tallies, self._values))
+        slo_metrics = SloMetrics(self.tallies, self._values)
+        reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts)
         return reports if self._watch is None else self._watch(reports)
 
     def lengths(self) -> LengthMetrics:
@@ -221,7 +252,18 @@ def _classify(cause: BaseException | None) -> tuple[str, str]:
         return FinishReason.TIMEOUT, cause.code or "limit"
     if cause is None:
         return "", ""
+    if isinstance(cause, ApiError) and cause.code:
+        return FinishReason.ERROR, cause.code
     return FinishReason.ERROR, f"{type(cause).__name__}: {cause}"[:500]
+
+
+def _status(cause: BaseException | None) -> int:
+    """Of an answer that had not begun."""
+    if cause is None:
+        return 200
+    if isinstance(cause, Exception) and not isinstance(cause, ClientDisconnect):
+        return as_api_error(cause).status
+    return CLIENT_CLOSED_REQUEST
 
 
 def _line(job: Job, account: Account, now_s: float, reason: str) -> str:

@@ -80,6 +80,7 @@ class TracedObserver:
     def __init__(self, inner: Observer) -> None:
         self._inner = inner
         self.started = inner.started
+        self.why = inner.why
         self.prompt_done = inner.prompt_done
         self.first_token = inner.first_token
         self.inter_token = inner.inter_token

@@ -1,7 +1,7 @@
 """The engine's side of one HTTP request: its prompts submitted, what comes of them accounted for and handed on."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RequestFailedError, RoseinferError
@@ -16,7 +16,9 @@ _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 class Observer(Protocol):
     """Is told of requests: what is counted and logged of them is its business."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Job, account: Account, state: Mapping[str, Any]) -> None:
+        """From now on until `ended`, `account` says how it does. `state`: see `EdgeMiddleware`."""
+        ...
 
     def prompt_done(self, tokens: int, cached_tokens: int) -> None:
         """A prompt has been processed: `tokens` of it, `cached_tokens` of them found in the cache."""
@@ -36,6 +38,10 @@ class Observer(Protocol):
 
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
         """`cause`: what ended the request before its time, None if all of it finished."""
+        ...
+
+    def why(self, job: Job, account: Account, now_s: float) -> dict[str, Any]:
+        """Why it took as long as it did, of a request all of whose samples have ended."""
         ...
 
 
@@ -81,8 +87,10 @@ class Generation:
                 guide=prompt.guide,
                 parser=prompt.parser,
             )
-            sink = _PromptSink(self, position, self.account.runs[position])
-            self._submissions.append(self._engine.submit(request, sink))
+            run = self.account.runs[position]
+            submission = self._engine.submit(request, _PromptSink(self, position, run))
+            self._submissions.append(submission)
+            run.route = submission.route
 
     def cancel(self) -> None:
         self._receiver = None

@@ -104,17 +104,16 @@ class Inference:
             if call.backend.lengths is not None:
                 job = await call.backend.lengths.fill(job)
             wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
-            await Run(service, backend, self._format, job, wire, ticket).answer(scope, receive, send)
+            await Run(call, self._format, job, wire, ticket).answer(scope, receive, send)
 
 
 class Run:
     """One job on the engine."""
 
-    def __init__(
-        self, service: Service, backend: Backend, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket
-    ) -> None:
-        self._service = service
-        self._backend = backend
+    def __init__(self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket) -> None:
+        self._service = service = call.service
+        self._backend = backend = call.backend
+        self._state = call.state
         self._format = answer_format
         self._job = job
         self._wire = wire
@@ -126,8 +125,6 @@ class Run:
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises the error of a failure before the answer began, and `ClientDisconnect`."""
-        if self._service.config.enable_log_requests:
-            self._backend.observer.started(self._job)
         if self._job.stream is None:
             await self._answer_whole(scope, receive, send)
         else:
@@ -193,11 +190,17 @@ class Run:
         """When all is said."""
         account = self._generation.account
         usage = account.usage()
-        return replace(usage, slo=usage_of(self._job, account.runs)) if self._job.report_slo else usage
+        if not self._job.report_slo:
+            return usage
+        slo = usage_of(self._job, account.runs)
+        if self._job.report_why:
+            slo["why"] = self._backend.observer.why(self._job, account, self._service.clock.now())
+        return replace(usage, slo=slo)
 
     async def _run(self, receiver: Receiver, work: Callable[[], Awaitable[Result]]) -> Result:
         """Starts the engine's side and awaits `work`. However it ends, nothing of the job stays in the engine."""
         cause: BaseException | None = None
+        self._backend.observer.started(self._job, self._generation.account, self._state)
         self._wire.watch(self._on_gone)
         try:
             with self._service.lifecycle.live(self._guard), self._guard:

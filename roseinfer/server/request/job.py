@@ -16,7 +16,7 @@ from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.core.why import Why
-from roseinfer.engine.api import SequenceChunk
+from roseinfer.engine.api import Route, SequenceChunk
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.slo_classes import NO_CLASS
 from roseinfer.text.output import CallEnd, OutputParser
@@ -56,8 +56,9 @@ class Job:
     whole answer. `created` is in Unix seconds.
 
     `meta`: what it brings for the engine. `first_token_by_s`: on the same clock, when it ends unless it has a token.
-    `report_slo`: whether the usage says how its objectives were kept. `lengths_predicted`: whether the lengths of its
-    prompts are our own predictor's. `about`: what its format repeats of the request in the answer.
+    `report_slo`: whether the usage says how its objectives were kept, `report_why`: and why. `lengths_predicted`:
+    whether the lengths of its prompts are our own predictor's. `about`: what its format repeats of the request in the
+    answer.
     `tool_parser`: the name of what reads tool calls in it.
     """
 
@@ -79,6 +80,7 @@ class Job:
     warnings: tuple[str, ...] = ()
     first_token_by_s: float | None = None
     report_slo: bool = False
+    report_why: bool = False
     tool_parser: str = "none"
     lengths_predicted: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +131,7 @@ class SampleRecord:
 
 @dataclass(slots=True)
 class PromptRun:
-    """One prompt and its samples. `first_s`: when its first token came, None before."""
+    """One prompt and its samples. `first_s`: when its first token came, None before. `route`: see `Submission`."""
 
     prompt_tokens: int
     max_tokens: int
@@ -137,6 +139,7 @@ class PromptRun:
     samples: list[SampleRecord]
     cached_tokens: int = 0
     first_s: float | None = None
+    route: Route | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +220,13 @@ def measured(runs: Sequence[PromptRun]) -> Measured | None:
         return None
     return Measured(
         max(sample.first_s - run.arrival_s for run, sample in samples),
-        max(_tpot_s(sample) for _, sample in samples),
+        max(tpot_s(sample) for _, sample in samples),
         max(sample.last_s - run.arrival_s for run, sample in samples),
     )
 
 
-def _tpot_s(sample: SampleRecord) -> float:
+def tpot_s(sample: SampleRecord) -> float:
+    """Seconds per token after the first; 0 for a single token."""
     return (sample.last_s - sample.first_s) / (sample.tokens - 1) if sample.tokens > 1 else 0.0
 
 

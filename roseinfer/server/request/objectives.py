@@ -47,6 +47,8 @@ class SloWishes(Protocol):
     def class_(self) -> str | None: ...
     @property
     def report(self) -> bool | None: ...
+    @property
+    def why(self) -> bool | None: ...
 
 
 class Wishes(Protocol):
@@ -81,7 +83,7 @@ class _NothingSaid:
 class Objectives:
     """`slo` is None if the request belongs to no class and was promised nothing. `timeout_s`: from arrival to the end;
     `ttl_s`: from arrival to the first token. `predicted_len`: output tokens, as the client guesses. `report`: whether
-    the client wants to know how its objectives were kept.
+    the client wants to know how its objectives were kept, `why`: and why.
     """
 
     slo: Slo | None = None
@@ -91,6 +93,7 @@ class Objectives:
     ttl_s: float | None = None
     predicted_len: int | None = None
     report: bool = False
+    why: bool = False
 
     def meta(self, arrival_s: float, cache_salt: str) -> RequestMeta:
         """What the engine is told, of a request that arrived at `arrival_s`, in seconds on the monotonic clock."""
@@ -115,6 +118,7 @@ def objectives(
     objective contradicts itself. Raises `ApiError` 400 that names the field or the header.
     """
     given = _relevant(headers)
+    wishes = request.slo
     name = _class_name(request, classes, model, key)
     chosen = classes.classes.get(name)
     # Naming another class must not lift what the class of the key or model forbids.
@@ -127,7 +131,8 @@ def objectives(
         timeout_s=_timeout_s(request, given, chosen),
         ttl_s=_ttl_s(given),
         predicted_len=_predicted_len(request.pred_output_len),
-        report=bool(request.slo is not None and request.slo.report),
+        report=bool(wishes is not None and (wishes.report or wishes.why)),
+        why=bool(wishes is not None and wishes.why),
     )
 
 

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from roseinfer.server.formats.request_document import RequestWhy
+
 EXAMPLE = (
     'event: message_start\ndata: {"type":"message_start","message":{...}}\n\n'
     'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -46,6 +48,7 @@ class MessageSlo(_Shape):
     ttft_ms: float | None
     tpot_ms: float | None
     met: bool | None
+    why: RequestWhy | None = None
 
 
 class MessageUsage(_Shape):

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from roseinfer.server.formats.request_document import RequestWhy
+
 EXAMPLE = (
     'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{...}}\n\n'
     'event: response.completed\ndata: {"type":"response.completed","sequence_number":9,"response":{...}}\n\n'
@@ -71,6 +73,7 @@ class ResponseSlo(_Shape):
     ttft_ms: float | None
     tpot_ms: float | None
     met: bool | None
+    why: RequestWhy | None = None
 
 
 class ResponseUsage(_Shape):

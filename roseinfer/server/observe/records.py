@@ -1,0 +1,221 @@
+"""What became of this process's requests, the last of them, and how those do that run: numbers and ids, no texts."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from math import inf
+from typing import Any, NamedTuple
+
+from roseinfer.core.outputs import COMPLETE
+from roseinfer.core.slo import Rejection, Slo
+from roseinfer.core.why import Why
+from roseinfer.server.http.errors import SloUnattainable
+from roseinfer.server.request.job import Account, Job, Measured, Outcome, PromptRun, SampleRecord, measured, tpot_s
+
+# Of requests that have ended, the newest that a process remembers.
+RING = 1024
+API_NAMES = {
+    "text_completion": "completions",
+    "chat.completion": "chat",
+    "response": "responses",
+    "message": "messages",
+}
+
+
+class Told(NamedTuple):
+    """One sample, in seconds from the request's arrival; None = not yet, or nobody says.
+
+    `scheduled_s`: when it got a seat; `first_s`, `last_s`: when its first and its newest token came; `tpot_s`: seconds
+    per token after the first. `preemptions`: known when it has ended.
+    """
+
+    scheduled_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    tpot_s: float = 0.0
+    tokens: int = 0
+    preemptions: int = 0
+    why: Why | None = None
+    finish: str = ""
+
+
+class Way(NamedTuple):
+    """The way between several engines, see `Route`."""
+
+    engine: int
+    reason: str
+    retries: int
+    placed_again: int
+    resumes: int
+
+
+class RequestRecord(NamedTuple):
+    """One request as of a moment: as it ended, or while it is `live`.
+
+    `number`: of those that have ended in this process, from 1; 0 while it is live. `created_s`: Unix time of its
+    arrival; `age_s`: from then to its end, or to now. `finish`: as of the sample that `told` is of, or what ended it
+    before its time; `reason`: a word on that. `status`: of the answer over HTTP, None before there is one. `seen`: the
+    worst of all samples, None before each has a token; `told`: the sample that was worst. `way`: None if there is one
+    engine.
+    """
+
+    number: int
+    live: bool
+    id: str
+    request_id: str
+    api: str
+    model: str
+    stream: bool
+    created_s: float
+    age_s: float
+    slo: Slo | None
+    outcome: Outcome | None
+    finish: str
+    reason: str
+    status: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    choices: int
+    seen: Measured | None
+    told: Told
+    way: Way | None
+    rejection: Rejection | None
+
+
+class End(NamedTuple):
+    """How a request ended. `cause`: what ended it before its time, None if all of it finished."""
+
+    outcome: Outcome | None
+    finish: str = ""
+    reason: str = ""
+    status: int = 200
+    cause: BaseException | None = None
+
+
+class _Live(NamedTuple):
+    job: Job
+    account: Account
+    state: Mapping[str, Any]
+
+
+class RequestRecords:
+    """Bounded: `size` requests that have ended, and those that run. `wall`: Unix time.
+
+    Everywhere `now_s` is on the clock of the requests' arrivals.
+    """
+
+    def __init__(self, size: int = RING, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._live: dict[int, _Live] = {}
+        self._ended: deque[RequestRecord] = deque(maxlen=size)
+        self._count = 0
+
+    def started(self, job: Job, account: Account, state: Mapping[str, Any]) -> None:
+        self._live[id(account)] = _Live(job, account, state)
+
+    def ended(self, job: Job, account: Account, now_s: float, end: End) -> None:
+        live = self._live.pop(id(account))
+        if live.state["status"]:  # an answer that has begun has one, whatever came of it
+            end = end._replace(status=live.state["status"])
+        self._count += 1
+        self._ended.append(_record(self._count, job, account, now_s, self._wall(), end))
+
+    def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
+        """At most `limit`, those that run before those that have ended."""
+        return list(islice(self._all(now_s, live, ended), limit))
+
+    def find(self, id: str, now_s: float) -> RequestRecord | None:
+        """By the answer's id or by that of the request; the newest of those that a client gave the same."""
+        for live in reversed(self._live.values()):
+            if id in (live.job.id, live.job.request_id):
+                return self._of_live(live, now_s)
+        return next((each for each in reversed(self._ended) if id in (each.id, each.request_id)), None)
+
+    def of(self, job: Job, account: Account, now_s: float, outcome: Outcome) -> RequestRecord:
+        """Of a request all of whose samples have ended, while its answer has not."""
+        return _record(0, job, account, now_s, self._wall(), End(outcome))
+
+    def _all(self, now_s: float, live: bool, ended: bool) -> Iterator[RequestRecord]:
+        if live:
+            for each in reversed(self._live.values()):
+                yield self._of_live(each, now_s)
+        if ended:
+            yield from reversed(self._ended)
+
+    def _of_live(self, live: _Live, now_s: float) -> RequestRecord:
+        return _record(0, live.job, live.account, now_s, self._wall(), End(None, status=live.state["status"]))
+
+
+def _record(number: int, job: Job, account: Account, now_s: float, wall_s: float, end: End) -> RequestRecord:
+    run, sample = _worst(job, account)
+    prompt = cached = output = 0
+    for each in account.runs:
+        prompt += each.prompt_tokens
+        cached += each.cached_tokens
+        for one in each.samples:
+            output += one.tokens
+    cause, route = end.cause, run.route
+    told = _told(job.arrival_s, sample)
+    return RequestRecord(
+        number=number,
+        live=not number,
+        id=job.id,
+        request_id=job.request_id,
+        api=API_NAMES.get(job.api, job.api),
+        model=job.model,
+        stream=job.stream is not None,
+        created_s=wall_s - (now_s - job.arrival_s),
+        age_s=now_s - job.arrival_s,
+        slo=job.slo,
+        outcome=end.outcome,
+        finish=end.finish or told.finish,
+        reason=end.reason,
+        status=end.status or None,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        output_tokens=output,
+        choices=job.num_choices,
+        seen=measured(account.runs),
+        told=told,
+        way=None
+        if route is None
+        else Way(route.engine, route.reason, route.retries, route.placed_again, route.resumes),
+        rejection=cause.rejection if isinstance(cause, SloUnattainable) else None,
+    )
+
+
+def _told(arrival_s: float, sample: SampleRecord) -> Told:
+    begun, times, finish = bool(sample.first_s), sample.times, sample.finish_reason
+    return Told(
+        max(0.0, times.scheduled_s - arrival_s) if times is not None and times.scheduled_s else None,
+        sample.first_s - arrival_s if begun else None,
+        sample.last_s - arrival_s if begun else None,
+        tpot_s(sample),
+        sample.tokens,
+        sample.preemptions,
+        sample.why,
+        "" if finish is None else finish,
+    )
+
+
+def _worst(job: Job, account: Account) -> tuple[PromptRun, SampleRecord]:
+    """The choice that has kept its objectives least, of those that have not the one that has waited for longest."""
+    if job.num_choices == 1:
+        run = account.runs[0]
+        return run, run.samples[0]
+    pairs = ((run, sample) for run in account.runs for sample in run.samples)
+    return max(pairs, key=lambda pair: _badness(job.slo, *pair))
+
+
+def _badness(slo: Slo | None, run: PromptRun, sample: SampleRecord) -> tuple[bool, float, float]:
+    """Whether it did not complete, the largest share of an objective that it took, and when its first token came."""
+    incomplete = sample.finish_reason is not None and sample.finish_reason not in COMPLETE
+    if not sample.first_s:
+        return incomplete, inf, inf
+    ttft_s = sample.first_s - run.arrival_s
+    if slo is None:
+        return incomplete, 0.0, ttft_s
+    pairs = ((ttft_s, slo.ttft_s), (tpot_s(sample), slo.tpot_s), (sample.last_s - run.arrival_s, slo.e2e_s))
+    return incomplete, max((seen / promised for seen, promised in pairs if promised is not None), default=0.0), ttft_s
