@@ -32,6 +32,7 @@ from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
+from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.report import Gather, Observation
 from roseinfer.server.observe.throttle import ThrottledLog
@@ -65,14 +66,21 @@ def create_app(engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What an application is built around: what serves requests, and what is counted of them."""
+    """What an application is built around: what serves requests, what is counted of them, and who else does so."""
 
     service: Service
     observation: Observation
+    colleagues: Colleagues
     traces: "Traces | None" = None
 
 
-def server_parts(config: ServerConfig, model_name: str, gather: Gather | None = None, **shared: Any) -> ServerParts:
+def server_parts(
+    config: ServerConfig,
+    model_name: str,
+    gather: Gather | None = None,
+    colleagues: Colleagues | None = None,
+    **shared: Any,
+) -> ServerParts:
     """`shared`: what a process that serves beside others shares with them, see `Service`; `gather`: `Observation`."""
     traces = None
     if config.otlp_endpoint is not None:
@@ -83,7 +91,8 @@ def server_parts(config: ServerConfig, model_name: str, gather: Gather | None = 
     name = (config.served_model_name or (model_name,))[0]
     keep_steps = MAX_STEPS if config.console else 0
     observation = Observation(name, gather, keep_steps, watch, config.enable_log_requests)
-    return ServerParts(Service(config, model_name, observation, **shared), observation, traces)
+    service = Service(config, model_name, observation, **shared)
+    return ServerParts(service, observation, colleagues or Colleagues(), traces)
 
 
 def build_app(parts: ServerParts) -> Application:

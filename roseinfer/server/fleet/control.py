@@ -87,8 +87,38 @@ class Collected(msgspec.Struct, tag="collected"):
     own: Snapshot
 
 
-FromWorker = Serving | Up | Broken | Idle | Scrape | Collected
-FromManager = Drain | Stop | Scraped | Collect
+class Ask(msgspec.Struct, tag="ask"):
+    """A worker wants to know what all others know, see `observe.colleagues`."""
+
+    number: int
+    topic: str
+    body: bytes
+
+
+class Answers(msgspec.Struct, tag="answers"):
+    """To an `Ask`, of those that know something."""
+
+    number: int
+    answers: list[bytes]
+
+
+class Question(msgspec.Struct, tag="question"):
+    """Another worker's, passed on."""
+
+    number: int
+    topic: str
+    body: bytes
+
+
+class Answer(msgspec.Struct, tag="answer"):
+    """To a `Question`. `body` None: nothing is known."""
+
+    number: int
+    body: bytes | None
+
+
+FromWorker = Serving | Up | Broken | Idle | Scrape | Collected | Ask | Answer
+FromManager = Drain | Stop | Scraped | Collect | Answers | Question
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 

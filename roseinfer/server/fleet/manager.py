@@ -13,11 +13,12 @@ from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.start import router_record
 from roseinfer.server.fleet.acceptor import Acceptor
-from roseinfer.server.fleet.control import Collected, FromWorker, Scrape, WorkerBoot
+from roseinfer.server.fleet.control import Answer, Ask, Collected, FromWorker, Scrape, WorkerBoot
 from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
 from roseinfer.server.fleet.heartbeat import Heartbeats
 from roseinfer.server.fleet.launch import Launcher, WorkerProcess
 from roseinfer.server.fleet.pool import WorkerPool
+from roseinfer.server.fleet.questions import Questions
 from roseinfer.server.fleet.scrapes import Scrapes
 from roseinfer.server.hosting import (
     Reload,
@@ -29,6 +30,7 @@ from roseinfer.server.hosting import (
     listen,
     say,
 )
+from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.tallies import Tallies
@@ -75,6 +77,8 @@ class Fleet:
         self._acceptor = Acceptor(self._listener, self._counters)
         self._tallies = Tallies()
         self._scrapes = Scrapes(self._own_snapshot)
+        self._colleagues = Colleagues()
+        self._questions = Questions(self._colleagues)
         clock = MonotonicClock()
         launcher = Launcher(self._boot, self._counters_file)
         heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
@@ -170,14 +174,21 @@ class Fleet:
 
     def received(self, worker: WorkerProcess, message: FromWorker) -> None:
         if isinstance(message, Scrape):
-            others = [other for other in self._pool.workers.values() if other is not worker and _answers(other)]
-            self._scrapes.ask(worker, message, others)
+            self._scrapes.ask(worker, message, self._others(worker))
         elif isinstance(message, Collected):
             self._scrapes.told(worker, message)
+        elif isinstance(message, Ask):
+            self._questions.ask(worker, message, self._others(worker))
+        elif isinstance(message, Answer):
+            self._questions.told(worker, message)
+
+    def _others(self, worker: WorkerProcess) -> list[WorkerProcess]:
+        return [other for other in self._pool.workers.values() if other is not worker and _answers(other)]
 
     def gone(self, worker: WorkerProcess) -> None:
         self._acceptor.remove(worker)
         self._scrapes.gone(worker)
+        self._questions.gone(worker)
         self._counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:

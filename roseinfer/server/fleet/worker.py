@@ -21,6 +21,7 @@ from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.start import routed_engine
 from roseinfer.server.app import server_parts
 from roseinfer.server.fleet.control import (
+    Answers,
     Broken,
     Collect,
     Collected,
@@ -29,6 +30,7 @@ from roseinfer.server.fleet.control import (
     FromManager,
     FromWorker,
     Idle,
+    Question,
     Scrape,
     Scraped,
     Serving,
@@ -39,6 +41,7 @@ from roseinfer.server.fleet.control import (
 from roseinfer.server.fleet.counters import Count, SharedCounters, SharedInflight, SharedOccupancy
 from roseinfer.server.fleet.handover import ConnectionReceiver
 from roseinfer.server.fleet.heartbeat import Pulse
+from roseinfer.server.fleet.questions import OtherWorkers
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
     Server,
@@ -95,10 +98,12 @@ class Worker:
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._colleagues = OtherWorkers(self._channel.send)
         parts = server_parts(
             boot.config,
             boot.model_name,
             self._gather,
+            self._colleagues,
             room=SharedOccupancy(self._counters, boot.index),
             share=1 / boot.workers,
             slo_classes=boot.slo_classes,
@@ -180,6 +185,10 @@ class Worker:
             waiting = self._scrapes.pop(message.number, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(message.all)
+        elif isinstance(message, Question):
+            self._colleagues.asked(message)
+        elif isinstance(message, Answers):
+            self._colleagues.told(message)
 
     def _on_lost(self) -> None:
         """Without a word from the manager: there is nobody to serve for, and nobody who would end us."""
