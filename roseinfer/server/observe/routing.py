@@ -3,11 +3,14 @@
 from roseinfer.server.observe.metrics import LABELS
 from roseinfer.server.observe.tallies import Tallies
 
+# Why a request leaves an engine.
+CAUSES = ("death", "quiet", "drain")
+
 
 class RoutingMetrics:
-    """There only with several engines."""
+    """There only with several engines. What is rare is 0 before it has happened, and not absent."""
 
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
+    def __init__(self, tallies: Tallies, model_name: str, engines: int) -> None:
         self._model_name = model_name
         counters, caused = tallies.counters, (*LABELS, "cause")
         help = "Requests that the router sent to the engine, by what spoke for it"
@@ -19,6 +22,11 @@ class RoutingMetrics:
         help = "Requests with tokens that left the engine and went on with another, by what had become of it"
         self._resumes = counters("roseinfer:router_resumes", help, caused)
         self._open: set[int] = set()
+        for engine in map(str, range(engines)):
+            self._retries.labels(model_name, engine)
+            for cause in CAUSES:
+                self._again.labels(model_name, engine, cause)
+                self._resumes.labels(model_name, engine, cause)
 
     def placed(self, engine: int, reason: str) -> None:
         self._placements.labels(self._model_name, str(engine), reason).inc()

@@ -1,0 +1,71 @@
+"""As much of PromQL as is needed to say which metrics and labels a query names."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# prometheus.io/docs/prometheus/latest/querying: what may stand where a metric's name may.
+_WORDS = frozenset(["and", "or", "unless", "offset", "bool", "inf", "nan", "atan2"])
+_TOKEN = re.compile(
+    r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\d[\d.]*(?:e[+-]?\d+)?[a-z]*)"""
+    r"""|(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)|(?P<sign>=~|!~|!=|[=<>]=?|[(){},+*/^%-])|(?P<space>\s+)|(?P<other>.)"""
+)
+_GROUPING = frozenset(["by", "without", "on", "ignoring", "group_left", "group_right"])
+
+
+class Selector(NamedTuple):
+    """A metric, and the labels that its braces name."""
+
+    metric: str
+    labels: frozenset[str]
+
+
+class Query(NamedTuple):
+    """`grouped`: labels named by `by (...)` and the like."""
+
+    selectors: tuple[Selector, ...]
+    grouped: frozenset[str]
+
+
+def parse(text: str) -> Query:
+    """Raises `ValueError` for what is no PromQL as far as it is looked at."""
+    tokens = list(_tokens(text))
+    selectors: list[Selector] = []
+    grouped: set[str] = set()
+    at = 0
+    while at < len(tokens):
+        kind, value = tokens[at]
+        following = tokens[at + 1][1] if at + 1 < len(tokens) else ""
+        at += 1
+        if kind != "name":
+            continue
+        if value.lower() in _GROUPING:
+            if following == "(":
+                end = tokens.index(("sign", ")"), at)
+                grouped |= {name for kind, name in tokens[at:end] if kind == "name"}
+                at = end
+        elif value.lower() not in _WORDS and following != "(" and not _is_function(tokens, at):
+            labels, at = _braces(tokens, at)
+            selectors.append(Selector(value, labels))
+    return Query(tuple(selectors), frozenset(grouped))
+
+
+def _is_function(tokens: list[tuple[str, str]], at: int) -> bool:
+    """Whether an aggregation such as `sum by (x) (...)` stands there."""
+    return at < len(tokens) and tokens[at][1].lower() in ("by", "without")
+
+
+def _braces(tokens: list[tuple[str, str]], at: int) -> tuple[frozenset[str], int]:
+    if at >= len(tokens) or tokens[at][1] != "{":
+        return frozenset(), at
+    end = tokens.index(("sign", "}"), at)
+    return frozenset(name for kind, name in tokens[at:end] if kind == "name"), end + 1
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    for found in _TOKEN.finditer(text):
+        kind = str(found.lastgroup)
+        if kind == "other":
+            raise ValueError(f"{found.group()!r} in {text}")
+        if kind not in ("space", "range"):
+            yield kind, found.group()
