@@ -1,12 +1,12 @@
 """A request: what it brings with it, and what the scheduler knows of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import Cause, Slo
 
 
 def check_context(prompt_len: int, max_tokens: int, max_model_len: int) -> None:
@@ -86,13 +86,16 @@ class Request:
     `meta` is what it was sent with. Policies read its fields in every step, so they are attributes here as well; `slo`
     is then None whenever nothing was promised. `guided`: its tokens are sampled under masks that the host makes for
     each of them. `keys`: of the prompt's full blocks, if whoever sent it computed them. `resumed`: it was begun by
-    another engine, and goes on here as if it had been preempted.
+    another engine, and goes on here as if it had been preempted. `waited`: seconds by cause before the scheduler got
+    it. `chunks`: rows of its prompt, and others of several tokens (drafts aside). `rowless`: of the
+    planned tokens those that took no row of their own: `planned - rowless` rows since it has its seat.
     """
 
     __slots__ = (
         "arrival_s",
         "cached_tokens",
         "capacity",
+        "chunks",
         "computed",
         "deadline_s",
         "first_token_s",
@@ -113,6 +116,7 @@ class Request:
         "prompt_scored",
         "request_id",
         "resumed",
+        "rowless",
         "scheduled_s",
         "seat",
         "seed",
@@ -121,6 +125,7 @@ class Request:
         "stop_ids",
         "tenant",
         "tokens",
+        "waited",
         "write_from",
     )
 
@@ -169,6 +174,9 @@ class Request:
         self.cached_tokens = 0
         self.prompt_scored = 0  # prompt positions whose log probabilities were reported
         self.preemptions = 0
+        self.waited: Mapping[Cause, float] = {}
+        self.chunks = 0
+        self.rowless = 0
         self.scheduled_s = 0.0
         self.first_token_s = 0.0
 

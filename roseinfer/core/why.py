@@ -18,8 +18,9 @@ class Why(NamedTuple):
     """What one sequence has waited for so far, and how it has run.
 
     `waited`: seconds without a seat by what they were for, the longest first; times before it came to this engine
-    count as `Cause.ENGINE`. `chunks`: rows that computed more than one token, or the last of its prompt. `steps`: that
-    the engine planned from its start on while it had a seat; in `sat_out` of them it computed nothing.
+    count as `Cause.ENGINE`. `chunks`: rows of its prompt, and those behind a preemption that computed several tokens
+    again. `steps`: that the engine planned from its start on while it had a seat, up to its last token; in `sat_out` of
+    them it computed nothing.
     """
 
     waited: tuple[tuple[Cause, float], ...] = ()

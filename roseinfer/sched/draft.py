@@ -64,6 +64,9 @@ class StepDraft:
             self._growths[request.request_id] = growth
         self.tokens_left -= count
         request.planned = end
+        if count > 1:
+            request.chunks += 1
+            request.rowless += count - 1
         request.pending += sample
         request.in_flight += 1
 
@@ -103,6 +106,9 @@ class StepDraft:
             request.capacity = self._kv.capacity(request.request_id)
         self.tokens_left += row.count
         request.planned -= row.count
+        if row.count > 1:
+            request.chunks -= 1
+            request.rowless -= row.count - 1
         request.pending -= row.sample
         request.in_flight -= 1
 

@@ -1,6 +1,9 @@
 """What tells a policy that stops the engine from one that is unfair, slow, or waits for a moment on purpose."""
 
 import logging
+from collections.abc import Collection, Iterable
+
+from roseinfer.core.request import Request
 
 # Calls of `plan` in a row, with nothing in flight, in which a policy may let none of those that run compute. The loop
 # of the engine waits 2 ms before each (`HELD_BACK_S`), so a policy that waits for a moment on purpose has some 30 ms.
@@ -46,6 +49,18 @@ class Liveness:
         """Whether the policy may let none of those that run compute once more."""
         self._held_back += 1
         return self._held_back <= HELD_BACK_TURNS
+
+    def rows(self, policy: object, chosen: Iterable[Request], running: Collection[Request]) -> Iterable[Request]:
+        """Who computes, as the policy says: each once, and only who runs."""
+        if chosen is running:
+            return running
+        chosen = list(chosen)
+        distinct = set(chosen)
+        if len(distinct) == len(chosen) and distinct.issubset(running):
+            return chosen
+        self.fault(policy, "named rows twice, or of requests that do not run")
+        known = set(running)
+        return [request for request in dict.fromkeys(chosen) if request in known]
 
     def stalled(self, policy: object, how: str) -> None:
         self.stalls += 1

@@ -116,13 +116,18 @@ class Explaining(Protocol):
     """
 
     def waits(self) -> Iterable[tuple[Request, Cause]]:
-        """Waiting requests and what each now waits for. Asked behind admission. It need name only those of whom it
-        says something new: the others wait for what was last named or, if nothing was, for what `line` names.
+        """Waiting requests and what each now waits for, asked behind admission in every step in which somebody waits.
+        It need name only those of whom it says something new: the others wait for what was last named or, if nothing
+        was, for what `line` names. What it says of sample 0 holds for the samples that wait for that; what it says of
+        requests that do not wait, or that wait for their sample 0 to compute the prompt, is ignored.
         """
         ...
 
     def line(self) -> Cause:
-        """What those wait for of whom it has said nothing: in most policies, whatever the first of the queue lacks."""
+        """What those wait for of whom it has said nothing: in most policies, whatever the first of the queue lacks. Not
+        asked in a step in which the scheduler has no room for one whom the policy would have started, or in which
+        somebody had to yield: the line waits for that.
+        """
         ...
 
 
@@ -170,8 +175,8 @@ class Foreseeing(Protocol):
     """A policy that expects something of a request."""
 
     def foreseen(self, request: Request) -> Foreseen:
-        """What it expected of a waiting request when it first looked at it. Asked once, when it starts or is turned
-        away.
+        """What it expected of a waiting request when it first looked at it, if it has. Asked once, before the policy
+        hears that it starts, or that it has ended without a start.
         """
         ...
 

@@ -6,6 +6,7 @@ from itertools import islice
 from roseinfer.core.config import SchedulerConfig, check_positive, option
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 from roseinfer.sched.policy import View
 
 
@@ -43,6 +44,7 @@ class PrefillBudget:
         self.tokens_left = options.prefill_max_tokens
         self._view = view
         self._chunked = config.enable_chunked_prefill
+        self._most_running = config.max_running
         self._starts_left = min(
             options.prefill_max_batch_size or config.max_num_seqs,
             view.free_seats,
@@ -62,6 +64,12 @@ class PrefillBudget:
     def closed(self) -> bool:
         """Whether nobody else can start in this step."""
         return self.starts_left <= 0 or (self.tokens_left is not None and self.tokens_left <= 0)
+
+    @property
+    def lacks(self) -> Cause:
+        """What the next one waits for if it cannot start in this step."""
+        free = min(self._view.free_seats, self._most_running - len(self._view.running)) - self._started
+        return Cause.BUDGET if free > 0 else Cause.SEATS
 
     def fits(self, cost: int) -> bool:
         """Whether a request of this cost can start within what is left."""

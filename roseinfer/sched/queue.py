@@ -1,8 +1,9 @@
-"""The queue of waiting requests, in which the samples of one request wait as one entry."""
+"""The queue of waiting requests, in which the samples of one request wait as one entry; and that of times to live."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
-from roseinfer.core.request import Request
+from roseinfer.core.request import Request, Status
 
 
 class WaitingQueue:
@@ -124,6 +125,14 @@ class WaitingQueue:
         """All that wait as one entry with the request, itself included, whether they could start or not."""
         return list(self._families.get(_family_of(request), {request.request_id: request}).values())
 
+    def behind(self, first: Request) -> list[Request]:
+        """Those that wait and share the prompt of `first`, which is sample 0 of their request and may run."""
+        members = self._families.get(first.request_id)
+        if members is not None:
+            return [member for member in members.values() if member is not first]
+        lead = self._lead(first.request_id)
+        return [] if lead is None or lead is first else [lead]
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless every request is in exactly one entry, which knows its lead."""
         grouped: dict[str, list[Request]] = {}
@@ -144,3 +153,32 @@ class WaitingQueue:
 
 def _family_of(request: Request) -> str:
     return request.fork_of or request.request_id
+
+
+class Expiries:
+    """When live requests (`requests`, by id) have to end: those of them that have a time to live."""
+
+    def __init__(self, requests: Mapping[str, Request]) -> None:
+        self._requests = requests
+        self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> None:
+        """Most requests end long before; a limit of days must not keep their names for days."""
+        if request.deadline_s is None:
+            return
+        heappush(self._heap, (request.deadline_s, request.request_id))
+        if len(self._heap) > 2 * len(self._requests) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._requests]
+            heapify(self._heap)
+
+    def due(self, now_s: float) -> Iterator[Request]:
+        """Those whose time is over and that have not ended, each once."""
+        while self._heap and self._heap[0][0] <= now_s:
+            request = self._requests.get(heappop(self._heap)[1])
+            if request is None or request.status is Status.FINISHED or request.deadline_s is None:
+                continue
+            if request.deadline_s <= now_s:  # else the id is in use again
+                yield request

@@ -5,8 +5,7 @@ some of the gap. Several steps may be in flight: `plan` counts on tokens that su
 settles what really happened.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator, Sequence
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
@@ -23,7 +22,7 @@ from roseinfer.core.outputs import (
 from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, Status, check_context
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Cause, Rejection
 from roseinfer.kv.manager import KvManager, PrefixHit
 from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
@@ -40,7 +39,8 @@ from roseinfer.sched.policy import (
     Yielding,
     rejectable,
 )
-from roseinfer.sched.queue import WaitingQueue
+from roseinfer.sched.queue import Expiries, WaitingQueue
+from roseinfer.sched.waits import Waits
 
 # Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
 ADMISSION_RESERVE = 0.01
@@ -72,7 +72,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._free_seats = list(range(config.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
-        self._expiries: list[tuple[float, str]] = []
+        self._expiries = Expiries(self._requests)
         self._ended: list[RequestOutput] = []
         self._reserve = int(kv.num_blocks * ADMISSION_RESERVE)
         self._step = 0
@@ -82,6 +82,8 @@ class Scheduler:
         self._clock = StepClock()
         self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
         self._liveness = Liveness(config.max_num_seqs)
+        self._waits = Waits(policy, self.waiting, self._liveness)
+        self._lacking: Cause | None = None  # of those that the policy lets start in this step, the first that cannot
         self.integrity_errors = 0  # counted by whoever audits
 
     # --- requests come and go -----------------------------------------------------------------------------------
@@ -98,8 +100,8 @@ class Scheduler:
             self.waiting.add_first(request)
         else:
             self.waiting.add(request)
-        if request.deadline_s is not None:
-            self._push_expiry(request.deadline_s, request.request_id)
+        self._expiries.add(request)
+        self._waits.add(request)
         self.policy.observe(Queued(request))
 
     def check_fits(self, request: Request) -> None:
@@ -134,8 +136,8 @@ class Scheduler:
     # --- planning -----------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute (yet). `take_ended` says who ended meanwhile."""
-        if self._expiries and self._expiries[0][0] <= now_s:
-            self._expire(now_s)
+        self._waits.begin(now_s)
+        self._expire(now_s)
         self._ready = None
         running = tuple(self.running.values())
         decision = self.policy.begin(self._view(now_s, running))
@@ -146,12 +148,15 @@ class Scheduler:
             running = self._make_room(draft, decision, running)
         thrashing = self._liveness.thrashing and bool(running)
         self._continue_running(draft, Unconditional() if thrashing else decision, running)
+        self._lacking = Cause.BLOCKS
         # After a preemption nobody starts: the blocks are for those that lacked some.
         if self._preemptions == preemptions and not thrashing:
-            if self.waiting and self._free_seats and draft.tokens_left > 0:
+            self._lacking = self._exhausted(draft)
+            if self.waiting and self._lacking is None:
                 self._admit_waiting(draft, decision, now_s)
             if not len(draft) and self._step == self._steps_done and self.has_work:
                 self._go_on_regardless(draft, now_s)
+        self._waits.explain(decision, self._lacking, self._exhausted(draft))
         if self.drafter is not None:
             add_drafts(self.drafter, draft, self.running.values(), self.kv, self._reserve)
         if not len(draft):
@@ -200,23 +205,10 @@ class Scheduler:
         if len(draft):
             self._liveness.stalled(self.policy, "lets nobody do anything; the engine goes on without it")
 
-    def _chosen_rows(self, decision: Decision, running: tuple[Request, ...]) -> Iterable[Request]:
-        """Who computes, as the policy says: each once, and only who runs."""
-        chosen = decision.select(running)
-        if chosen is running:
-            return running
-        chosen = list(chosen)
-        distinct = set(chosen)
-        if len(distinct) == len(chosen) and distinct.issubset(running):
-            return chosen
-        self._liveness.fault(self.policy, "named rows twice, or of requests that do not run")
-        known = set(running)
-        return [request for request in dict.fromkeys(chosen) if request in known]
-
     def _continue_running(self, draft: StepDraft, decision: Decision, running: tuple[Request, ...]) -> None:
         short: list[tuple[Request, int]] = []
         promised = 0
-        for request in self._chosen_rows(decision, running):
+        for request in self._liveness.rows(self.policy, decision.select(running), running):
             room = draft.tokens_left - promised
             if room <= 0:
                 break
@@ -301,6 +293,7 @@ class Scheduler:
         """Send a running request back to the head of the queue; it will be computed again from its tokens."""
         if victim in draft:
             draft.drop(victim)
+        self._waits.preempted(victim, self._step)
         del self.running[victim.request_id]
         victim.status = Status.WAITING
         victim.preemptions += 1
@@ -322,6 +315,12 @@ class Scheduler:
         for request in started:
             self._seat_taken(request, now_s)
 
+    def _exhausted(self, draft: StepDraft) -> Cause | None:
+        """What the step has no more of, so that nobody else can start in it."""
+        if not self._free_seats:
+            return Cause.SEATS
+        return Cause.BUDGET if draft.tokens_left <= 0 else None
+
     def _start_entry(self, draft: StepDraft, decision: Decision, lead: Request, started: list[Request]) -> bool:
         """Start a waiting request and its samples that could start with it, as far as the policy admits them.
 
@@ -331,9 +330,10 @@ class Scheduler:
             verdict = decision.admit(request)
             if verdict is Verdict.SKIP:
                 return True
-            if verdict is Verdict.STOP or draft.tokens_left <= 0 or not self._free_seats:
+            if verdict is Verdict.STOP:
                 return False
-            if not self._start(draft, decision, request, bool(started)):
+            self._lacking = self._exhausted(draft)
+            if self._lacking is not None or not self._start(draft, decision, request, bool(started)):
                 return False
             started.append(request)
         return True
@@ -351,20 +351,9 @@ class Scheduler:
 
     def _expire(self, now_s: float) -> None:
         """End the requests whose time to live is over."""
-        while self._expiries and self._expiries[0][0] <= now_s:
-            _, request_id = heappop(self._expiries)
-            request = self._requests.get(request_id)
-            if request is None or request.status is Status.FINISHED or request.deadline_s is None:
-                continue
-            if request.deadline_s <= now_s:  # else the id is in use again
-                self._ended.append(RequestOutput(request_id, end=self._finish(request, FinishReason.TIMEOUT, now_s)))
-
-    def _push_expiry(self, deadline_s: float, request_id: str) -> None:
-        """Most requests end long before; a limit of days must not keep their names for days."""
-        heappush(self._expiries, (deadline_s, request_id))
-        if len(self._expiries) > 2 * len(self._requests) + 64:
-            self._expiries = [entry for entry in self._expiries if entry[1] in self._requests]
-            heapify(self._expiries)
+        for request in self._expiries.due(now_s):
+            end = self._finish(request, FinishReason.TIMEOUT, now_s)
+            self._ended.append(RequestOutput(request.request_id, end=end))
 
     def take_ended(self) -> list[RequestOutput]:
         """The ends that `plan` decided, each once."""
@@ -400,6 +389,7 @@ class Scheduler:
         reserve = self._reserve if self.running or len(draft) else 0
         if count == 0 or self.kv.growth_cost(request_id, known) + reserve > self.kv.num_free:
             self.kv.release(request_id)
+            self._lacking = Cause.BLOCKS if count else Cause.BUDGET
             return False
         table = self.kv.table(request_id)
         growth = self.kv.grow(request_id, start + count) if start + count > cached else None
@@ -407,7 +397,7 @@ class Scheduler:
         request.seat = self._free_seats.pop()
         if request.preemptions == 0:
             request.cached_tokens = start
-        request.computed = request.planned = start
+        request.computed = request.planned = request.rowless = start
         request.write_from = cached
         draft.admitted.append(
             Admission(
@@ -460,6 +450,7 @@ class Scheduler:
         request.status = Status.RUNNING
         if request.preemptions == 0:
             request.scheduled_s = now_s
+        self._waits.started(request, self._step)
         self.policy.observe(Admitted(request.request_id, now_s, request.cached_tokens))
 
     # --- results ------------------------------------------------------------------------------------------------
@@ -472,6 +463,7 @@ class Scheduler:
         requests, running = self._requests, Status.RUNNING
         block_mask = self.kv.block_size - 1
         several = 0  # tokens beyond one for each output
+        self._steps_done, self._last_tokens, self._last_duration_s = plan.step + 1, plan.num_tokens, result.duration_s
         for row, row_result in zip(plan.rows, result.rows, strict=True):
             name, _, start, count, _, sample, _, _, _, _ = row
             _, token_ids, logprobs, _, error = row_result
@@ -496,7 +488,6 @@ class Scheduler:
         self._generation_tokens += len(outputs) + several
         if outputs:
             self._liveness.got_further()
-        self._steps_done, self._last_tokens, self._last_duration_s = plan.step + 1, plan.num_tokens, result.duration_s
         self._last_rows = len(plan.rows)
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
         self.policy.observe(StepDone(plan, now_s, duration_s))
@@ -515,10 +506,12 @@ class Scheduler:
         first = request.num_outputs == 0
         if first:
             self._prompt_tokens += max(0, min(row.start + row.count, request.prompt_len) - row.start)
+            request.chunks += row.count == 1  # the others were counted when they were planned
         kept = _kept(request, result.token_ids)
         request.computed = row.start + row.count
         if row.drafts:
             request.computed = request.planned = row.start + len(kept)
+            request.rowless += len(kept) - 1
         if request.params.max_tokens:
             request.tokens += kept
         if result.error is None:
@@ -556,7 +549,8 @@ class Scheduler:
         name, started, end = request.request_id, None, None
         if first:
             request.first_token_s = now_s
-            started = Started(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s)
+            why = self._waits.why(request, self._step)
+            started = Started(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s, why)
             if request.params.max_tokens == 0:
                 return RequestOutput(name, (), None, scored, started, self._finish(request, FinishReason.LENGTH, now_s))
         if kept[-1] in request.stop_ids:
@@ -582,12 +576,14 @@ class Scheduler:
         self.waiting.discard(request)
         self._liveness.got_further()
         request.status = Status.FINISHED
+        # Nothing of it is in the steps that were planned when its last token was on the way.
+        why = self._waits.ended(request, now_s, self._steps_done if reason is FinishReason.LENGTH else self._step)
         self._guided.discard(request.request_id)
         if request.in_flight == 0:
             self._vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))
         times = RequestTimes(request.arrival_s, request.scheduled_s, request.first_token_s, now_s)
-        return End(reason, times, stop_token, error, request.preemptions, rejection)
+        return End(reason, times, stop_token, error, request.preemptions, rejection, why)
 
     def _vacate(self, request: Request) -> None:
         """No submitted step names the request any more: its seat and blocks can be reused."""

@@ -6,7 +6,8 @@ import sys
 
 # Requests live apart from the ways to engines, as they may go from one to another; times on the way there are ages.
 # What becomes of each is kept beside what is counted.
-MOST_FILES = 62
+# What a request has waited for is kept apart from the scheduler, which would be two concepts otherwise.
+MOST_FILES = 63
 
 
 def test_one_chat_request_runs_few_files() -> None:

@@ -11,6 +11,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.sched.registry import options_of
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.waited import check_whys, watch
 
 VOCAB = 12  # small, so that end tokens and shared prefixes are frequent
 
@@ -55,6 +56,7 @@ def run(
     runner = FakeRunner(options["num_blocks"], options["block_size"], VOCAB, fail_on_token)
     core = make_core(vocab_size=VOCAB, runner=runner, **options)
     core.scheduler._reserve = reserve
+    watched = watch(core)
     collected: dict[str, Collected] = {}
     aborts: dict[int, list[str]] = {}
     for step in range(40):
@@ -64,10 +66,14 @@ def run(
                 if job.abort_after is not None:
                     aborts.setdefault(step + job.abort_after, []).append(f"{i}:0")
         core.abort(aborts.pop(step, []))
-        gather(core.step(), collected)
+        core._clock.advance(step % 3)
+        gather(core.launch(), collected)
+        core._clock.advance(0.25)
+        gather(core.settle(), collected)
         core.scheduler.check_integrity()
     run_dry(core, collected)
     check_limits(core)
+    check_whys(core, watched, collected)
     return collected
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event
 from roseinfer.core.request import Request, Status
+from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policy import Decision, Refusal, Verdict, View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
@@ -60,3 +61,9 @@ class FifoDecision:
 
     def admit(self, request: Request) -> Verdict:
         return Verdict.ADMIT if self.budget.start(request) else Verdict.STOP
+
+    def waits(self) -> Iterable[tuple[Request, Cause]]:
+        return ()  # all for what the first of them lacks
+
+    def line(self) -> Cause:
+        return self.budget.lacks

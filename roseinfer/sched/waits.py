@@ -1,0 +1,201 @@
+"""What requests wait for, and for how long each: by cause, as policy and mechanism name it from step to step.
+
+Thousands may wait for nothing else than those before them, so a step must not touch each. Who is not named waits *in
+line*: the line has a clock for each cause, of which one runs, and whoever joins it notes what they say. Who is named by
+the policy has a cause of its own, and since when. So a step costs what changes in it.
+"""
+
+from operator import itemgetter
+
+from roseinfer.core.request import Request, Status
+from roseinfer.core.slo import Cause
+from roseinfer.core.why import Foreseen, Why
+from roseinfer.sched.liveness import Liveness
+from roseinfer.sched.policy import Decision, Explaining, Foreseeing, Policy
+from roseinfer.sched.queue import WaitingQueue
+
+_CAUSES = tuple(Cause)
+_INDEX = {cause: index for index, cause in enumerate(_CAUSES)}
+NOTHING = Foreseen()
+_seconds = itemgetter(1)
+
+
+class _Account:
+    """Of one request. It waits for `cause` since `since_s`, or in line since its clocks said `joined`, or runs since
+    the plan of step `seated`. `steps`, `rows`: of earlier seats. `waited`: until then, in seconds.
+    """
+
+    __slots__ = ("cause", "foreseen", "joined", "rows", "seated", "since_s", "steps", "waited")
+
+    def __init__(self, request: Request) -> None:
+        self.waited = dict(request.waited)
+        self.since_s = request.arrival_s + sum(self.waited.values())
+        self.cause: Cause | None = Cause.STEP
+        self.joined: list[float] | None = None
+        self.seated: int | None = None
+        self.steps = self.rows = 0
+        self.foreseen: Foreseen | None = None
+
+    @property
+    def waits(self) -> bool:
+        return self.seated is None
+
+
+class Waits:
+    """Of one scheduler's requests, from `add` to `ended`. Times are those of its plans, in seconds.
+
+    From its arrival to the first plan that could have started it a request waits for a step to end. One that is
+    preempted waits for blocks, until the policy says more. A sample that shares a prompt waits for what sample 0 waits
+    for, and once that has started for the prompt.
+    """
+
+    def __init__(self, policy: Policy, queue: WaitingQueue, liveness: Liveness) -> None:
+        self._policy = policy
+        self._foreseeing = policy if isinstance(policy, Foreseeing) else None
+        self._queue = queue
+        self._liveness = liveness
+        self._explains: dict[type, bool] = {}  # kinds of decisions: to look at a protocol takes a microsecond
+        self._accounts: dict[str, _Account] = {}
+        self._fresh: list[Request] = []  # came since the last plan
+        self._parents: list[Request] = []  # started, and others wait for them to compute the prompt
+        self._clocks = [0.0] * len(_CAUSES)
+        self._line = Cause.OTHER
+        self._now_s = 0.0
+
+    def add(self, request: Request) -> None:
+        self._accounts[request.request_id] = _Account(request)
+        self._fresh.append(request)
+
+    # --- within a plan ------------------------------------------------------------------------------------------
+    def begin(self, now_s: float) -> None:
+        """A plan is being made: what was named in the last one held until now."""
+        if now_s > self._now_s:
+            self._clocks[_INDEX[self._line]] += now_s - self._now_s
+            self._now_s = now_s
+        if self._parents:
+            self._release_samples()
+
+    def started(self, request: Request, step: int) -> None:
+        """A request takes a seat in the plan of a step. To be called before the policy hears of it."""
+        account = self._accounts[request.request_id]
+        self._settle(account, self._now_s)
+        account.seated = step
+        self._foresee(request, account)
+        if request.fork_of is None:
+            others = self._queue.behind(request)
+            for other in others:
+                self._name(self._accounts[other.request_id], Cause.PARENT)
+            if others:
+                self._parents.append(request)
+
+    def preempted(self, request: Request, step: int) -> None:
+        """A request gives up its seat, without a row in the step that is being planned."""
+        account = self._accounts[request.request_id]
+        assert account.seated is not None, "it ran"
+        account.steps += step - account.seated
+        account.rows += request.planned - request.rowless
+        account.seated = None
+        account.cause, account.since_s = Cause.BLOCKS, self._now_s
+
+    def explain(self, decision: Decision, lacking: Cause | None, exhausted: Cause | None) -> None:
+        """What those wait for whom the plan has not started. `lacking`: what kept one from starting whom the policy let
+        start, and so the line behind it. If that is None it is for the policy to say and, where that says nothing, what
+        is `exhausted`.
+        """
+        for request in self._fresh if self._queue else ():
+            account = self._accounts.get(request.request_id)
+            if account is not None and account.waits:
+                self._join(account)
+        self._fresh.clear()
+        if not self._queue:
+            return
+        self._line = lacking or exhausted or Cause.OTHER
+        explains = self._explains.get(type(decision))
+        if explains is None:
+            explains = self._explains[type(decision)] = isinstance(decision, Explaining)
+        if explains:
+            try:
+                self._ask(decision, lacking)  # type: ignore[arg-type]  # it is one
+            except Exception as error:  # the policy's: nobody's output depends on it
+                self._fault("what requests wait for", error)
+
+    def _ask(self, decision: Explaining, lacking: Cause | None) -> None:
+        """Who does not wait is left out: the mechanism may have started it although the policy said no."""
+        if lacking is None:
+            self._line = _CAUSES[_INDEX[decision.line()]]
+        for request, cause in decision.waits():
+            account = self._accounts.get(request.request_id)
+            if account is None or not account.waits or account.cause is Cause.PARENT:
+                continue
+            known = _CAUSES[_INDEX[cause]]  # of that name, or an error
+            self._name(account, known)
+            if request.fork_of is None:
+                for other in self._queue.behind(request):
+                    self._name(self._accounts[other.request_id], known)
+
+    def _release_samples(self) -> None:
+        """Those whose prompt is computed, or will not be by sample 0, wait like all others from now on."""
+        for parent in self._parents:
+            if parent.computed >= parent.prompt_len or parent.status is Status.FINISHED:
+                accounts = [self._accounts[other.request_id] for other in self._queue.behind(parent)]
+                for account in accounts:
+                    if account.cause is Cause.PARENT:
+                        self._join(account)
+        self._parents = [p for p in self._parents if p.computed < p.prompt_len and p.status is not Status.FINISHED]
+
+    # --- clocks -------------------------------------------------------------------------------------------------
+    def _settle(self, account: _Account, now_s: float) -> None:
+        """Add to `waited` what it has waited for since it was named, or joined the line."""
+        waited = account.waited
+        if account.cause is not None:
+            waited[account.cause] = waited.get(account.cause, 0.0) + max(0.0, now_s - account.since_s)
+            return
+        assert account.joined is not None, "it stands in line"
+        for cause, clock_s, joined_s in zip(_CAUSES, self._clocks, account.joined, strict=True):
+            if clock_s > joined_s:
+                waited[cause] = waited.get(cause, 0.0) + clock_s - joined_s
+        waited[self._line] = waited.get(self._line, 0.0) + max(0.0, now_s - self._now_s)
+
+    def _join(self, account: _Account) -> None:
+        if account.cause is not None:
+            self._settle(account, self._now_s)
+            account.cause, account.joined = None, self._clocks.copy()
+
+    def _name(self, account: _Account, cause: Cause) -> None:
+        if account.cause is not cause:
+            self._settle(account, self._now_s)
+            account.cause, account.since_s = cause, self._now_s
+
+    # --- what is said -------------------------------------------------------------------------------------------
+    def why(self, request: Request, steps: int) -> Why:
+        """Of a request that has run or runs. `steps`: how many were planned by now."""
+        return _say(request, self._accounts[request.request_id], steps)
+
+    def ended(self, request: Request, now_s: float, steps: int) -> Why:
+        """The last of a request, running or not. To be called before the policy hears of it."""
+        account = self._accounts.pop(request.request_id)
+        if account.waits:
+            self._settle(account, now_s)
+            self._foresee(request, account)
+        return _say(request, account, steps)
+
+    def _foresee(self, request: Request, account: _Account) -> None:
+        if account.foreseen is not None or self._foreseeing is None:
+            return
+        account.foreseen = NOTHING
+        try:
+            account.foreseen = Foreseen(*self._foreseeing.foreseen(request))
+        except Exception as error:  # as above
+            self._fault("what it foresaw", error)
+
+    def _fault(self, what: str, error: Exception) -> None:
+        self._liveness.fault(self._policy, f"cannot say {what} ({type(error).__name__}: {error})")
+
+
+def _say(request: Request, account: _Account, steps: int) -> Why:
+    planned, rows = account.steps, account.rows
+    if account.seated is not None:
+        planned += steps - account.seated
+        rows += request.planned - request.rowless
+    waited = sorted([item for item in account.waited.items() if item[1] > 0], key=_seconds, reverse=True)
+    return Why(tuple(waited), account.foreseen or NOTHING, request.chunks, planned, planned - rows)
