@@ -6,6 +6,7 @@ from math import inf
 from roseinfer.core.events import Admitted, Ended, Event, Queued
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
+from roseinfer.core.why import Foreseen
 
 # Beyond these an objective is as good as at them, and what policies compute from it would be 0, inf or NaN.
 SHORTEST_S, LONGEST_S = 1e-6, 1e9
@@ -17,8 +18,9 @@ class Track:
     `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
     pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request.
     `owed`: whether something was promised that can still be kept or broken. `waits_for`: what made it wait when the
-    policy last looked, None before. `uncached`: prompt tokens to compute, as of when somebody asked first; -1 before.
-    The other fields belong to the policy.
+    policy last looked, None before. `foreseen`: what was expected of it when the policy first looked, None before.
+    `uncached`: prompt tokens to compute, as of when somebody asked first; -1 before. The other fields belong to the
+    policy.
     """
 
     __slots__ = (
@@ -28,7 +30,9 @@ class Track:
         "due_s",
         "end_s",
         "entry",
+        "excess",
         "floor_s",
+        "foreseen",
         "idle_s",
         "idle_step",
         "key",
@@ -66,7 +70,8 @@ class Track:
         self.idle_step = -2
         self.entry = self.uncached = -1
         self.waits_for: Cause | None = None
-        self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
+        self.foreseen: Foreseen | None = None
+        self.excess = self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
 
     @property
     def patient(self) -> bool:

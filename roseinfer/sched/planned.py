@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 from roseinfer.sched.policy import Refusal, Verdict
 
 
@@ -50,3 +51,17 @@ class PlannedDecision:
 
     def admit(self, request: Request) -> Verdict:
         return Verdict.ADMIT if request.request_id in self._chunks else Verdict.SKIP
+
+
+class ExplainedDecision(PlannedDecision):
+    """One that also says what those wait for who do not start (`Explaining`), once it was told by `say`."""
+
+    def say(self, news: Iterable[tuple[Request, Cause]], line: Cause) -> None:
+        """`news`: who waits for something else than before, and for what. `line`: what the others wait for."""
+        self._news, self._line = news, line
+
+    def waits(self) -> Iterable[tuple[Request, Cause]]:
+        return self._news
+
+    def line(self) -> Cause:
+        return self._line

@@ -1,16 +1,22 @@
-"""Why the slack policy turned somebody away, as data: the objective, and what stood against it."""
+"""What requests wait for under the slack policy, and why it turned somebody away, as data: the objective, what stood
+against it, and what could have been kept.
+"""
 
 from math import inf
 
 import pytest
 
 from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.events import Ended, Queued
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.slack.capacity import PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy
+from roseinfer.sched.policy import Explaining, Foreseeing
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.
@@ -119,3 +125,135 @@ def test_who_became_worth_its_price_waits_for_something_else() -> None:
     limit.limit_s = inf
     made.policy.state.backlog.sort_by_price(made.policy.state.worth)
     assert refused(made, "dear", 2.0) == ("ttft", Cause.SEATS)
+
+
+# --- those that wait ------------------------------------------------------------------------------------------------
+def said(made: State) -> tuple[dict[str, Cause], Cause]:
+    """What the next plan says of those that wait: by name, and of the others."""
+    decision = made.begin()
+    assert isinstance(decision, Explaining)
+    return {request.request_id: cause for request, cause in decision.waits()}, decision.line()
+
+
+@pytest.mark.parametrize("limits", [{"seats": 0}, {"free_blocks": 0}])
+def test_only_what_is_new_is_said(limits: dict[str, int]) -> None:
+    made = state(**limits)
+    made.run("a", tpot_s=0.050)
+    made.wait("b", ttft_s=9.0, tpot_s=0.050)
+    cause = Cause.SEATS if "seats" in limits else Cause.BLOCKS
+    assert said(made) == ({"b": cause}, cause)
+    assert said(made) == ({}, cause)
+
+
+def test_a_seat_would_not_help_where_those_that_run_need_all_of_the_time() -> None:
+    made = state(seats=0)
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    made.wait("e", ttft_s=5.0, tpot_s=0.015)
+    assert said(made) == ({"e": Cause.UTILISATION}, Cause.UTILISATION)
+
+
+def test_a_low_price_would_not_help_where_there_is_room_to_spare_but_no_seat() -> None:
+    limit = PriceLimit()
+    limit.limit_s = 0.050
+    made = priced(limit)
+    limit.update = lambda *_: True  # type: ignore[method-assign]
+    made.wait("dear", 10, predicted=100, ttft_s=1.0, tpot_s=0.050)
+    assert said(made)[0]["dear"] is Cause.SEATS
+
+
+def test_a_price_that_only_its_tenant_makes_too_high() -> None:
+    made = state()
+    tenants = made.policy.state.tenants
+    tenants.charge("large", 9.0, 0.0)
+    tenants.charge("small", 1.0, 0.0)
+    limit = made.policy.state.price
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    limit.limit_s, limit.update = 0.200, lambda *_: False  # type: ignore[method-assign]
+    for tenant in ("large", "small"):
+        made.wait(f"of {tenant}", predicted=100, tenant=tenant, ttft_s=5.0, tpot_s=0.050)
+    assert said(made)[0] == {"of large": Cause.TENANT, "of small": Cause.UTILISATION}
+
+
+def test_who_must_compute_its_prompt_again_waits_for_blocks() -> None:
+    made = state(free_blocks=0)
+    made.run("a", tpot_s=0.050)
+    again = made.run("b", tpot_s=0.050)
+    put_out(made, again)
+    assert said(made)[0] == {"b": Cause.BLOCKS}
+
+
+def put_out(made: State, request: Request) -> None:
+    made.running.remove(request)
+    request.status, request.preemptions = Status.WAITING, 1
+    made.waiting.append(request)
+    made.policy.observe(Queued(request))
+
+
+def test_those_without_objectives_wait_in_line() -> None:
+    made = state()
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    made.wait("rest")
+    assert said(made) == ({}, Cause.UTILISATION)
+
+
+def test_a_prompt_for_which_the_step_has_no_tokens() -> None:
+    made = state(budget=100)
+    made.start(made.wait("first", 2000))
+    made.wait("second", 100, ttft_s=300.0)
+    made.wait("third", 90, ttft_s=300.0)
+    assert said(made)[0] == {"third": Cause.BUDGET}
+
+
+def test_what_was_expected_of_it_when_it_came() -> None:
+    """A prompt of 0.5 s behind one of 1 s."""
+    made = state()
+    made.start(made.wait("first", 1000, ttft_s=1.5))
+    second = made.wait("second", 500, ttft_s=9.0, tpot_s=0.050)
+    policy = made.policy
+    assert isinstance(policy, Foreseeing) and policy.foreseen(second) == (None, None)
+    made.begin()
+    foreseen = policy.foreseen(second)
+    assert foreseen.ttft_s == pytest.approx(1.5, rel=0.05) and foreseen.tpot_s == pytest.approx(0.011)
+    made.now_s = 1.0
+    made.begin()
+    assert policy.foreseen(second) == foreseen
+
+
+# --- what could have been kept --------------------------------------------------------------------------------------
+OUT_OF_REACH = [
+    ("ttft", {"ttft_s": 0.001, "tpot_s": 0.050}),
+    ("ttft", {"ttft_s": 0.400}),
+    ("tpot", {"ttft_s": 9.0, "tpot_s": 0.005}),
+    ("e2e", {"e2e_s": 0.4}),
+    ("e2e", {"e2e_s": 0.8}),
+]
+
+
+@pytest.mark.parametrize(("reason", "objectives"), OUT_OF_REACH)
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_is_attainable_is_kept(reason: str, objectives: dict[str, float], busy: bool) -> None:
+    made = state()
+    if busy:
+        made.start(made.wait("prompt", 800, ttft_s=5.0))
+        for name in "abc":
+            made.run(name, tpot_s=0.050)
+    made.wait("tight", 500, **objectives)
+    decision = made.begin()
+    rejection = made.rejected(decision)["tight"]
+    refused = objectives[f"{reason}_s"]
+    assert rejection.reason == reason and rejection.attainable_s is not None and rejection.attainable_s > refused
+    made.waiting[-1].status = Status.FINISHED
+    made.policy.observe(Ended("tight", 0.0, FinishReason.REJECTED, 0))
+    made.wait("loose", 500, **{**objectives, f"{reason}_s": rejection.attainable_s})
+    decision = made.begin()
+    assert not made.rejected(decision) and ("loose" in made.admitted(decision)) is not busy
+
+
+def test_nobody_can_say_when_a_seat_comes_free() -> None:
+    made = state(seats=0)
+    made.run("a", tpot_s=0.050)
+    made.wait("tight", 500, ttft_s=0.001)
+    assert made.rejected(made.begin())["tight"].attainable_s is None

@@ -6,10 +6,12 @@ from math import inf
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
+from roseinfer.core.why import Foreseen
 from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths import peak_tokens
+from roseinfer.sched.policies.slack.attainable import Chances
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
-from roseinfer.sched.policies.slack.capacity import MOST_CONSTANT, PRICED
+from roseinfer.sched.policies.slack.capacity import MOST_CONSTANT
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
@@ -19,12 +21,16 @@ SPARE_FOR_HASTY = 0.15  # of the machine, which requests that can wait leave fre
 
 
 class SlackAdmission:
-    """One step's. `admitted`: with the prompt tokens of each; they start as far as the step has tokens for them."""
+    """One step's. `admitted`: with the prompt tokens of each; they start as far as the step has tokens for them.
+    `line`: what the others wait for, of whom nothing is said; None if nobody had to wait.
+    """
 
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:
         self.admitted: list[tuple[Track, int]] = []
         self.rejections: dict[str, Refusal] = {}
         self.yields: list[Request] = []
+        self.line: Cause | None = None
+        self._limit = 1.0  # of those that are looked at
         self._state = state
         self._tuning = state.tuning
         self._params = state.cost.params
@@ -49,7 +55,8 @@ class SlackAdmission:
         if len(state.batch):
             self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
         self._keep = state.keep(self._smallest_s)
-        if state.price.update(self._now_s, self._keep, self._params.step_s):
+        self._closely = state.price.update(self._now_s, self._keep, self._params.step_s)
+        if self._closely:
             state.backlog.sort_by_price(state.worth)
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
         self._demand, self._growth = state.demand, state.growth
@@ -58,6 +65,25 @@ class SlackAdmission:
         self._walk(state.backlog.affordable, 1.0)
         self._walk(state.backlog.parked, self._tuning.roomy)
         self._walk_rest()
+        if self.rejections:
+            self._say_what_could_be()
+
+    def _say_what_could_be(self) -> None:
+        """Of those turned away, behind those that start."""
+        chances = Chances(
+            self._state,
+            self._now_s,
+            self._demand,
+            self._smallest_s,
+            sum([seconds for _, seconds in self._line]),
+            not self._view.running and not self.admitted,
+            self._prefill_time,
+            lambda track: self._seats > 0 and self._has_blocks(track),
+        )
+        for name, (request, rejection) in self.rejections.items():
+            track = self._state.ledger.waiting[name]
+            least_s = chances.least_s(track, rejection.reason, self._view.uncached(request))
+            self.rejections[name] = Refusal(request, rejection._replace(attainable_s=least_s))
 
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
         cause = Cause.IDLE if self._state.misses_alone(track) else track.waits_for or Cause.QUEUE
@@ -67,10 +93,39 @@ class SlackAdmission:
         self.rejections[track.request.request_id] = Refusal(track.request, Rejection(reason, predicted_s, cause))
 
     def _hold(self, track: Track, cause: Cause, verdict: Verdict = Verdict.SKIP) -> Verdict:
-        """It waits, for its price if that is too high."""
-        if track.waits_for not in PRICED:
-            track.waits_for = cause
+        """It waits: for those that run if they would keep it from starting as well, since these have what it lacks; and
+        not for them but for its price, if without that it were none of those that wait for room to spare.
+
+        Whether they would is asked now and then: it costs as much as deciding.
+        """
+        known = track.waits_for
+        if cause is not Cause.UTILISATION and known is not None and not self._closely:
+            cause = known
+        elif cause is not Cause.UTILISATION and not self._fits(track):
+            cause = Cause.UTILISATION
+        if self._limit == 1.0:
+            self.line = cause
+        elif cause is Cause.UTILISATION:
+            cause = self._state.objection(track) or cause
+        self._state.name(track, cause)
         return verdict
+
+    def _fits(self, track: Track) -> bool:
+        """Whether there is time for its tokens beside those that run."""
+        smallest_s = min(self._smallest_s, track.tpot_s)
+        if smallest_s == inf or track.request.begun or not (self._view.running or self.admitted):
+            return True
+        return self._demand.fits(self._limit, self._state.keep(smallest_s), self._params.step_s, track.weight)
+
+    def _foresee(self, track: Track) -> Foreseen:
+        """What is expected of one that is looked at for the first time: of its first token, if it starts now."""
+        p, waited_s = self._params, self._now_s - track.request.arrival_s
+        ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
+        if track.uncached < 0:
+            track.uncached = self._view.uncached(track.request)
+        own_s = p.prefill_s(len(track.tokens) - track.uncached, track.uncached)
+        pace_s = min(track.tpot_s, max(self._state.recent_step_s, self._state.alone_s(track)))
+        return Foreseen(waited_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s, pace_s)
 
     def _overhead(self, smallest_s: float) -> float:
         """Share of the time that steps cost whatever they hold, if the smallest objective sets their pace."""
@@ -91,10 +146,13 @@ class SlackAdmission:
 
     def _walk(self, entries: list[Entry], limit: float) -> None:
         """Admit from the head until one does not fit; those that cannot be in time any more are turned away."""
+        self._limit = limit
         for track in self._first_of(entries):
             if track.request.request_id in self.rejections:
                 continue
             state = self._state
+            if track.foreseen is None:
+                track.foreseen = self._foresee(track)
             if state.unattainable(track) and rejectable(track.request):
                 reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
                 self._reject(track, reason, state.prefill_s(len(track.tokens)))
@@ -125,17 +183,23 @@ class SlackAdmission:
         for track in self._first_of(self._state.backlog.rest):
             if track.request.request_id in taken:
                 continue
-            if self._kept or self._seats <= 0 or not self._has_room() or not self._has_blocks(track):
+            lacks = self._rest_lacks(track)
+            if lacks is not None:
+                self.line = self.line or lacks
                 return
             self._growth += track.length
             self._admit(track, self._view.uncached(track.request))
 
-    def _has_room(self) -> bool:
-        """Whether the others leave room and seats for requests without objectives."""
-        if self._smallest_s == inf:
-            return True
-        spare = self._tuning.spare_seats * self._state.seats
-        return self._demand.fits(self._tuning.roomy, self._keep, self._params.step_s) and self._seats > spare
+    def _rest_lacks(self, track: Track) -> Cause | None:
+        """What the others do not leave for one without objectives: time, a seat to spare, or KV blocks."""
+        spare = 0.0
+        if self._smallest_s < inf:
+            if not self._demand.fits(self._tuning.roomy, self._keep, self._params.step_s):
+                return Cause.UTILISATION
+            spare = self._tuning.spare_seats * self._state.seats
+        if self._seats <= spare:
+            return Cause.SEATS
+        return Cause.BLOCKS if self._kept or not self._has_blocks(track) else None
 
     def _start_aged(self) -> None:
         """The oldest without objectives that has waited long starts before all others, from `rest_again_s` on.
@@ -175,8 +239,8 @@ class SlackAdmission:
             own_s = p.prefill_s(len(track.tokens) - prompt, prompt)
             if own_s > time_s and rejectable(track.request):
                 share = self._prefill_time(1.0)
-                if track.waits_for is None:
-                    self._hold(track, Cause.QUEUE if own_s <= time_s + ahead_s else Cause.UTILISATION)
+                if track.waits_for is None or self._now_s - track.request.arrival_s <= 2 * ends_s:  # it has just come
+                    track.waits_for = Cause.QUEUE if own_s <= time_s + ahead_s else Cause.UTILISATION
                 self._reject(track, track.first_objective, (ahead_s + own_s) / share + p.step_s)
                 return None
         for due_s, seconds in self._line:

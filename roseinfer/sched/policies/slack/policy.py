@@ -22,6 +22,7 @@ from roseinfer.core.events import Admitted, Event, Queued, StepDone
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
+from roseinfer.core.why import Foreseen
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoPolicy
@@ -91,6 +92,10 @@ class SlackPolicy:
         self._planned, self._seconds, self._limit_s = view.step, step.seconds, step.limit_s
         self._ends_s = now_s + step.seconds
         return decision
+
+    def foreseen(self, request: Request) -> Foreseen:
+        track = self.state.ledger.waiting.get(request.request_id)
+        return (track and track.foreseen) or Foreseen()
 
     def promise(self, counts: Promise, block_size: int, uncached: Callable[[Request], int]) -> Promise:
         return self._promises.make(counts, block_size, uncached, self._ends_s)

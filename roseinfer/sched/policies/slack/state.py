@@ -7,6 +7,7 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import STALL_FACTOR, Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Ledger, Track
@@ -25,6 +26,8 @@ LIKELY = 64.0  # tokens that many outputs have, whatever was expected of them
 FEW = 0.1  # of those that run
 GIVE_UP = 1.5  # times as many that could be served at a slower pace: for that, promises of a faster one are broken
 HURRY = 0.75  # of the pace at its start, to which one that falls behind its end is hurried at most
+# What a request waits for that has not been found to lack anything but its price.
+_UNPRICED = (None, Cause.UTILISATION, *PRICED)
 SURE_STEPS = 50  # after which the cost model is trusted to call an objective unattainable
 
 
@@ -33,6 +36,7 @@ class SlackState:
     id: best effort, or demoted. `promised`: live requests with objectives. `demoted`: of `leftover`, those with a TPOT
     objective. `growth`: tokens that the running requests are expected to add. `rest_again_s`: when the
     next one without objectives may start before others. `recent_step_s`: the mean time between tokens, lately.
+    `news`: who waits for something else than before, since it was taken last.
     """
 
     def __init__(self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning) -> None:
@@ -48,6 +52,7 @@ class SlackState:
         self.demand = Demand.of([], [], [], 0.05)
         self.backlog = Backlog()
         self.price = PriceLimit(tuning.price_window_s, tuning.price_fill)
+        self.news: list[tuple[Request, Cause]] = []
         self.tenants = TenantShares()
         self.promised = self.demoted = 0
         self.patient = 0.0
@@ -74,6 +79,8 @@ class SlackState:
         request, p = track.request, self.cost.params
         if request.preemptions:
             self._leave(track)
+            track.waits_for = None
+            self.name(track, Cause.BLOCKS)
             if request.num_outputs > track.length:  # it has outlived what was expected of it
                 track.length = request.num_outputs + self.lengths.left(request, request.num_outputs)
         else:
@@ -92,7 +99,7 @@ class SlackState:
             track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
             self.preempted[request.request_id] = track
         track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
-        excess = self.tenants.excess(request.tenant, request.arrival_s)
+        track.excess = excess = self.tenants.excess(request.tenant, request.arrival_s)
         track.key += self.tuning.priority_s * self._level(request) + self.tuning.fairness_s * excess
         if track.tpot_s < inf:
             # The constant part of a step is paid anyway, so a second of decoding costs more than one of prefill.
@@ -153,7 +160,7 @@ class SlackState:
         """
         if track.end_s == inf:
             return
-        arrival_s, behind = track.request.arrival_s, track.length + self._wrong_by(track)
+        arrival_s, behind = track.request.arrival_s, track.length + self.wrong_by(track)
         whole_s = track.end_s - arrival_s
         steps_s = behind * max(FASTEST * self.alone_s(track), self.recent_step_s)
         latest_s = max(whole_s - steps_s, 0.1 * whole_s)
@@ -161,7 +168,7 @@ class SlackState:
             track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
         track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, behind), FASTEST * self.alone_s(track)))
 
-    def _wrong_by(self, track: Track) -> float:
+    def wrong_by(self, track: Track) -> float:
         """Tokens by which its expected length may be wrong: as others were, but at most half of it, or `LIKELY`."""
         return min(self.length_error, max(0.5 * track.length, LIKELY))
 
@@ -174,7 +181,7 @@ class SlackState:
         own_s = slo.tpot_s or inf
         worth_s = max(self.price.pace_s, self.price.fastest_s)
         least_s = max(HELD_UP * self.alone_s(track), worth_s, track.floor_s)
-        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self._wrong_by(track)), least_s)
+        pace_s = max((track.end_s - now_s) / (left + 0.25 * track.outputs + self.wrong_by(track)), least_s)
         if not track.floor_s:
             track.floor_s = HURRY * pace_s
         track.tpot_s = min(own_s, pace_s)
@@ -267,7 +274,7 @@ class SlackState:
         if more_s > 0:
             self.tenants.charge(request.tenant, more_s, now_s)
             self.price.correct(Offer(now_s, more_s, price_s, track.tpot_s))
-            track.work_s, track.price_s = work_s, price_s
+            track.work_s, track.price_s, track.excess = work_s, price_s, excess
 
     def _price_s(self, request: Request, work_s: float, excess: float) -> float:
         """What counts against the price limit: more for a tenant that has had much, less for a better priority."""
@@ -358,10 +365,29 @@ class SlackState:
 
     def worth(self, track: Track) -> bool:
         """Whether a request is worth its cost while not all can be served."""
-        objection = self.price.objection(track.price_s, track.tpot_s, track.patient)
-        if objection is not None or track.waits_for in PRICED:
-            track.waits_for = objection
+        objection = self.objection(track)
+        if objection is None:
+            if track.waits_for in PRICED:  # and now for its turn, like most; the next look will tell
+                self.name(track, Cause.UTILISATION)
+                track.waits_for = None
+        elif track.waits_for in _UNPRICED:
+            self.name(track, objection)
         return objection is None
+
+    def objection(self, track: Track) -> Cause | None:
+        """Why it is not worth its cost, if it is not; its tenant if that is all."""
+        price, patient = self.price, track.patient
+        found = price.objection(track.price_s, track.tpot_s, patient)
+        if found is Cause.PRICE and track.excess:
+            own_s = track.price_s / (1 + track.excess)
+            found = price.objection(own_s, track.tpot_s, patient) or Cause.TENANT
+        return found
+
+    def name(self, track: Track, cause: Cause) -> None:
+        """It waits for this from now on."""
+        if track.waits_for is not cause:
+            track.waits_for = cause
+            self.news.append((track.request, cause))
 
     def prefill_s(self, tokens: int) -> float:
         """On a machine that does nothing else."""
@@ -373,14 +399,14 @@ class SlackState:
         """
         if self.cost.steps < SURE_STEPS:
             return False
-        least_s = self.alone_s(track) * (track.length - self._wrong_by(track))
+        least_s = self.alone_s(track) * (track.length - self.wrong_by(track))
         return track.tpot_s < self.alone_s(track) or least_s > track.end_s - track.request.arrival_s
 
     def misses_alone(self, track: Track) -> bool:
         """Whether an idle machine would miss one of its objectives as well, had it started when it came."""
         slo = track.request.slo
         first_s = self.prefill_s(len(track.tokens))
-        whole_s = first_s + self.alone_s(track) * max(0.0, track.length - self._wrong_by(track))
+        whole_s = first_s + self.alone_s(track) * max(0.0, track.length - self.wrong_by(track))
         late = slo is not None and first_s > (slo.ttft_s or inf)
         return late or whole_s > track.end_s - track.request.arrival_s or self.unattainable(track)
 

@@ -4,8 +4,9 @@ from collections.abc import Container, Sequence
 from math import inf
 
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 from roseinfer.sched.ledger import Track
-from roseinfer.sched.planned import PlannedDecision
+from roseinfer.sched.planned import ExplainedDecision
 from roseinfer.sched.policies.slack.admission import SlackAdmission
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View
@@ -43,9 +44,11 @@ class SlackStep:
         if not rows and not chunks:  # somebody has to
             rows = [track.request for track in state.ledger.decoding.values() if track.request not in yielding]
         rows += [track.request for track in filling]
-        return PlannedDecision(
-            rows, chunks, starts, list(admission.rejections.values()), self._yields, admission.yields
-        )
+        refused = list(admission.rejections.values())
+        decision = ExplainedDecision(rows, chunks, starts, refused, self._yields, admission.yields)
+        decision.say(state.news, admission.line or Cause.UTILISATION)
+        state.news = []
+        return decision
 
     def _measure(self) -> None:
         """Slack of every decoding request; those that are lost are demoted."""
@@ -200,6 +203,10 @@ class SlackStep:
                     room_s = min(room_s, ends_s - self._decode_s - self._prefill_s)
             if track.request.seat is None:
                 starts.append(track.request)
+        short = Cause.BUDGET if most <= 0 else Cause.QUEUE if chunks else Cause.UTILISATION
+        for track, _ in prompts:
+            if track.request.seat is None and track.request.request_id not in chunks:
+                self._state.name(track, short)
         return chunks, starts
 
     def _guard(self, track: Track, wanted: int) -> float:
