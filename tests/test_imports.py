@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "runner": {"core", "kernels", "attention", "models"},
     "server": {"core", "text", "grammar", "engine", "predictor"},
     "bench": {"core", "engine", "hub", "text", "server"},
+    "terminal": {"core"},
     "commands": {
         "core",
         "sched",
@@ -53,6 +54,7 @@ MAY_IMPORT = {
         "sim",
         "calibration",
         "predictor",
+        "terminal",
     },
     "cli": {"core", "options", "commands", "cpu_settings"},
     "assets": set(),

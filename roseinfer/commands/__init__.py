@@ -10,6 +10,8 @@ from roseinfer.commands import (
     bench_streaming,
     bench_throughput,
     calibrate,
+    chat,
+    complete,
     generate,
     serve,
     simulate,
@@ -38,6 +40,8 @@ class Command(Protocol):
 
 COMMANDS: tuple[Command, ...] = (
     serve,
+    chat,
+    complete,
     generate,
     bench_latency,
     bench_throughput,

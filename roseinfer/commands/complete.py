@@ -1,0 +1,42 @@
+"""roseinfer complete: go on with a text, by a server's API."""
+
+import sys
+from argparse import Namespace
+
+from roseinfer.commands import asking
+from roseinfer.commands.groups import ENGINE
+from roseinfer.core.errors import ConfigError
+from roseinfer.options import OptionParser, OptionSet
+from roseinfer.terminal.config import AskConfig
+from roseinfer.terminal.objectives import parse_objectives
+
+NAME = "complete"
+HELP = "go on with a text, here or on a server: MODEL may be a URL"
+OPTIONS = OptionSet(asking.ANSWERS, asking.SERVER, *ENGINE)
+
+
+def configure(parser: OptionParser) -> None:
+    asking.add_quick(parser, "go on with this text; without it with standard input")
+
+
+def run(args: Namespace) -> int:
+    given = asking.read(OPTIONS, args)
+    answers = OPTIONS.build(AskConfig, given)
+
+    from roseinfer.terminal.answer import Asking, describe
+    from roseinfer.terminal.chat import explain, model_of, stream_to
+    from roseinfer.terminal.screen import Screen
+
+    prompt = args.quick if args.quick is not None else sys.stdin.read()
+    if not prompt:
+        raise ConfigError("there is no text: -q is empty, or standard input")
+    screen = Screen()
+    slo = parse_objectives(answers.slo or "")
+    with asking.server(OPTIONS, given) as (remote, _):
+        body = {"model": model_of(remote, given.get("model_name")), "prompt": prompt, **answers.fields}
+        reply = Asking(remote, "/v1/completions", {**body, "slo": {**slo, "report": True}} if slo else body)
+        outcome = stream_to(screen, reply)
+    if not outcome.nothing and (answers.stats or (answers.stats is None and not screen.plain)):
+        screen.note(describe(reply.answer, slo))
+    explain(screen, outcome)
+    return 0 if outcome.error is None else 1

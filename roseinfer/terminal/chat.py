@@ -1,0 +1,147 @@
+"""The conversation at a terminal: questions, commands, answers as they stream."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.terminal.answer import Asking, describe
+from roseinfer.terminal.conversation import Conversation
+from roseinfer.terminal.refusals import advice
+from roseinfer.terminal.remote import RefusedError, Remote, RemoteError
+from roseinfer.terminal.screen import Screen
+from roseinfer.terminal.slash import COMMANDS, Leave, run_command
+
+PROMPT = "> "
+BLOCK = '"""'  # begins and ends a question of several lines
+PATH = "/v1/chat/completions"
+
+
+class Chat:
+    """Asks `remote` and shows its answers. `stats`: a line with tokens and times behind each."""
+
+    def __init__(self, remote: Remote, conversation: Conversation, screen: Screen, *, stats: bool) -> None:
+        self.remote = remote
+        self.conversation = conversation
+        self.screen = screen
+        self.stats = stats
+        self.last: str | None = None  # the line of the newest answer
+        self.unanswered: str | None = None
+
+    def ask(self, question: str) -> bool:
+        """One turn; whether there is an answer, if only a part of one. Ctrl+C ends it with what there is."""
+        self.conversation.ask(question)
+        asking = Asking(self.remote, PATH, self.conversation.body())
+        outcome = stream_to(self.screen, asking)
+        self.unanswered = question if outcome.nothing else None
+        if outcome.nothing:
+            self.conversation.take_back()
+        else:
+            self.conversation.answered(asking.answer.text)
+            self.last = describe(asking.answer, self.conversation.slo)
+            if self.stats:
+                self.screen.note(self.last)
+        explain(self.screen, outcome)
+        return outcome.error is None
+
+    def converse(self, check: Callable[[], None] = lambda: None) -> None:
+        """Reads questions and commands until the input ends. `check` is called before each, and may raise."""
+        _edit_lines()
+        while True:
+            try:
+                check()
+                self._turn(_read())
+            except KeyboardInterrupt:
+                self.screen.note("\nCtrl+D leaves")
+            except EOFError:
+                self.screen.note("")
+                return
+            except Leave:
+                return
+
+    def _turn(self, line: str) -> None:
+        question: str | None = line
+        if line.startswith("/"):
+            try:
+                question = run_command(self, line)
+            except ConfigError as error:
+                self.screen.complaint(str(error))
+                return
+        if question is not None and question.strip():
+            self.ask(question)
+
+
+class Outcome(NamedTuple):
+    """How the reading of an answer ended. `nothing`: before its first token."""
+
+    nothing: bool = False
+    stopped: bool = False
+    error: RemoteError | None = None
+
+
+def stream_to(screen: Screen, asking: Asking) -> Outcome:
+    """Shows an answer as it comes. Ctrl+C ends it, at the server too."""
+    error, stopped = None, False
+    try:
+        for piece in asking:
+            screen.piece(piece.text, thought=piece.thought)
+    except KeyboardInterrupt:
+        stopped = True
+    except RemoteError as raised:
+        error = raised
+    screen.end()
+    return Outcome(asking.answer.first_s is None and (stopped or error is not None), stopped, error)
+
+
+def explain(screen: Screen, outcome: Outcome) -> None:
+    """Why there is no more of it, and what to do about that."""
+    if outcome.stopped:
+        screen.note("stopped")
+    if outcome.error is None:
+        return
+    screen.complaint(str(outcome.error))
+    if isinstance(outcome.error, RefusedError):
+        for line in advice(outcome.error):
+            screen.note(line)
+
+
+def _read() -> str:
+    """A line, or several between two lines that hold `\"\"\"`. Raises `EOFError` when the input ends."""
+    line = input(PROMPT)
+    if not line.startswith(BLOCK):
+        return line
+    lines = [line[len(BLOCK) :]]
+    while not lines[-1].endswith(BLOCK):
+        lines.append(input())
+    lines[-1] = lines[-1][: -len(BLOCK)]
+    return "\n".join(lines).strip("\n")
+
+
+def _edit_lines() -> None:
+    """Arrow keys, earlier lines, and commands completed by tab, where the terminal's library is there."""
+    with suppress(ImportError):
+        import readline
+
+        def complete(text: str, state: int) -> str | None:
+            found = [f"/{name}" for name in COMMANDS if f"/{name}".startswith(text)]
+            return found[state] if state < len(found) else None
+
+        readline.set_completer_delims(" ")
+        readline.set_completer(complete)
+        readline.parse_and_bind("tab: complete")
+
+
+def model_of(remote: Remote, name: str | None) -> str:
+    """The model to ask for: `name`, else the first that is served. Raises `ConfigError` if there is none."""
+    if name is not None:
+        return name
+    served = remote.models()
+    if not served:
+        raise ConfigError(f"{remote.url} names no model: say which with model_name")
+    return served[0]
+
+
+def piped() -> str | None:
+    """What comes by standard input if that is no terminal."""
+    return None if sys.stdin.isatty() else sys.stdin.read()

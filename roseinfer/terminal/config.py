@@ -1,0 +1,48 @@
+"""The options of the commands for a terminal, as frozen dataclasses like all others."""
+
+from dataclasses import dataclass
+
+from roseinfer.core.config import check_positive, option
+from roseinfer.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteConfig:
+    """A server that is up."""
+
+    url: str | None = option(None, "of a server, as http://127.0.0.1:8000; default: one is started here", metavar="URL")
+    model_name: str | None = option(
+        None, "the model to ask a server for; default: the first that it serves", metavar="NAME"
+    )
+    api_key: str | None = option(None, "the server's key; default: ROSEINFER_API_KEY", metavar="KEY")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskConfig:
+    """What every answer should be like. What is not given is the server's choice."""
+
+    max_tokens: int | None = option(None, "tokens of an answer at most")
+    temperature: float | None = option(None, "0 = greedy")
+    top_p: float | None = option(None, "sample among the likeliest tokens that reach this mass")
+    slo: str | None = option(None, "latency objectives, as 'ttft=200ms tpot=30ms'", metavar="WORDS")
+    stats: bool | None = option(None, "a line with tokens and times behind each answer; default: on a terminal")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_tokens")
+        if self.temperature is not None and not 0 <= self.temperature <= 2:
+            raise ConfigError(f"temperature must be within [0, 2], got {self.temperature}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p must be within (0, 1], got {self.top_p}")
+
+    @property
+    def fields(self) -> dict[str, int | float]:
+        """Of the request, those that were given."""
+        given = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """The conversation."""
+
+    system_prompt: str | None = option(None, "a system message", metavar="TEXT")

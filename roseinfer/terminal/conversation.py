@@ -1,0 +1,50 @@
+"""A conversation as it is sent: messages, objectives, and what each request asks for."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+
+Message = dict[str, str]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """`messages` are the turns so far, without the system's. `extra`: further fields of every request."""
+
+    model: str
+    system: str | None = None
+    slo: dict[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+
+    def body(self) -> dict[str, Any]:
+        """The request for the next answer. With objectives the server is asked how they were kept."""
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        body: dict[str, Any] = {"model": self.model, "messages": [*first, *self.messages], **self.extra}
+        return {**body, "slo": {**self.slo, "report": True}} if self.slo else body
+
+    def ask(self, question: str) -> None:
+        self.messages.append({"role": "user", "content": question})
+
+    def answered(self, text: str) -> None:
+        self.messages.append({"role": "assistant", "content": text})
+
+    def take_back(self) -> str | None:
+        """Drops the last question and its answer; the question, None if there is none."""
+        while self.messages:
+            message = self.messages.pop()
+            if message["role"] == "user":
+                return message["content"]
+        return None
+
+    def save(self, path: Path) -> None:
+        """The body of a request that would go on with it, as JSON. Raises `ConfigError`, also if the file is there."""
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(json.dumps(self.body(), indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

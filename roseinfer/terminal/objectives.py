@@ -1,0 +1,43 @@
+"""Latency objectives as people type them: `ttft=200ms tpot=30ms`."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+
+NAMES = ("ttft", "tpot", "e2e")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s)?")
+
+
+def parse_objectives(text: str) -> dict[str, Any]:
+    """The `slo` of a request from words like `ttft=200ms`, `e2e=2s`, `class=chat`; milliseconds without a unit.
+
+    `off` alone is {}. Raises `ConfigError` naming the word that is wrong.
+    """
+    if text.strip() == "off":
+        return {}
+    slo: dict[str, Any] = {}
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition("=")
+        if name == "class" and value:
+            slo["class"] = value
+        elif name in NAMES:
+            slo[f"{name}_ms"] = _milliseconds(word, value)
+        else:
+            raise ConfigError(f"slo: {word!r} is no objective, as ttft=200ms, tpot=30ms, e2e=5s and class=chat are")
+    return slo
+
+
+def _milliseconds(word: str, value: str) -> float:
+    match = _TIME.fullmatch(value)
+    number = float(match[1]) * (1000.0 if match[2] == "s" else 1.0) if match else 0.0
+    if not number > 0:
+        raise ConfigError(f"slo: {word!r} has no time, as 200ms and 2s are")
+    return number
+
+
+def shown_objectives(slo: Mapping[str, Any]) -> str:
+    """The words that `parse_objectives` reads; empty for none."""
+    words = [f"{name}={slo[f'{name}_ms']:g}ms" for name in NAMES if slo.get(f"{name}_ms")]
+    return " ".join([*words, *([f"class={slo['class']}"] if slo.get("class") else [])])

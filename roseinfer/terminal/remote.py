@@ -1,0 +1,145 @@
+"""A client of OpenAI-compatible servers in the standard library alone, so that the base install can talk to them."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from roseinfer.core.errors import ConfigError, RoseinferError
+
+KEY_VARIABLE = "ROSEINFER_API_KEY"
+TIMEOUT_S = 600.0  # as the openai package has it
+MAX_ERROR_BYTES = 2**20
+
+
+class RemoteError(RoseinferError):
+    """The server did not do what it was asked."""
+
+
+class UnreachableError(RemoteError):
+    """Nobody answers at the address, or the connection was lost."""
+
+
+class RefusedError(RemoteError):
+    """An answer other than success. `error` holds the fields of the body's `error`, as far as it has any."""
+
+    def __init__(self, status: int, error: Mapping[str, Any]) -> None:
+        how = "the answer failed" if status == 200 else f"refused ({status})"
+        super().__init__(f"{how}: {error.get('message') or 'the server does not say why'}")
+        self.status = status
+        self.error = error
+
+    @property
+    def code(self) -> str | None:
+        return self.error.get("code")
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+class Remote:
+    """One server. `url` may end in `/v1`. Every call has a connection of its own. Proxies are not used.
+
+    Raises `ConfigError` for what is no URL.
+    """
+
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        try:
+            parts = urlsplit(url)
+            self._address = (parts.hostname or "", parts.port)
+        except ValueError as error:
+            raise ConfigError(f"url: {url}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"url: {url!r} is none, as http://127.0.0.1:8000 is")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._path = urlsplit(self.url).path
+        self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._timeout_s = timeout_s
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def text(self, path: str) -> str:
+        """The body of a GET. Raises `UnreachableError`, `RefusedError`."""
+        with closing(self._connection()) as connection:
+            try:
+                return self._ask(connection, "GET", path).read().decode("utf-8", "replace")
+            except (OSError, HTTPException) as error:
+                raise self._lost(error) from error
+
+    def json(self, path: str) -> Any:
+        """Raises `UnreachableError`, `RefusedError`, and `RemoteError` for a body that is no JSON."""
+        text = self.text(path)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise RemoteError(f"{self.url}{path} is no JSON") from error
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a streamed answer up to `[DONE]`; to close the iterator ends the request.
+
+        Raises `UnreachableError`, also if the stream ends without `[DONE]`; `RefusedError`, also for an error event.
+        """
+        with closing(self._connection()) as connection:
+            try:
+                yield from self._events(self._ask(connection, "POST", path, {**body, "stream": True}))
+            except (OSError, HTTPException) as error:
+                raise self._lost(error) from error
+
+    def models(self) -> list[str]:
+        """The names that it serves."""
+        cards = self.json("/v1/models")
+        return [str(card["id"]) for card in cards.get("data", [])] if isinstance(cards, dict) else []
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _connection(self) -> HTTPConnection:
+        host, port = self._address
+        return self._connect(host, port, timeout=self._timeout_s)
+
+    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        connection.request(method, self._path + path, data, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RefusedError(response.status, _error_of(response.read(MAX_ERROR_BYTES)))
+        return response
+
+    def _events(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
+        for line in response:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            try:
+                event = json.loads(data)
+            except ValueError as error:
+                raise RemoteError(f"an event of {self.url} is no JSON") from error
+            if "error" in event:
+                raise RefusedError(response.status, _fields(event["error"]))
+            yield event
+        raise UnreachableError(f"{self.url} cut the answer short")
+
+    def _lost(self, error: Exception) -> UnreachableError:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return UnreachableError(f"{self.url} does not answer: {reason}")
+
+
+def given_key(key: str | None) -> str | None:
+    """The key given by option, else that of the environment."""
+    return key or os.environ.get(KEY_VARIABLE) or None
+
+
+def _error_of(body: bytes) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return {"message": body[:200].decode("utf-8", "replace").strip()}
+    return _fields(answer.get("error", answer)) if isinstance(answer, dict) else {}
+
+
+def _fields(error: Any) -> Mapping[str, Any]:
+    return error if isinstance(error, dict) else {"message": str(error)}

@@ -1,0 +1,65 @@
+"""Where a conversation is written to: a terminal, dim and coloured, or a file, with nothing but the answers."""
+
+import re
+import sys
+from typing import TextIO
+
+_DIM, _RED, _BOLD, _OFF = "\x1b[2m", "\x1b[31m", "\x1b[1m", "\x1b[0m"
+# A model may write what terminals obey: everything that is no text, but for ends of lines and tabs.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which terminals obey."""
+    return _CONTROLS.sub("", text)
+
+
+class Screen:
+    """`plain`: no terminal, so answers only; what is said beside them goes to standard error."""
+
+    def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._errors = errors or sys.stderr
+        self.plain = not self._out.isatty()
+        self._thinking = False
+        self._in_line = False
+
+    def piece(self, text: str, *, thought: bool) -> None:
+        """A part of an answer. Thoughts are dim, and left out where it is plain."""
+        if self.plain:
+            if not thought:
+                self._write(text)
+            return
+        text = printable(text)
+        if thought != self._thinking:
+            self._write(_DIM if thought else f"{_OFF}\n\n")
+            self._thinking = thought
+        self._write(text)
+
+    def end(self) -> None:
+        """Of an answer: what follows begins a line."""
+        if self._thinking:
+            self._write(_OFF)
+            self._thinking = False
+        if self._in_line:
+            self._write("\n")
+
+    def note(self, text: str) -> None:
+        """What the program says, dim; to standard error where it is plain."""
+        self._say(text, _DIM)
+
+    def complaint(self, text: str) -> None:
+        self._say(text, _RED)
+
+    def _say(self, text: str, style: str) -> None:
+        self.end()
+        if self.plain:
+            print(text, file=self._errors, flush=True)
+        else:
+            self._write(f"{style}{printable(text)}{_OFF}\n")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+        if text not in (_DIM, _OFF) and text:
+            self._in_line = not text.endswith("\n")

@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+
+import pytest
+
+from roseinfer.text.tokenizer import Tokenizer
+from tests.server.live import LiveServer
+from tests.text.tokenizers import byte_level
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+@pytest.fixture(scope="session")
+def shared(tokenizer: Tokenizer) -> Iterator[LiveServer]:
+    with LiveServer(tokenizer) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: LiveServer) -> Iterator[LiveServer]:
+    """A server around a fake engine, shared by all tests of this folder; the engine is reset for each."""
+    shared.call(shared.engine.reset)
+    yield shared
+    shared.until(lambda: shared.engine.live == [])

@@ -1,0 +1,84 @@
+"""A command at a terminal that a test holds."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from types import TracebackType
+from typing import Self
+
+PATIENCE_S = 40.0
+
+
+class PseudoTerminal:
+    """`roseinfer ARGS` at a terminal. Use as a context manager: the command is gone on exit."""
+
+    def __init__(self, *args: str, columns: int = 100, rows: int = 30) -> None:
+        self._args = args
+        self._size = (columns, rows)
+        self.shown = ""
+
+    def __enter__(self) -> Self:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "xterm-256color"
+            os.execv(sys.executable, [sys.executable, "-m", "roseinfer.cli", *self._args])
+        self.resize(*self._size)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Waits until `text` has come since the last call; what came up to there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.shown:
+            assert time.monotonic() < deadline and self._read(), f"{text!r} never came: {self.shown!r}"
+        before, _, self.shown = self.shown.partition(text)
+        return before + text
+
+    def press(self, key: str, text: str) -> str:
+        """`until`, with the key pressed again and again: readline forgets a signal that comes just before it waits."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} never came: {self.shown!r}"
+            self.type(key)
+            if select.select([self._fd], [], [], 0.5)[0]:
+                self._read()
+        return self.until(text)
+
+    def exit_code(self) -> int:
+        """Waits for the end of the command, reading on; what it showed is in `shown`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._read():
+            assert time.monotonic() < deadline, f"it never ended: {self.shown!r}"
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def _read(self) -> bool:
+        """Whether there may be more."""
+        ready, _, _ = select.select([self._fd], [], [], PATIENCE_S)
+        assert ready, f"nothing came any more: {self.shown!r}"
+        with contextlib.suppress(OSError):  # as Linux has the end of the other side
+            part = os.read(self._fd, 65536)
+            self.shown += part.decode(errors="replace")
+            return bool(part)
+        return False

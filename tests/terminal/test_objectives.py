@@ -1,0 +1,53 @@
+"""Objectives as people type them, and what they are told of a refusal."""
+
+import pytest
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.terminal.objectives import parse_objectives, shown_objectives
+from roseinfer.terminal.refusals import advice
+from roseinfer.terminal.remote import RefusedError
+
+
+@pytest.mark.parametrize(
+    ("text", "slo"),
+    [
+        ("ttft=200ms tpot=30ms", {"ttft_ms": 200, "tpot_ms": 30}),
+        ("ttft=200, e2e=2.5s", {"ttft_ms": 200, "e2e_ms": 2500}),
+        ("class=chat", {"class": "chat"}),
+        ("off", {}),
+        ("", {}),
+    ],
+)
+def test_objectives(text: str, slo: dict[str, object]) -> None:
+    assert parse_objectives(text) == slo
+    assert parse_objectives(shown_objectives(slo)) == slo
+
+
+@pytest.mark.parametrize("word", ["ttft", "ttft=", "ttft=0", "ttft=-5ms", "ttft=1e3", "tpop=30ms", "class=", "ttft=5m"])
+def test_wrong_words_are_named(word: str) -> None:
+    with pytest.raises(ConfigError, match=repr(word)):
+        parse_objectives(f"tpot=30ms {word}")
+
+
+def refusal(**fields: object) -> list[str]:
+    return list(advice(RefusedError(429, {"code": "slo_unattainable", "reason": "ttft", "cause": "queue", **fields})))
+
+
+def test_what_could_be_kept_is_offered_with_a_margin() -> None:
+    assert refusal(attainable_ms=301.2, predicted_ttft_ms=900.0) == [
+        "what stood against it: the prompts before it",
+        "what could be kept now: /slo ttft=320ms, then /retry",
+    ]
+    assert refusal(reason="tpot", attainable_ms=4.21)[1] == "what could be kept now: /slo tpot=4.5ms, then /retry"
+    assert "ttft=950ms" in refusal(predicted_ttft_ms=900.0)[1]
+
+
+def test_where_nobody_knows_what_could_be_kept() -> None:
+    assert refusal(reason="e2e", cause="new", predicted_ttft_ms=4.0) == [
+        "a looser objective (/slo), or none (/slo off), then /retry"
+    ]
+
+
+def test_other_refusals() -> None:
+    assert "give the server's key" in " ".join(advice(RefusedError(401, {"code": "invalid_api_key"})))
+    assert list(advice(RefusedError(400, {"code": None}))) == []
