@@ -116,9 +116,9 @@ class RequestRecords:
         self._live[id(account)] = _Live(job, account, state)
 
     def ended(self, job: Job, account: Account, now_s: float, end: End) -> None:
-        live = self._live.pop(id(account))
-        if live.state["status"]:  # an answer that has begun has one, whatever came of it
-            end = end._replace(status=live.state["status"])
+        begun = self._live.pop(id(account)).state["status"]
+        if begun and begun != end.status:  # an answer that has begun has one, whatever came of it
+            end = end._replace(status=begun)
         self._count += 1
         self._ended.append(_record(self._count, job, account, now_s, self._wall(), end))
 
@@ -149,55 +149,55 @@ class RequestRecords:
 
 
 def _record(number: int, job: Job, account: Account, now_s: float, wall_s: float, end: End) -> RequestRecord:
-    run, sample = _worst(job, account)
-    prompt = cached = output = 0
-    for each in account.runs:
-        prompt += each.prompt_tokens
-        cached += each.cached_tokens
-        for one in each.samples:
-            output += one.tokens
+    """All fields in their order: by name it would take half as long again."""
+    arrival_s = job.arrival_s
+    if job.num_choices == 1:
+        run = account.runs[0]
+        told = _told(arrival_s, run.samples[0])
+        prompt, cached, output = run.prompt_tokens, run.cached_tokens, told.tokens
+        seen = None if told.first_s is None else Measured(told.first_s, told.tpot_s, told.last_s or 0.0)
+    else:
+        run, sample = _worst(job, account)
+        told = _told(arrival_s, sample)
+        usage = account.usage()
+        prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        seen = measured(account.runs)
     cause, route = end.cause, run.route
-    told = _told(job.arrival_s, sample)
     return RequestRecord(
-        number=number,
-        live=not number,
-        id=job.id,
-        request_id=job.request_id,
-        api=API_NAMES.get(job.api, job.api),
-        model=job.model,
-        stream=job.stream is not None,
-        created_s=wall_s - (now_s - job.arrival_s),
-        age_s=now_s - job.arrival_s,
-        slo=job.slo,
-        outcome=end.outcome,
-        finish=end.finish or told.finish,
-        reason=end.reason,
-        status=end.status or None,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        output_tokens=output,
-        choices=job.num_choices,
-        seen=measured(account.runs),
-        told=told,
-        way=None
-        if route is None
-        else Way(route.engine, route.reason, route.retries, route.placed_again, route.resumes),
-        rejection=cause.rejection if isinstance(cause, SloUnattainable) else None,
+        number,
+        not number,
+        job.id,
+        job.request_id,
+        API_NAMES.get(job.api, job.api),
+        job.model,
+        job.stream is not None,
+        wall_s - (now_s - arrival_s),
+        now_s - arrival_s,
+        job.slo,
+        end.outcome,
+        end.finish or told.finish,
+        end.reason,
+        end.status or None,
+        prompt,
+        cached,
+        output,
+        job.num_choices,
+        seen,
+        told,
+        None if route is None else Way(route.engine, route.reason, route.retries, route.placed_again, route.resumes),
+        cause.rejection if isinstance(cause, SloUnattainable) else None,
     )
 
 
 def _told(arrival_s: float, sample: SampleRecord) -> Told:
-    begun, times, finish = bool(sample.first_s), sample.times, sample.finish_reason
-    return Told(
-        max(0.0, times.scheduled_s - arrival_s) if times is not None and times.scheduled_s else None,
-        sample.first_s - arrival_s if begun else None,
-        sample.last_s - arrival_s if begun else None,
-        tpot_s(sample),
-        sample.tokens,
-        sample.preemptions,
-        sample.why,
-        "" if finish is None else finish,
-    )
+    times, finish = sample.times, sample.finish_reason
+    scheduled_s = first_s = last_s = None
+    if times is not None and times.scheduled_s:
+        scheduled_s = max(0.0, times.scheduled_s - arrival_s)
+    if sample.first_s:
+        first_s, last_s = sample.first_s - arrival_s, sample.last_s - arrival_s
+    how = "" if finish is None else finish
+    return Told(scheduled_s, first_s, last_s, tpot_s(sample), sample.tokens, sample.preemptions, sample.why, how)
 
 
 def _worst(job: Job, account: Account) -> tuple[PromptRun, SampleRecord]:

@@ -1,0 +1,250 @@
+"""One name and one sentence for whatever may become of a request."""
+
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+
+from roseinfer.core.slo import Cause, Rejection, Slo
+from roseinfer.core.why import Foreseen, Why
+from roseinfer.server.formats.request_document import RequestState
+from roseinfer.server.observe.records import RequestRecord, Told, Way
+from roseinfer.server.observe.telling import record_json, timeline
+from roseinfer.server.observe.verdict import verdict
+from roseinfer.server.request.job import Measured, Outcome
+
+SLO = Slo(0.5, 0.05, 2.0, "chat")
+
+
+def told(seat_s: float | None, first_s: float | None, last_s: float | None, tokens: int = 11, **more: Any) -> Told:
+    tpot_s = (last_s - first_s) / (tokens - 1) if first_s is not None and last_s is not None and tokens > 1 else 0.0
+    return Told(seat_s, first_s, last_s, tpot_s, tokens, **{"finish": "stop"} | more)
+
+
+def record(sample: Told, outcome: Outcome | None, slo: Slo | None = SLO, **more: Any) -> RequestRecord:
+    seen = None
+    if sample.first_s is not None and sample.last_s is not None:
+        seen = Measured(sample.first_s, sample.tpot_s, sample.last_s)
+    fields: dict[str, Any] = {
+        "number": 1,
+        "live": False,
+        "id": "chatcmpl-x",
+        "request_id": "x",
+        "api": "chat",
+        "model": "m",
+        "stream": True,
+        "created_s": 1e9,
+        "age_s": sample.last_s or 1.0,
+        "slo": slo,
+        "outcome": outcome,
+        "finish": sample.finish,
+        "reason": "",
+        "status": 200,
+        "prompt_tokens": 100,
+        "cached_tokens": 20,
+        "output_tokens": sample.tokens,
+        "choices": 1,
+        "seen": seen,
+        "told": sample,
+        "way": None,
+        "rejection": None,
+    }
+    return RequestRecord(**fields | more)
+
+
+def waited(*waits: tuple[Cause, float], steps: int = 20, sat_out: int = 0, **more: Any) -> Why:
+    return Why(waits, steps=steps, sat_out=sat_out, **more)
+
+
+LATE_START = told(0.6, 0.7, 1.0)
+WAITS = [cause for cause in Cause if cause is not Cause.IDLE]
+
+
+@pytest.mark.parametrize("cause", WAITS)
+def test_who_waited_too_long_is_told_for_what(cause: Cause) -> None:
+    sample = LATE_START._replace(why=waited((cause, 0.6)))
+    found = verdict(record(sample, Outcome.MISSED_TTFT))
+    assert found.name == cause
+    assert "came after 700 ms, and 500 ms was promised" in found.summary and "waited 600 ms" in found.summary
+    others = {verdict(record(LATE_START._replace(why=waited((each, 0.6))), Outcome.MISSED_TTFT)) for each in WAITS}
+    assert len(others) == len(WAITS), "each has words of its own"
+
+
+@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("attainable_s", [None, 0.9])
+def test_who_was_refused_is_told_why(cause: Cause, attainable_s: float | None) -> None:
+    rejection = Rejection("ttft", 0.812, cause, attainable_s)
+    sample = told(None, None, None, 0, finish="rejected")
+    found = verdict(record(sample, Outcome.REJECTED, rejection=rejection, status=429))
+    assert found.name == cause
+    assert "500 ms for the first token" in found.summary and "812 ms" in found.summary
+    assert ("900 ms could have been kept" in found.summary) == (attainable_s is not None)
+
+
+def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> None:
+    sample = told(None, None, None, 0, finish="rejected")
+    tpot = verdict(record(sample, Outcome.REJECTED, rejection=Rejection("tpot", 0.1, Cause.UTILISATION)))
+    assert "50 ms for the time per token" in tpot.summary and "100 ms" not in tpot.summary
+    e2e = verdict(record(sample, Outcome.REJECTED, rejection=Rejection("e2e", float("inf"), Cause.IDLE)))
+    assert "2000 ms for the whole answer" in e2e.summary and "inf" not in e2e.summary
+
+
+@pytest.mark.parametrize(
+    ("sample", "outcome", "name", "words"),
+    [
+        # The longest of several waits, without all of which it would have been in time.
+        (told(0.6, 0.7, 1.0, why=waited((Cause.SEATS, 0.4), (Cause.STEP, 0.2))), Outcome.MISSED_TTFT, "seats", "400"),
+        # It did not wait, but for the way to its engine.
+        (told(0.01, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "slow_steps", "80 tokens"),
+        (told(0.01, 0.7, 1.0, why=waited(chunks=3)), Outcome.MISSED_TTFT, "slow_steps", "in 3 parts"),
+        (
+            told(0.01, 0.7, 1.0, why=waited(foreseen=Foreseen(0.3))),
+            Outcome.MISSED_TTFT,
+            "slow_steps",
+            "300 ms was expected",
+        ),
+        # Nobody has named what it waited for.
+        (told(0.6, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "queue", "600 ms"),
+        (told(0.6, 0.7, 1.0), Outcome.MISSED_TTFT, "other", "600 ms"),
+        # It had its seat, and steps left it out.
+        (told(0.0, 0.7, 1.0, why=waited(steps=10, sat_out=8)), Outcome.MISSED_TTFT, "sat_out", "8 of 10 steps"),
+        (told(0.0, 0.1, 1.1, why=waited(steps=10, sat_out=6)), Outcome.MISSED_TPOT, "sat_out", "6 of 10 steps"),
+        (told(0.0, 0.1, 1.1, why=waited()), Outcome.MISSED_TPOT, "slow_steps", "100 ms a token"),
+        (told(0.0, 0.1, 1.1), Outcome.MISSED_TPOT, "slow_steps", "100 ms a token"),
+        (
+            told(0.0, 0.1, 1.1, why=waited(foreseen=Foreseen(0.3, 0.04))),
+            Outcome.MISSED_TPOT,
+            "slow_steps",
+            "40 ms was expected",
+        ),
+        # It lost its place for longer than it is late.
+        (
+            told(0.0, 0.1, 1.1, preemptions=2, why=waited((Cause.BLOCKS, 0.7))),
+            Outcome.MISSED_TPOT,
+            "preempted",
+            "twice, and was without one for 700 ms",
+        ),
+        (told(0.0, 0.1, 1.1, preemptions=1), Outcome.MISSED_TPOT, "preempted", "once"),
+        (told(1.5, 1.6, 2.5, why=waited((Cause.TENANT, 1.5))), Outcome.MISSED_E2E, "tenant", "1500 ms"),
+        (told(0.0, 0.1, 2.5, why=waited()), Outcome.MISSED_E2E, "slow_steps", "240 ms a token"),
+    ],
+)
+def test_who_was_late_is_told_what_took_the_time(sample: Told, outcome: Outcome, name: str, words: str) -> None:
+    found = verdict(record(sample, outcome))
+    assert found.name == name and words in found.summary, found
+    assert found.summary.startswith("Late: ")
+
+
+def test_a_wait_that_would_not_have_made_the_difference_is_not_blamed() -> None:
+    sample = told(0.1, 3.0, 4.0, why=waited((Cause.SEATS, 0.1)))
+    assert verdict(record(sample, Outcome.MISSED_TTFT)).name == "slow_steps"
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "words"),
+    [
+        (
+            record(told(0.1, 0.2, 0.5), Outcome.MET),
+            None,
+            "Kept: the first token came after 200 ms of 500 ms, then 30 ms",
+        ),
+        (record(told(0.1, 0.2, 0.2, 1), Outcome.MET, None), None, "Nothing was promised: the first token came"),
+        (
+            record(told(0.1, 0.11, 0.5, why=waited((Cause.STEP, 0.1))), Outcome.MET),
+            None,
+            "waited 100 ms for the end of a step",
+        ),
+        (record(told(None, None, None, 0, finish=""), Outcome.ABORTED), "client", "The client left 1000 ms"),
+        (record(told(0.1, 0.2, 0.5, finish=""), Outcome.ABORTED, reason="shutdown"), None, "shut down"),
+        (
+            record(told(None, None, None, 0, finish="", why=waited((Cause.SEATS, 0.9))), Outcome.TIMEOUT, status=504),
+            "seats",
+            "before its first token. It waited 900 ms for a seat",
+        ),
+        (record(told(None, None, None, 0, finish="timeout"), Outcome.TIMEOUT), "other", "before its first token."),
+        (
+            record(told(0.0, 0.2, 5.0, why=waited(), finish="timeout"), Outcome.TIMEOUT),
+            "slow_steps",
+            "after 5000 ms, after 11 tokens",
+        ),
+        (record(told(0.1, 0.2, 0.5, finish=""), Outcome.FAILED, reason="EngineLostError: x"), "engine", "is gone"),
+        (
+            record(told(0.1, 0.2, 0.5, finish=""), Outcome.FAILED, reason="RuntimeError: x"),
+            None,
+            "It failed after 500 ms",
+        ),
+        (
+            record(told(None, None, None, 0, finish=""), Outcome.REJECTED, reason="too_many_inflight"),
+            "queue",
+            "max-inf",
+        ),
+        (record(told(None, None, None, 0, finish=""), None, reason="invalid", status=400), None, "cannot be done"),
+        (
+            record(told(None, None, None, 0, finish=""), None, live=True, number=0),
+            None,
+            "no token yet, after 1000 ms",
+        ),
+        (record(told(None, 0.2, 0.5, 4, finish=""), None, live=True, number=0), None, "after 200 ms, 4 so far"),
+    ],
+)
+def test_whatever_becomes_of_it_has_words(made: RequestRecord, name: str | None, words: str) -> None:
+    found = verdict(made)
+    assert found.name == name and words in found.summary, found
+    assert found.summary.endswith(".")
+
+
+def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
+    for outcome in (*Outcome, None):
+        for sample in (LATE_START, told(None, None, None, 0), LATE_START._replace(why=waited((Cause.SEATS, 0.6)))):
+            for live in (False, True):
+                made = record_json(record(sample, outcome, live=live, way=Way(1, "promise", 1, 0, 2)))
+                RequestState.model_validate_json(orjson.dumps(made))
+
+
+# --- what it did one after the other --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("made", "phases"),
+    [
+        (
+            record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.STEP, 0.06))), Outcome.MET),
+            [("queue", 40), ("seats", 200), ("step", 60), ("prefill", 100), ("decode", 500)],
+        ),
+        (
+            record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.ENGINE, 0.1))), Outcome.MET),
+            [("engine", 100), ("seats", 200), ("prefill", 100), ("decode", 500)],
+        ),
+        # What it waited for after it had lost its place is not part of the time before it had one.
+        (
+            record(told(0.1, 0.2, 1.0, preemptions=1, why=waited((Cause.BLOCKS, 0.6), (Cause.STEP, 0.1))), Outcome.MET),
+            [("step", 100), ("prefill", 100), ("decode", 800)],
+        ),
+        # Tokens of an engine that it has left since are no wait for the first one.
+        (
+            record(told(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6))), Outcome.MET, way=Way(1, "promise", 0, 0, 1)),
+            [("queue", 100), ("prefill", 100), ("decode", 800)],
+        ),
+        (record(told(0.1, 0.2, 0.2, 1), Outcome.MET), [("other", 100), ("prefill", 100)]),
+        (record(told(None, None, None, 0), Outcome.ABORTED), [("other", 1000)]),
+        (record(told(0.4, None, None, 0), Outcome.ABORTED), [("other", 400), ("prefill", 600)]),
+        # While it runs its engine has said what it waited for, not until when.
+        (
+            record(
+                told(None, 0.3, 0.5, 4, finish="", why=waited((Cause.SEATS, 0.2))), None, live=True, number=0, age_s=0.6
+            ),
+            [("seats", 200), ("prefill", 100), ("decode", 300)],
+        ),
+    ],
+)
+def test_the_timeline_has_no_gaps(made: RequestRecord, phases: list[tuple[str, float]]) -> None:
+    found = timeline(made)
+    assert [(each["cause"] or each["phase"], round(each["to_ms"] - each["from_ms"])) for each in found] == phases
+    assert found[0]["from_ms"] == 0 and all(a["to_ms"] == pytest.approx(b["from_ms"]) for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize("seat_s", [0.0, 0.25, 5.0])
+def test_times_that_contradict_each_other_are_cut(seat_s: float) -> None:
+    """Clocks of two machines differ, and an engine's word is only as good as that."""
+    found = timeline(record(told(seat_s, 0.3, 0.2, why=waited((Cause.SEATS, 9.0))), Outcome.MET))
+    assert all(each["to_ms"] >= each["from_ms"] for each in found)
+    assert found[-1]["to_ms"] <= 300
