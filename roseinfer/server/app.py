@@ -119,7 +119,7 @@ def build_app(parts: ServerParts) -> Application:
     tokenize.add(app, service)
     count_tokens.add(app, service)
     status.add(app, service, parts.observation)
-    requests.add(app, service, parts.observation.records)
+    requests.add(app, service, parts.observation.records, parts.colleagues)
     public = console.add(app, service, parts.observation) if config.console else []
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)

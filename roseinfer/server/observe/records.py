@@ -95,6 +95,7 @@ class End(NamedTuple):
 
 
 class _Live(NamedTuple):
+    created_s: float
     job: Job
     account: Account
     state: Mapping[str, Any]
@@ -112,15 +113,16 @@ class RequestRecords:
         self._ended: deque[RequestRecord] = deque(maxlen=size)
         self._count = 0
 
-    def started(self, job: Job, account: Account, state: Mapping[str, Any]) -> None:
-        self._live[id(account)] = _Live(job, account, state)
+    def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
+        self._live[id(account)] = _Live(self._wall() - (now_s - job.arrival_s), job, account, state)
 
     def ended(self, job: Job, account: Account, now_s: float, end: End) -> None:
-        begun = self._live.pop(id(account)).state["status"]
+        live = self._live.pop(id(account))
+        begun = live.state["status"]
         if begun and begun != end.status:  # an answer that has begun has one, whatever came of it
             end = end._replace(status=begun)
         self._count += 1
-        self._ended.append(_record(self._count, job, account, now_s, self._wall(), end))
+        self._ended.append(_record(self._count, live.created_s, job, account, now_s, end))
 
     def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
         """At most `limit`, those that run before those that have ended."""
@@ -135,7 +137,7 @@ class RequestRecords:
 
     def of(self, job: Job, account: Account, now_s: float, outcome: Outcome) -> RequestRecord:
         """Of a request all of whose samples have ended, while its answer has not."""
-        return _record(0, job, account, now_s, self._wall(), End(outcome))
+        return _record(0, job.created, job, account, now_s, End(outcome))
 
     def _all(self, now_s: float, live: bool, ended: bool) -> Iterator[RequestRecord]:
         if live:
@@ -145,10 +147,11 @@ class RequestRecords:
             yield from reversed(self._ended)
 
     def _of_live(self, live: _Live, now_s: float) -> RequestRecord:
-        return _record(0, live.job, live.account, now_s, self._wall(), End(None, status=live.state["status"]))
+        end = End(None, status=live.state["status"])
+        return _record(0, live.created_s, live.job, live.account, now_s, end)
 
 
-def _record(number: int, job: Job, account: Account, now_s: float, wall_s: float, end: End) -> RequestRecord:
+def _record(number: int, created_s: float, job: Job, account: Account, now_s: float, end: End) -> RequestRecord:
     """All fields in their order: by name it would take half as long again."""
     arrival_s = job.arrival_s
     if job.num_choices == 1:
@@ -171,7 +174,7 @@ def _record(number: int, job: Job, account: Account, now_s: float, wall_s: float
         API_NAMES.get(job.api, job.api),
         job.model,
         job.stream is not None,
-        wall_s - (now_s - arrival_s),
+        created_s,
         now_s - arrival_s,
         job.slo,
         end.outcome,

@@ -119,8 +119,8 @@ class RequestReports:
         self.inter_token = metrics.inter_token
         self.refused = metrics.refused
 
-    def started(self, job: Job, account: Account, state: Mapping[str, Any]) -> None:
-        self._records.started(job, account, state)
+    def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
+        self._records.started(job, account, state, now_s)
         if self._log_starts:
             self._log_start(job)
 

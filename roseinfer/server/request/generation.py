@@ -16,7 +16,7 @@ _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 class Observer(Protocol):
     """Is told of requests: what is counted and logged of them is its business."""
 
-    def started(self, job: Job, account: Account, state: Mapping[str, Any]) -> None:
+    def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
         """From now on until `ended`, `account` says how it does. `state`: see `EdgeMiddleware`."""
         ...
 

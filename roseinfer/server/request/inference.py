@@ -200,7 +200,8 @@ class Run:
     async def _run(self, receiver: Receiver, work: Callable[[], Awaitable[Result]]) -> Result:
         """Starts the engine's side and awaits `work`. However it ends, nothing of the job stays in the engine."""
         cause: BaseException | None = None
-        self._backend.observer.started(self._job, self._generation.account, self._state)
+        clock, observer = self._service.clock, self._backend.observer
+        observer.started(self._job, self._generation.account, self._state, clock.now())
         self._wire.watch(self._on_gone)
         try:
             with self._service.lifecycle.live(self._guard), self._guard:
@@ -219,8 +220,7 @@ class Run:
         finally:
             self._wire.watch(None)
             self._generation.cancel()
-            backend, now_s = self._backend, self._service.clock.now()
-            backend.observer.ended(self._job, self._generation.account, now_s, cause)
+            observer.ended(self._job, self._generation.account, clock.now(), cause)
             if self._backend.lengths is not None:
                 self._backend.lengths.ended(self._job, self._generation.account)
 

@@ -1,5 +1,11 @@
-"""GET /v1/requests and /v1/requests/{id}: what became of the last requests, and how those do that run."""
+"""GET /v1/requests and /v1/requests/{id}: what became of the last requests, and how those do that run.
 
+Each process of the server answers requests and remembers its own; whichever is asked asks the others too.
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,39 +14,79 @@ from roseinfer.server.documents import docs
 from roseinfer.server.formats.request_document import RequestList, RequestState
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
-from roseinfer.server.observe.records import RING, RequestRecords
+from roseinfer.server.observe.colleagues import Colleagues
+from roseinfer.server.observe.records import RING, RequestRecord, RequestRecords
 from roseinfer.server.observe.telling import record_json
 from roseinfer.server.request.service import Service
 
 DEFAULT_LIMIT = 100
 STATES = ("live", "ended")
+_TOPIC = "requests"
 
 
-def add(app: FastAPI, service: Service, records: RequestRecords) -> None:
+class Wanted(NamedTuple):
+    """What processes ask each other for: the request with that `id`, else the newest `limit` in `state`, or of all."""
+
+    limit: int
+    state: str | None = None
+    id: str | None = None
+
+
+class Found(NamedTuple):
+    """`live`, `at_s`: what puts the requests of all processes in order."""
+
+    live: bool
+    at_s: float
+    record: dict[str, Any]
+
+
+def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Colleagues) -> None:
+    def own(wanted: Wanted) -> list[Found]:
+        now_s, state = service.clock.now(), wanted.state
+        if wanted.id is not None:
+            one = records.find(wanted.id, now_s)
+            return [] if one is None else [_found(one)]
+        return list(map(_found, records.newest(wanted.limit, now_s, live=state != "ended", ended=state != "live")))
+
+    def tell(body: bytes) -> bytes:
+        return msgspec.json.encode(own(msgspec.json.decode(body, type=Wanted)))
+
+    async def newest(wanted: Wanted) -> list[dict[str, Any]]:
+        found = own(wanted)
+        for answer in await colleagues.ask(_TOPIC, msgspec.json.encode(wanted)):
+            found += msgspec.json.decode(answer, type=list[Found])
+        found.sort(key=lambda one: one[:2], reverse=True)
+        return [one.record for one in found[: wanted.limit]]
+
     async def list_requests(request: Request) -> Response:
-        limit, state = _limit(request.query_params.get("limit")), _state(request.query_params.get("state"))
-        found = records.newest(limit, service.clock.now(), live=state != "ended", ended=state != "live")
-        return JsonResponse({"object": "list", "data": [record_json(record) for record in found]})
+        asked = request.query_params
+        wanted = Wanted(_limit(asked.get("limit")), _state(asked.get("state")))
+        return JsonResponse({"object": "list", "data": await newest(wanted)})
 
     async def retrieve_request(request_id: str) -> Response:
-        record = records.find(request_id, service.clock.now())
-        if record is None:
+        found = await newest(Wanted(1, id=request_id))
+        if not found:
             raise _unknown(request_id)
-        return JsonResponse(record_json(record))
+        return JsonResponse(found[0])
 
-    described = docs(RequestList, 400, 401, 503)
+    colleagues.on(_TOPIC, tell)
+    described = docs(RequestList, 400, 401)
     described["openapi_extra"] = {"parameters": _PARAMETERS}
     app.add_api_route("/v1/requests", list_requests, tags=["requests"], **described)
     # An id that a client gave may hold slashes.
-    described = docs(RequestState, 401, 404, 503)
+    described = docs(RequestState, 401, 404)
     app.add_api_route("/v1/requests/{request_id:path}", retrieve_request, tags=["requests"], **described)
+
+
+def _found(record: RequestRecord) -> Found:
+    return Found(record.live, record.created_s + (0.0 if record.live else record.age_s), record_json(record))
 
 
 _PARAMETERS = [
     {
         "name": "limit",
         "in": "query",
-        "description": "how many at most, the newest first",
+        "description": "how many at most, those that run before those that have ended, each the newest first",
         "schema": {"type": "integer", "minimum": 1, "maximum": RING, "default": DEFAULT_LIMIT},
     },
     {
@@ -67,5 +113,5 @@ def _state(text: str | None) -> str | None:
 
 
 def _unknown(request_id: str) -> ApiError:
-    message = f"No request {request_id[:100]!r} is known: the server remembers the last {RING} of each of its processes"
+    message = f"No request {request_id[:100]!r} is known: each process of the server remembers its last {RING}"
     return ApiError(404, message, type="not_found_error", param="request_id", code="request_not_found")

@@ -93,6 +93,23 @@ def test_all_workers_answer_and_each_knows_the_numbers_of_all(fleet: RealServer)
     assert {fleet.fresh("/v1/models").json()["data"][0]["id"] for _ in range(WORKERS)} == {"tiny"}
 
 
+def test_whoever_is_asked_knows_the_requests_of_all(fleet: RealServer) -> None:
+    ids = []
+    for _ in range(2 * WORKERS):
+        with fleet.client() as client:
+            ids.append(client.completions.create(model="tiny", prompt="x", max_tokens=2).id)
+    for _ in range(2 * WORKERS):
+        listed = fleet.fresh("/v1/requests?limit=4").json()["data"]
+        assert [each["id"] for each in listed] == ids[::-1]
+        assert fleet.fresh(f"/v1/requests/{ids[0]}").json() == listed[-1]
+        assert listed[0]["why"]["timeline"][-1]["phase"] == "decode" and listed[0]["outcome"] == "met"
+    assert fleet.fresh("/v1/requests/nobody").status_code == 404
+    with Streams(fleet, WORKERS, tokens=100) as streams:
+        running = fleet.fresh("/v1/requests?state=live").json()["data"]
+        assert len(running) == WORKERS and {each["state"] for each in running} == {"live"}
+        streams.ends()
+
+
 def test_the_queue_is_that_of_the_whole_server(fleet: RealServer) -> None:
     with Streams(fleet, 6) as streams:
         assert fleet.fresh("/load").json() == {"server_load": 6}
