@@ -251,13 +251,16 @@ class Dispatcher:
         if placement is None:
             self._placer.ended_unstarted(journey.placement)
             return self._of_all(live, ask, rejection, now_s)
+        journey.refusal = rejection
         assert live.engine is not None
         live.engine.withdraw(live)
         self._move(live, placement, "refused")
         return None
 
     def _of_all(self, live: LiveRequest, ask: Ask, rejection: Rejection, now_s: float) -> Rejection:
-        """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle."""
+        """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle, and
+        what could have been kept by the better of those that were asked.
+        """
         meta = live.request.meta
         best_s = self._placer.best_ttft_s(ask, now_s)
         if best_s > 0:  # 0: nobody says
@@ -265,6 +268,10 @@ class Dispatcher:
             rejection = rejection._replace(predicted_ttft_s=min(rejection.predicted_ttft_s, age_s + best_s))
         if rejection.hopeless and self._placer.idle_keeps(self._ask(live, meta.arrival_s or 0.0)):
             rejection = rejection._replace(cause=Cause.OTHER)
+        first = _journey(live).refusal
+        if first is not None and first.reason == rejection.reason:
+            known = [each.attainable_s for each in (first, rejection) if each.attainable_s is not None]
+            rejection = rejection._replace(attainable_s=min(known, default=None))
         return rejection
 
 

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass
 from math import inf
 
+from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.kv.blocks import KEY_BYTES, block_keys
 from roseinfer.router.base import Ask, Placement
@@ -13,11 +14,14 @@ _WORD_BYTES = 8
 
 @dataclass(slots=True)
 class Journey:
-    """Of one live request. `losses`: engines that were lost under it. `route`: what others are told of it."""
+    """Of one live request. `losses`: engines that were lost under it. `route`: what others are told of it. `refusal`:
+    of the engine that turned it away.
+    """
 
     placement: Placement
     route: Route
     losses: int = 0
+    refusal: Rejection | None = None
 
     @classmethod
     def to(cls, placement: Placement) -> "Journey":

@@ -60,6 +60,7 @@ class ErrorFields(Answer):
     reason: Literal["ttft", "tpot", "e2e"] | None = None
     cause: Cause | None = None
     predicted_ttft_ms: float | None = None
+    attainable_ms: float | None = None
 
 
 class ErrorBody(Answer):

@@ -376,6 +376,21 @@ async def test_a_refusal_is_hidden_where_another_engine_still_keeps_the_objectiv
     asked.live.cancel()  # as the server does: its other sample has no use
 
 
+@pytest.mark.parametrize("said", [(3.0, 4.0, 3.0), (4.0, 3.0, 3.0), (None, 4.0, 4.0), (3.0, None, 3.0), (None,) * 3])
+def test_what_could_have_been_kept_is_the_best_of_the_engines_that_were_asked(said: tuple[float | None, ...]) -> None:
+    @fleet_test()
+    async def scenario(fleet: Fleet) -> None:
+        for number in fleet.engines:
+            fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+        asked = fleet.submit(meta=HURRIED)
+        for number in fleet.engines:
+            fleet.models[number].refuse(fleet.samples(asked)[0], attainable_s=said[number])
+        rejection = asked.reader.chunks[-1].rejection
+        assert rejection is not None and rejection.attainable_s == said[2]
+
+    scenario()
+
+
 @fleet_test()
 async def test_a_refusal_that_stands_says_what_the_fleet_could_do(fleet: Fleet) -> None:
     busy = {"cost_s": COST_S, "waiting_tokens": (0,) * 7 + (40_000,), "waiting": 9, "best_effort": 0}

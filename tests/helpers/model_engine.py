@@ -128,9 +128,15 @@ class ModelEngine:
         sample.begun = True
         return RequestOutput(sample.name, tuple(new), None, None, started, end)
 
-    def refuse(self, sample: Sample, predicted_ttft_s: float = 2.0, cause: Cause = Cause.QUEUE) -> None:
+    def refuse(
+        self,
+        sample: Sample,
+        predicted_ttft_s: float = 2.0,
+        cause: Cause = Cause.QUEUE,
+        attainable_s: float | None = None,
+    ) -> None:
         del self.samples[sample.name]
-        rejection = Rejection("ttft", predicted_ttft_s, cause)
+        rejection = Rejection("ttft", predicted_ttft_s, cause, attainable_s)
         end = End(FinishReason.REJECTED, TIMES, rejection=rejection)
         self.say([RequestOutput(sample.name, end=end)])
 

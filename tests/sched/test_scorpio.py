@@ -142,6 +142,26 @@ def test_what_even_an_idle_machine_misses_is_called_hopeless() -> None:
     assert state.rejected(state.begin())["a"].cause is Cause.IDLE
 
 
+def test_what_could_have_been_kept_is_behind_all_that_start() -> None:
+    """Prefills take 1 s each, and a and c start."""
+    state = State(scorpio(CostParams(0.0, 0.1, 0.0, 0.0, 0.0)))
+    for name, ttft_s in (("a", 1.5), ("b", 2.04), ("c", 3.5)):
+        state.wait(name, ttft_s=ttft_s, tpot_s=9.0)
+    least_s = state.rejected(state.begin())["b"].attainable_s
+    assert least_s == pytest.approx(3.1)
+    again = State(scorpio(CostParams(0.0, 0.1, 0.0, 0.0, 0.0)))
+    for name, ttft_s in (("a", 1.5), ("b", least_s), ("c", 3.5)):
+        again.wait(name, ttft_s=ttft_s, tpot_s=9.0)
+    assert "b" in again.admitted(again.begin())
+
+
+def test_nobody_can_say_what_could_be_kept_where_those_that_run_need_the_time() -> None:
+    state = State(scorpio(CostParams(0.0, 0.0, 0.0, 1.5, 0.0)))
+    state.run("old", tpot_s=2.0)
+    state.wait("new", tpot_s=3.0, ttft_s=0.001)
+    assert state.rejected(state.begin())["new"].attainable_s is None
+
+
 def test_what_those_that_run_held_up_until_it_was_late_says_so() -> None:
     state = State(scorpio(CostParams(0.0, 0.0, 0.0, 1.5, 0.0)))
     state.run("old", tpot_s=2.0)

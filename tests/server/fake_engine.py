@@ -222,10 +222,14 @@ def fake_prompt_logprobs(ids: list[int], top: int) -> list[TokenLogprobs | None]
 
 
 def rejected(
-    reason: str = "ttft", predicted_s: float = 2.5, cause: Cause = Cause.PRICE, index: int = 0
+    reason: str = "ttft",
+    predicted_s: float = 2.5,
+    cause: Cause = Cause.PRICE,
+    index: int = 0,
+    attainable_s: float | None = None,
 ) -> SequenceChunk:
     """The end of a sample that the scheduler turned away."""
-    why = Rejection(reason, predicted_s, cause)
+    why = Rejection(reason, predicted_s, cause, attainable_s)
     return SequenceChunk(index, finish_reason=FinishReason.REJECTED, rejection=why)
 
 

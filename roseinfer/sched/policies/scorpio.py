@@ -137,6 +137,8 @@ class ScorpioPolicy:
                 batch.add(track.tpot_s, len(track.tokens))
         rejections, queue = self._guard_ttft(view)
         admitted = self._guard_tpot(view, queue, batch)
+        if rejections and len(admitted) == len(queue):
+            rejections = [self._with_attainable(refusal, view, admitted, batch) for refusal in rejections]
         filling = list(self._ledger.filling.values())
         if self._mixed or not (filling or admitted):
             decoding = self._decoding(batch)
@@ -171,6 +173,30 @@ class ScorpioPolicy:
                 ahead_s += own_s
                 kept.append(track)
         return rejections, kept
+
+    def _with_attainable(self, refusal: Refusal, view: View, admitted: list[Track], batch: VirtualBatch) -> Refusal:
+        """With the least deadline that it could have kept: behind all of the queue, which starts in this step. If some
+        of that cannot start, or it could not start with them, nobody knows when it will.
+        """
+        request, rejection = refusal
+        track = self._ledger.waiting[request.request_id]
+        held = [len(each.tokens) for each in admitted] + [len(track.tokens)]
+        seats = min(view.free_seats, self._seats - len(view.running))
+        if len(held) > seats or sum(-(-tokens // view.block_size) for tokens in held) > view.free_blocks:
+            return refusal
+        alone = batch.size == 0 and not view.running
+        if track.tpot_s < inf and not alone and not self._admissible(track, batch):
+            return refusal
+        started = [(each, each.request.remaining) for each in self._ledger.filling.values()]
+        ahead = [*started, *((each, view.uncached(each.request)) for each in admitted)]
+        wait_s = sum(self._prefill_s(each, tokens) for each, tokens in ahead)
+        wait_s += self._prefill_s(track, view.uncached(request)) + 2 * ALLOWANCE_S
+        first_s = view.now_s - request.arrival_s + wait_s
+        if rejection.reason != "ttft":  # of the time for the whole request, what it left for the first token
+            slo = request.slo
+            assert slo is not None and slo.e2e_s is not None
+            first_s += slo.e2e_s - (track.due_s - request.arrival_s)
+        return Refusal(request, rejection._replace(attainable_s=first_s))
 
     def _prefill_s(self, track: Track, tokens: int) -> float:
         """Of the last `tokens` that are known."""

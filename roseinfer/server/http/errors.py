@@ -160,10 +160,17 @@ class SloUnattainable(ApiError):
                 "reason": rejection.reason,
                 "cause": rejection.cause,
                 "predicted_ttft_ms": None if predicted_s is None else round(predicted_s * 1000, 3),
+                "attainable_ms": _attainable_ms(rejection),
             },
             more_headers={"retry-after-ms": str(math.ceil(wait_s * 1000)), DROPPED_REASON: "rejected-saturated"},
         )
         self.rejection = rejection
+
+
+def _attainable_ms(rejection: Rejection) -> float | None:
+    """Rounded up: one that asks for what it was told is not to fail by the rounding."""
+    least_s = rejection.attainable_s
+    return None if least_s is None or not math.isfinite(least_s) else math.ceil(least_s * 1e6) / 1000
 
 
 def _why_unattainable(rejection: Rejection, predicted_s: float | None) -> str:

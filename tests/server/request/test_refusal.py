@@ -16,12 +16,14 @@ from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.server import documents
+from roseinfer.server.formats.messages import document as messages_document
 from roseinfer.server.http.errors import SloUnattainable
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, Step, Wait, rejected, timed_out
 from tests.server.live import PATIENCE_S, LiveServer, events, http_post, read_all
 
 Serve = Callable[..., LiveServer]
+USER = {"role": "user", "content": "x"}
 SLO = {"slo": {"ttft_ms": 100, "tpot_ms": 20}}
 
 
@@ -130,6 +132,29 @@ def test_when_to_come_back(predicted_s: float, seconds: str, ms: str, shown: flo
     error = SloUnattainable(Rejection("ttft", predicted_s))
     assert (error.headers()["Retry-After"], error.headers()["retry-after-ms"]) == (seconds, ms)
     assert json.loads(error.body())["error"]["predicted_ttft_ms"] == shown
+
+
+@pytest.mark.parametrize(
+    ("attainable_s", "shown"),
+    [(None, None), (0.25, 250.0), (0.1000000001, 100.001), (float("inf"), None), (float("nan"), None)],
+)
+def test_what_could_be_kept_is_rounded_up(attainable_s: float | None, shown: float | None) -> None:
+    error = SloUnattainable(Rejection("tpot", 1.0, Cause.IDLE, attainable_s))
+    assert json.loads(error.body())["error"]["attainable_ms"] == shown
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_all_apis_say_what_could_be_kept(server: LiveServer, path: str) -> None:
+    refuse(server, attainable_s=0.75)
+    prompt: dict[str, Any] = {"prompt": "x"} if path == "completions" else {"messages": [USER]}
+    if path == "responses":
+        prompt = {"input": "x"}
+    answer = server.post(f"/v1/{path}", {**prompt, **SLO, "max_tokens": 3} if path != "responses" else prompt | SLO)
+    assert answer.status_code == 429
+    error = answer.json()["error"]
+    assert error.get("details", error)["attainable_ms"] == 750.0
+    shape = messages_document.MessageErrorBody if path == "messages" else documents.ErrorBody
+    shape.model_validate_json(answer.content)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -82,6 +82,7 @@ class MessageErrorDetails(_Shape):
     reason: Literal["ttft", "tpot", "e2e"] | None = None
     cause: str | None = None
     predicted_ttft_ms: float | None = None
+    attainable_ms: float | None = None
 
 
 class MessageErrorFields(_Shape):
