@@ -205,6 +205,7 @@ class AsyncEngine(EngineWatch):
             sent_s=now_s,
             keys=live.keys,
             outputs=_outputs_of(live) if live.begun else None,
+            moved=live.wire_id != "",
         )
 
     def withdraw(self, live: LiveRequest) -> None:

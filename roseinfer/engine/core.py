@@ -14,6 +14,7 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import SamplingParams, Seeds, wrap_int64
+from roseinfer.core.slo import Cause
 from roseinfer.engine import held as held_requests
 from roseinfer.engine.guides import Blueprint, GuidedSequences, GuideEnd, Guides
 from roseinfer.engine.held import HeldRequest
@@ -38,10 +39,14 @@ Refused = tuple[Add, InvalidRequestError]
 
 def times_of(new: Add, now_s: float) -> tuple[float, float | None]:
     """When a request arrived and when it has to end, on the engine's clock, which says `now_s`."""
-    # What the message waited to be read counts, if that is known.
-    sent_s = now_s if new.sent_s is None else min(new.sent_s, now_s)
+    sent_s = _sent_s(new, now_s)
     arrival_s = sent_s - new.age_s if new.meta.arrival_s is None else new.meta.arrival_s
     return arrival_s, new.meta.deadline_s if new.left_s is None else sent_s + new.left_s
+
+
+def _sent_s(new: Add, now_s: float) -> float:
+    """What the message waited to be read counts, if that is known."""
+    return now_s if new.sent_s is None else min(new.sent_s, now_s)
 
 
 class Core(Protocol):
@@ -145,7 +150,7 @@ class EngineCore:
         if blueprint is None or blueprint.ready:
             self._queue(requests, blueprint)
         else:
-            self._hold(HeldRequest(new, requests, blueprint))
+            self._hold(HeldRequest(new, requests, blueprint, self._clock.now()))
 
     def _queue(self, requests: list[Request], blueprint: Blueprint | None) -> None:
         """Hand sequences to the scheduler, all or none."""
@@ -185,7 +190,10 @@ class EngineCore:
 
     def _make_requests(self, new: Add) -> list[Request]:
         """Those of its samples that have not ended."""
-        arrival_s, deadline_s = times_of(new, self._clock.now())
+        now_s = self._clock.now()
+        arrival_s, deadline_s = times_of(new, now_s)
+        moved = new.moved or new.outputs is not None
+        waited = {Cause.ENGINE: max(0.0, _sent_s(new, now_s) - arrival_s)} if moved else {}
         seed = new.seed if new.params.seed is None else new.params.seed
         if seed is None:
             seed = self._seeds.draw(new.n)
@@ -198,6 +206,7 @@ class EngineCore:
                 continue
             request = self._make_request(new, index, seed)
             request.arrival_s, request.deadline_s, request.keys = arrival_s, deadline_s, keys
+            request.waited = waited
             if said is not None:
                 request.resume(said.token_ids, said.ttft_s)
             made.append(request)
@@ -327,7 +336,7 @@ class EngineCore:
     # --- guides -------------------------------------------------------------------------------------------------
     def _release_held(self) -> list[RequestOutput]:
         """Queue the requests whose guides are ready by now; of those that are not, end what is too late."""
-        for held in held_requests.take_ready(self._held):
+        for held in held_requests.take_ready(self._held, self._clock.now()):
             self._fresh.append(held.new)
             try:
                 self._queue(held.requests, held.blueprint)

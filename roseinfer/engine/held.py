@@ -4,24 +4,33 @@ from dataclasses import dataclass
 
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 from roseinfer.engine.guides import Blueprint
 from roseinfer.engine.messages import Add
+from roseinfer.sched.waits import why_unqueued
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldRequest:
-    """A request and those of its sequences that have not ended."""
+    """A request and those of its sequences that have not ended. `since_s`: when it came."""
 
     new: Add
     requests: list[Request]
     blueprint: Blueprint
+    since_s: float
+
+    def note_wait(self, request: Request, now_s: float) -> None:
+        """It is held no longer."""
+        request.waited = {**request.waited, Cause.GRAMMAR: max(0.0, now_s - self.since_s)}
 
 
-def take_ready(held: list[HeldRequest]) -> list[HeldRequest]:
+def take_ready(held: list[HeldRequest], now_s: float) -> list[HeldRequest]:
     """Remove those that wait for nothing any more."""
     ready = [one for one in held if one.blueprint.ready]
     for one in ready:
         held.remove(one)
+        for request in one.requests:
+            one.note_wait(request, now_s)
     return ready
 
 
@@ -50,4 +59,6 @@ def _end(
     one.requests.remove(request)
     if not one.requests:
         held.remove(one)
-    return RequestOutput(request.request_id, end=End(reason, RequestTimes(request.arrival_s, 0.0, 0.0, now_s)))
+    one.note_wait(request, now_s)
+    times = RequestTimes(request.arrival_s, 0.0, 0.0, now_s)
+    return RequestOutput(request.request_id, end=End(reason, times, why=why_unqueued(request, now_s)))

@@ -30,7 +30,7 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
 
     `keys`: those of the prompt's full blocks, one behind the other (`kv.blocks.block_keys`); empty: the engine computes
     them. `outputs`: what another engine has said of each sample; this one goes on behind it. None in place of a sample:
-    that one has ended. None for all: it is a new request.
+    that one has ended. None for all: it is a new request. `moved`: another engine has had it before.
     """
 
     request_id: str
@@ -45,6 +45,7 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     sent_s: float | None = None
     keys: bytes = b""
     outputs: list[Said | None] | None = None
+    moved: bool = False
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):

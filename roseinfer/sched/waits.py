@@ -192,6 +192,13 @@ class Waits:
         self._liveness.fault(self._policy, f"cannot say {what} ({type(error).__name__}: {error})")
 
 
+def why_unqueued(request: Request, now_s: float) -> Why:
+    """Of one that ends before a scheduler has heard of it."""
+    account = _Account(request)
+    account.waited[Cause.STEP] = now_s - account.since_s
+    return _say(request, account, 0)
+
+
 def _say(request: Request, account: _Account, steps: int) -> Why:
     planned, rows = account.steps, account.rows
     if account.seated is not None:

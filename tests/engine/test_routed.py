@@ -131,6 +131,7 @@ async def test_what_had_no_output_is_placed_again_with_its_seed_and_age(fleet: F
     before, after = fleet.models[0].adds[0], fleet.models[1].adds[0]
     assert before.seed == after.seed is not None
     assert (before.age_s, after.age_s) == (0.0, 0.25) and after.outputs is None
+    assert (before.moved, after.moved) == (False, True)
     assert fleet.observed.said == [("placed", 0), ("placed again", 0, "death")]
     fleet.finish()
     asked.check_whole()

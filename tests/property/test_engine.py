@@ -66,10 +66,8 @@ def run(
                 if job.abort_after is not None:
                     aborts.setdefault(step + job.abort_after, []).append(f"{i}:0")
         core.abort(aborts.pop(step, []))
-        core._clock.advance(step % 3)
-        gather(core.launch(), collected)
-        core._clock.advance(0.25)
-        gather(core.settle(), collected)
+        core._clock.advance(step % 3 + 0.25)
+        gather(core.step(), collected)
         core.scheduler.check_integrity()
     run_dry(core, collected)
     check_limits(core)

@@ -15,6 +15,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from tests.helpers.engines import Collected, assert_empty, gather, make_core, submitted
 from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.waited import check_whys, watch
 
 VOCAB = 12
 CUT_SHORT = (FinishReason.ABORT, FinishReason.REJECTED, FinishReason.TIMEOUT)
@@ -73,6 +74,7 @@ def run(jobs: list[Job], num_blocks: int, block_size: int, **options: object) ->
     runner = TimedRunner(num_blocks, block_size)
     core = make_core(vocab_size=VOCAB, runner=runner, num_blocks=num_blocks, block_size=block_size, **options)
     runner.clock = core._clock
+    watched = watch(core)
     collected: dict[str, Collected] = {}
     aborts: dict[int, list[str]] = {}
     for step in range(3000):
@@ -91,6 +93,7 @@ def run(jobs: list[Job], num_blocks: int, block_size: int, **options: object) ->
     assert not core.busy, "the engine makes no progress"
     assert_empty(core)
     check_plans(core, options)
+    check_whys(core, watched, collected)
     return collected
 
 

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 
 from roseinfer.core.events import Event
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.why import Foreseen, Why
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.messages import Add
+from roseinfer.engine.messages import Add, Said
 from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, Refusal, View
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
+from tests.helpers.guides import ArithmeticBlueprint, ArithmeticGuides
 
 STEP_S = 1.0
 
@@ -143,6 +145,52 @@ def test_who_ends_before_its_start_says_so_too() -> None:
         turn(core, done)
     assert why_of(done["gone:0"]) == Why(((Cause.SEATS, 1.5),))
     assert why_of(done["late:0"]) == Why(((Cause.SEATS, 2.5),))
+
+
+# --- before it came to the scheduler ----------------------------------------------------------------------------
+def test_what_passed_in_another_engine() -> None:
+    core = make_core(max_num_seqs=1)
+    fill(core, "a", 2, 3)
+    turn(core, {})
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    core.add(Add("again", [1, 2], params, age_s=5.0, moved=True))
+    core.add(Add("plain", [1, 2], params, age_s=5.0))
+    core.add(Add("resumed", [1, 2], params, 2, age_s=7.0, outputs=[Said([4], 1.0), None]))
+    whys = run(core)
+    assert dict(whys["resumed"].waited) == {Cause.ENGINE: 7.0, Cause.SEATS: 2.0}
+    assert dict(whys["again"].waited) == {Cause.ENGINE: 5.0, Cause.SEATS: 4.0}
+    assert dict(whys["plain"].waited) == {Cause.STEP: 5.0, Cause.SEATS: 7.0}
+
+
+class SlowGuides(ArithmeticGuides):
+    """Whose rules are not ready before the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blueprints: list[ArithmeticBlueprint] = []
+
+    def blueprint(self, spec: GuideSpec) -> ArithmeticBlueprint:
+        self.blueprints.append(ArithmeticBlueprint(spec.grammar, self, ready=False))
+        return self.blueprints[-1]
+
+    def wait(self, timeout_s: float) -> None: ...
+
+
+def test_its_grammar() -> None:
+    guides, done = SlowGuides(), {}
+    core = make_core(guides=guides, max_num_seqs=1)
+    fill(core, "free", 2, 3)
+    guided = Add("guided", [1, 2], SamplingParams(max_tokens=2), guide=GuideSpec(grammar="3,9"), age_s=0.5)
+    core.add(guided)
+    core.add(Add("gone", [1, 2], SamplingParams(max_tokens=2), guide=guided.guide, age_s=3.0, moved=True))
+    turn(core, done)
+    core.abort(["gone:0"])
+    turn(core, done)
+    guides.blueprints[0].ready = True
+    while core.busy:
+        turn(core, done)
+    assert dict(why_of(done["guided:0"]).waited) == {Cause.GRAMMAR: 2.0, Cause.SEATS: 1.0, Cause.STEP: 0.5}
+    assert why_of(done["gone:0"]) == Why(((Cause.ENGINE, 3.0), (Cause.GRAMMAR, 1.0)))
 
 
 # --- steps ------------------------------------------------------------------------------------------------------
