@@ -1,0 +1,102 @@
+// What the server has said so far, bounded: the newest requests, steps of each engine, and samples of the machine.
+import { getJson } from "./api.js";
+import { openFeed } from "./feed.js";
+import { createStore } from "./store.js";
+
+export const MAX_REQUESTS = 1000;
+const MAX_STEPS = 4096; // Of one engine.
+const MAX_SAMPLES = 480; // Two minutes at four a second.
+
+export const connection = createStore({ state: "connecting", why: "", retryAt: 0 });
+export const hello = createStore({ version: "", models: [], policy: null, classes: {}, engines: 1 });
+// `version` counts changes; what it counts them of is changed in place.
+export const machine = createStore({ version: 0, at: 0, engines: [], router: null, steps: new Map(), samples: [] });
+export const requests = createStore({ version: 0, byKey: new Map(), sorted: [], dropped: 0 });
+
+const keyOf = (record) => `${record.request_id}@${record.created}`;
+
+export function addRequests(records, dropped = 0) {
+  if (!records.length && !dropped) return;
+  requests.set((held) => {
+    const { byKey } = held;
+    for (const record of records) {
+      record.key = keyOf(record);
+      const before = byKey.get(record.key);
+      // An answer that took long must not bring back what has ended meanwhile.
+      if (before?.state === "ended" && record.state === "live") continue;
+      byKey.set(record.key, record);
+    }
+    const sorted = [...byKey.values()].sort((a, b) => b.created - a.created);
+    for (const old of sorted.splice(MAX_REQUESTS)) byKey.delete(old.key);
+    return { version: held.version + 1, byKey, sorted, dropped: held.dropped + dropped };
+  });
+}
+
+export async function loadRequests() {
+  const listed = await getJson(`v1/requests?limit=${MAX_REQUESTS}`);
+  addRequests(listed.data);
+}
+
+// By the id of the answer or its x-request-id: from what is here, else from the server. Null if nobody knows it.
+export async function findRequest(id) {
+  const here = requests.get().sorted.find((record) => record.request_id === id || record.id === id);
+  if (here) return here;
+  try {
+    const record = await getJson(`v1/requests/${encodeURIComponent(id)}`);
+    addRequests([record]);
+    return requests.get().byKey.get(keyOf(record)) ?? record;
+  } catch {
+    return null;
+  }
+}
+
+function addSteps(held, rows) {
+  for (const row of rows) {
+    let ring = held.get(row[0]);
+    if (!ring) held.set(row[0], (ring = []));
+    // After a reconnection the server begins again with its newest.
+    if (!ring.length || row[1] > ring[ring.length - 1][1]) ring.push(row);
+  }
+  for (const ring of held.values()) if (ring.length > MAX_STEPS) ring.splice(0, ring.length - MAX_STEPS);
+}
+
+const sum = (engines, name) => engines.reduce((total, engine) => total + (engine[name] ?? 0), 0);
+
+function sampleOf(at, engines, before) {
+  const tokens = sum(engines, "generation_tokens");
+  const prompts = sum(engines, "prompt_tokens");
+  const span = before ? at - before.at : 0;
+  const rate = (now, then) => (span > 0 && now >= then ? (now - then) / span : null);
+  const used = engines.map((engine) => engine.utilisation).filter((value) => value !== null && value !== undefined);
+  return {
+    at,
+    tokens,
+    prompts,
+    tokensPerS: before ? rate(tokens, before.tokens) : null,
+    promptsPerS: before ? rate(prompts, before.prompts) : null,
+    running: sum(engines, "running"),
+    waiting: sum(engines, "waiting"),
+    kv: sum(engines, "kv_blocks") ? sum(engines, "kv_blocks_used") / sum(engines, "kv_blocks") : null,
+    utilisation: used.length ? used.reduce((a, b) => a + b, 0) / used.length : null,
+  };
+}
+
+function onTick(tick) {
+  machine.set((held) => {
+    const samples = held.samples;
+    const last = samples[samples.length - 1];
+    addSteps(held.steps, tick.steps);
+    if (!last || tick.at > last.at) samples.push(sampleOf(tick.at, tick.engines, last));
+    if (samples.length > MAX_SAMPLES) samples.shift();
+    return { ...held, version: held.version + 1, at: tick.at, engines: tick.engines, router: tick.router };
+  });
+  addRequests(tick.requests, tick.dropped);
+}
+
+export function watch() {
+  const onEvent = (name, data) => {
+    if (name === "hello") hello.set(data);
+    else if (name === "tick") onTick(data);
+  };
+  return openFeed((state) => connection.get().state === "live" && state.state === "live" || connection.set(state), onEvent);
+}

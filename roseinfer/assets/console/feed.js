@@ -1,0 +1,70 @@
+// The connection to /console/events: opened while somebody looks, and opened again when it is lost.
+import { ApiError, call, events } from "./api.js";
+import { settings } from "./settings.js";
+
+const PATIENCE_MS = 15_000; // Events come four times a second; after so long without one the connection is dead.
+const RETRY_MS = [500, 1000, 2000, 4000];
+const HIDDEN_MS = 20_000; // How long a page that nobody sees goes on.
+
+// `on(state)` gets {state: "connecting" | "live" | "lost" | "locked" | "off" | "paused", why, retryAt};
+// `onEvent(name, data)` gets what the server says.
+export function openFeed(on, onEvent) {
+  let attempt = null;
+  let failures = 0;
+  let retry = 0;
+  let hidden = 0;
+
+  async function connect() {
+    clearTimeout(retry);
+    attempt?.abort();
+    const mine = (attempt = new AbortController());
+    on({ state: failures ? "lost" : "connecting", why: "", retryAt: 0 });
+    let patience = setTimeout(() => mine.abort(), PATIENCE_MS);
+    let why = "The server ended the connection";
+    try {
+      const answer = await call("console/events", { signal: mine.signal });
+      for await (const { event, data } of events(answer)) {
+        clearTimeout(patience);
+        patience = setTimeout(() => mine.abort(), PATIENCE_MS);
+        failures = 0;
+        onEvent(event, JSON.parse(data));
+        on({ state: "live", why: "", retryAt: 0 });
+      }
+    } catch (error) {
+      if (attempt !== mine) return; // Another attempt has taken over.
+      if (error instanceof ApiError && error.status === 401) return on({ state: "locked", why: error.message, retryAt: 0 });
+      if (error instanceof ApiError && error.status === 404) return on({ state: "off", why: error.message, retryAt: 0 });
+      why = error instanceof ApiError ? error.message : "The server does not answer";
+    } finally {
+      clearTimeout(patience);
+    }
+    if (attempt !== mine) return;
+    const wait = RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)];
+    on({ state: "lost", why, retryAt: Date.now() + wait });
+    retry = setTimeout(connect, wait);
+  }
+
+  function pause() {
+    clearTimeout(retry);
+    const mine = attempt;
+    attempt = null;
+    mine?.abort();
+    on({ state: "paused", why: "", retryAt: 0 });
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hidden);
+    if (document.hidden) hidden = setTimeout(pause, HIDDEN_MS);
+    else if (attempt === null) connect();
+  });
+  addEventListener("online", connect);
+  let key = settings.get().key;
+  settings.subscribe(() => {
+    if (settings.get().key === key) return;
+    key = settings.get().key;
+    failures = 0;
+    connect();
+  });
+  connect();
+  return connect;
+}

@@ -1,0 +1,33 @@
+// Numbers and times for people. Null means unknown, which is a dash.
+const DASH = "–";
+const digits = (value, places) => value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+
+export function ms(value) {
+  if (!known(value)) return DASH;
+  const size = Math.abs(value);
+  if (size < 9.95) return `${digits(value, 1)} ms`;
+  if (size < 999.5) return `${digits(value, 0)} ms`;
+  if (size < 9_995) return `${digits(value / 1000, 2)} s`;
+  if (size < 99_950) return `${digits(value / 1000, 1)} s`;
+  return size < 600_000 ? `${digits(value / 1000, 0)} s` : `${digits(value / 60_000, 1)} min`;
+}
+
+export function count(value) {
+  if (!known(value)) return DASH;
+  if (Math.abs(value) < 100_000) return digits(value, 0);
+  return Math.abs(value) < 1e6 ? `${digits(value / 1e3, 0)}k` : `${digits(value / 1e6, 1)}M`;
+}
+
+export const decimal = (value, places = 2) => (known(value) ? digits(value, places) : DASH);
+export const percent = (share) => (known(share) ? `${digits(share * 100, share < 0.0995 && share > 0 ? 1 : 0)}%` : DASH);
+export const rate = (value) => (known(value) ? (value < 99.5 ? digits(value, 1) : count(value)) : DASH);
+export const clock = (unixS) => (known(unixS) ? new Date(unixS * 1000).toLocaleTimeString("en-GB") : DASH);
+
+// The least round number that is not below `value`: two digits, so that what can be kept is still kept.
+export function roundUp(value) {
+  const unit = 10 ** (Math.floor(Math.log10(value)) - 1);
+  return Number((Math.ceil(value / unit - 1e-9) * unit).toPrecision(2));
+}
+
+export { known };

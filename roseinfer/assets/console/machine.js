@@ -1,0 +1,181 @@
+// The third tab: what the engines do just now, step by step.
+import { html, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
+import { Chart } from "./chart.js";
+import { hello, machine } from "./data.js";
+import { count, decimal, known, ms, percent, rate } from "./format.js";
+import { useStore } from "./store.js";
+
+const WINDOW_S = 30;
+const GAP_S = 0.5; // So long without a step is a pause, not a line.
+const SPARK = { width: 120, height: 28, samples: 120 };
+// Of a row of `steps`, see the events of the console.
+const [END, DURATION, BUDGET, ROWS, PROMPT] = [1, 2, 3, 4, 5];
+
+export function Machine() {
+  const held = useStore(machine);
+  const said = useStore(hello);
+  const [chosen, setChosen] = useState(null);
+  const engines = held.engines;
+  const engine = engines.some((one) => one.engine === chosen) ? chosen : (engines[0]?.engine ?? 0);
+  const columns = useMemo(() => columnsOf(held.steps.get(engine) ?? [], held.at), [held.version, engine]);
+  return html`<div class="machine">
+    <${Tiles} held=${held} said=${said} />
+    <section class="card charts" aria-labelledby="steps-title">
+      <header class="chart-head"><h2 id="steps-title">Steps</h2>
+        ${engines.length > 1 && html`<div class="chips" role="group" aria-label="Engine">${engines.map((one) => html`<button type="button" class="chip"
+          aria-pressed=${one.engine === engine} onClick=${() => setChosen(one.engine)}>engine ${one.engine}</button>`)}</div>`}
+        <p class="now">${lastStep(columns)}</p>
+      </header>
+      <figure><figcaption>Duration of each step <span class="key ink">duration</span> <span class="key promised">budget</span> <span class="key late">over budget</span></figcaption>
+        <${Chart} label="Duration of the steps of the last 30 seconds against their budget, in milliseconds" build=${durations} data=${columns.durations} height=${200} /></figure>
+      <figure><figcaption>What each step computes <span class="key ink">rows</span> <span class="key second">prompt tokens, right</span></figcaption>
+        <${Chart} label="Rows and prompt tokens of the steps of the last 30 seconds" build=${loads} data=${columns.loads} height=${160} /></figure>
+    </section>
+    <${Engines} engines=${engines} />
+    ${held.router && html`<${Router} router=${held.router} />`}
+  </div>`;
+}
+
+// --- charts -----------------------------------------------------------------------------------------------------
+// The last seconds as uPlot's columns; x is seconds before now, and a null breaks the line where no step ran.
+function columnsOf(steps, now) {
+  const x = [];
+  const cells = { duration: [], budget: [], over: [], rows: [], prompt: [] };
+  let first = steps.length;
+  while (first > 0 && steps[first - 1][END] > now - WINDOW_S) first -= 1;
+  const push = (at, duration, budget, rows, prompt) => {
+    x.push(at - now);
+    cells.duration.push(duration);
+    cells.budget.push(budget);
+    cells.over.push(known(budget) && duration > budget ? duration : null);
+    cells.rows.push(rows);
+    cells.prompt.push(prompt);
+  };
+  for (let i = first; i < steps.length; i++) {
+    const step = steps[i];
+    if (i > first && step[END] - steps[i - 1][END] > GAP_S) push(steps[i - 1][END] + 1e-3, null, null, null, null);
+    push(step[END], step[DURATION], step[BUDGET], step[ROWS], step[PROMPT]);
+  }
+  return {
+    last: steps[steps.length - 1],
+    durations: [x, cells.duration, cells.budget, cells.over],
+    loads: [x, cells.rows, cells.prompt],
+  };
+}
+
+function lastStep({ last }) {
+  if (!last) return "No step yet.";
+  const budget = known(last[BUDGET]) ? ` of ${ms(last[BUDGET])}` : ", no budget";
+  return `Newest: ${ms(last[DURATION])}${budget}, ${count(last[ROWS])} rows, ${count(last[PROMPT])} prompt tokens`;
+}
+
+const seconds = (_, ticks) => ticks.map((at) => (at === 0 ? "now" : `${decimal(at, 0)} s`));
+const time = { time: false, range: () => [-WINDOW_S, 0] };
+// Budgets far above what steps take would press these to the floor: the scale follows the steps, and half of it more.
+const fromZero = (_, low, high) => [0, Math.max(high || 0, 1) * 1.1];
+
+function durations(theme) {
+  const followSteps = (plot) => {
+    const taken = plot.data[1].reduce((most, value) => (value > most ? value : most), 0);
+    const budgets = plot.data[2].reduce((most, value) => (value > most ? value : most), 0);
+    return [0, Math.max(Math.min(Math.max(taken, budgets), taken * 2.5) * 1.1, 1)];
+  };
+  return {
+    legend: { show: false },
+    scales: { x: time, y: { range: followSteps } },
+    axes: [theme.axis({ values: seconds }), theme.axis({ size: 44, values: (_, ticks) => ticks.map((value) => `${value} ms`) })],
+    series: [
+      {},
+      { stroke: theme.ink, width: 1.25, fill: theme.wash, points: { show: false } },
+      { stroke: theme.promised, width: 1.5, points: { show: false }, paths: uPlot.paths.stepped({ align: -1 }) },
+      { stroke: theme.late, fill: theme.late, width: 0, paths: () => null, points: { show: true, size: 5, stroke: theme.late, fill: theme.late } },
+    ],
+  };
+}
+
+function loads(theme) {
+  return {
+    legend: { show: false },
+    scales: { x: time, y: { range: fromZero }, tokens: { range: fromZero } },
+    axes: [theme.axis({ values: seconds }), theme.axis({ size: 44 }), theme.axis({ scale: "tokens", side: 1, size: 44, grid: { show: false } })],
+    series: [
+      {},
+      { stroke: theme.ink, width: 1.25, points: { show: false } },
+      { stroke: theme.second, width: 1.25, scale: "tokens", points: { show: false } },
+    ],
+  };
+}
+
+// --- tiles ------------------------------------------------------------------------------------------------------
+function Tiles({ held, said }) {
+  const { engines, samples } = held;
+  const now = samples[samples.length - 1];
+  if (!now) return html`<p class="hint">Waiting for the first figures of the server.</p>`;
+  const total = (name) => engines.reduce((sum, engine) => sum + (engine[name] ?? 0), 0);
+  const queries = total("prefix_queries");
+  // Over the last seconds: four samples a second are too few for a figure that can be read.
+  const smooth = (name) => {
+    const values = samples.slice(-8).map((sample) => sample[name]).filter(known);
+    return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+  };
+  const tiles = [
+    { label: "Running", value: count(now.running), note: `${said.max_num_seqs ? `of ${count(said.max_num_seqs * engines.length)} seats, ` : ""}${count(now.waiting)} waiting`, line: "running" },
+    { label: "Tokens/s", value: rate(smooth("tokensPerS")), note: `prompts ${rate(smooth("promptsPerS"))}/s`, line: "tokensPerS" },
+    { label: "KV cache", value: percent(now.kv), note: `${count(total("kv_blocks_used"))} of ${count(total("kv_blocks"))} blocks`, line: "kv", full: 1 },
+    { label: "Promised", value: percent(now.utilisation), note: "of the machine, to those that run", line: "utilisation", full: 1 },
+    { label: "Prefix cache", value: percent(queries ? total("prefix_hits") / queries : null), note: `of ${count(queries)} prompt tokens found` },
+    { label: "Preempted", value: count(total("preemptions")), note: "gave their blocks to others" },
+  ];
+  const drafted = total("drafted_tokens");
+  if (drafted) tiles.push({ label: "Speculation", value: percent(total("accepted_tokens") / drafted), note: `of ${count(drafted)} drafted tokens accepted` });
+  return html`<ul class="tiles" aria-label="The machine now">
+    ${tiles.map((tile) => html`<li key=${tile.label}><span class="tile-label">${tile.label}</span><strong>${tile.value}</strong>
+      <span class="tile-note">${tile.note}</span>${tile.line && html`<${Spark} samples=${samples} name=${tile.line} full=${tile.full} />`}</li>`)}
+  </ul>`;
+}
+
+function Spark({ samples, name, full }) {
+  const { width, height } = SPARK;
+  const shown = samples.slice(-SPARK.samples).map((sample) => sample[name] ?? 0);
+  const high = full ?? Math.max(...shown, 1);
+  const points = shown.map((value, i) => {
+    const x = width - (shown.length - 1 - i) * (width / (SPARK.samples - 1));
+    return `${x.toFixed(1)},${(height - 1 - (Math.min(value, high) / high) * (height - 2)).toFixed(1)}`;
+  });
+  return html`<svg class="spark" viewBox=${`0 0 ${width} ${height}`} preserveAspectRatio="none" aria-hidden="true"><polyline points=${points.join(" ")} /></svg>`;
+}
+
+// --- engines and router -----------------------------------------------------------------------------------------
+const COLUMNS = [
+  ["Engine", (one) => one.engine],
+  ["State", (one) => html`<span class=${`state ${one.state}`}>${one.state}</span>`],
+  ["Running", (one) => count(one.running)],
+  ["Waiting", (one) => count(one.waiting)],
+  ["KV cache", (one) => percent(one.kv_blocks ? one.kv_blocks_used / one.kv_blocks : null)],
+  ["Promised", (one) => percent(one.utilisation)],
+  ["Speed", (one) => (known(one.speed) ? `× ${decimal(one.speed)}` : decimal(null)), "Duration of steps over what the cost model expects: above 1 the machine is slower than it was"],
+  ["Margin", (one) => percent(one.margin), "Share by which token deadlines are brought forward"],
+  ["Demoted", (one) => count(one.demoted), "Requests served last because their objective is lost"],
+  ["Restarts", (one) => count(one.restarts)],
+  ["Heartbeat", (one) => (known(one.heartbeat_age_s) ? `${ms(one.heartbeat_age_s * 1000)} ago` : decimal(null))],
+];
+
+function Engines({ engines }) {
+  if (!engines.length) return null;
+  return html`<section class="card"><h2>${engines.length > 1 ? "Engines" : "Engine"}</h2>
+    <div class="scroll-x" tabindex="0" role="region" aria-label="Engines"><table class="plain"><thead><tr>
+      ${COLUMNS.map(([name, , hint]) => html`<th scope="col" title=${hint}>${name}</th>`)}</tr></thead>
+      <tbody>${engines.map((one) => html`<tr key=${one.engine}>${COLUMNS.map(([, cell]) => html`<td>${cell(one)}</td>`)}</tr>`)}</tbody>
+    </table></div></section>`;
+}
+
+// The router's counters by name; what has parts of its own is shown with them.
+function Router({ router }) {
+  const rows = Object.entries(router).flatMap(([name, value]) =>
+    value !== null && typeof value === "object" ? Object.entries(value).map(([part, inner]) => [`${name} ${part}`, inner]) : [[name, value]],
+  );
+  const said = (value) => (typeof value === "number" ? (Number.isInteger(value) ? count(value) : decimal(value)) : typeof value === "object" ? JSON.stringify(value) : String(value));
+  return html`<section class="card"><h2>Router</h2><dl class="facts columns">
+    ${rows.map(([name, value]) => html`<div><dt>${name.replaceAll("_", " ")}</dt><dd>${said(value)}</dd></div>`)}
+  </dl></section>`;
+}

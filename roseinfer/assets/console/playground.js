@@ -1,0 +1,223 @@
+// The first tab: a conversation, or completions, with a promise and what became of it.
+import { Component, html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { clear, conversation, exported, importFile } from "./conversation.js";
+import { hello } from "./data.js";
+import { ms } from "./format.js";
+import { Objectives, Seen } from "./promise.js";
+import { isRunning, loosen, offer, sendAgain, sendDraft, stop } from "./send.js";
+import { useStore } from "./store.js";
+import { Text } from "./text.js";
+import { OBJECTIVES, whyRefused } from "./words.js";
+
+const EXAMPLES = {
+  chat: ["Write a function that reverses a string", "What does this print: print(sum(range(5)))", "Sort a list of words by length"],
+  completion: ["def fibonacci(", "import os\n\n", "class Stack:\n    "],
+};
+
+export function Playground({ openRequest, askKey }) {
+  const settings = useStore(conversation);
+  const { models, classes } = useStore(hello);
+  const last = settings.turns[settings.turns.length - 1];
+  const running = isRunning(last);
+  const shown = settings.turns.findLast((turn) => turn.role === "assistant");
+  return html`<div class="playground">
+    <section class="talk" aria-label="Conversation">
+      <${Thread} turns=${settings.turns} mode=${settings.mode} openRequest=${openRequest} askKey=${askKey} />
+      <${Composer} settings=${settings} running=${running} />
+    </section>
+    <aside class="side" aria-label="Promise and settings">
+      <${Objectives} settings=${settings} classes=${classes ?? {}} />
+      <section class="card" aria-labelledby="seen-title">
+        <h2 id="seen-title">Promised against seen</h2>
+        <${Seen} turn=${shown} />
+      </section>
+      <${Sampling} settings=${settings} models=${models ?? []} />
+    </aside>
+  </div>`;
+}
+
+// --- the thread -------------------------------------------------------------------------------------------------
+function Thread({ turns, mode, openRequest, askKey }) {
+  const box = useRef(null);
+  const follows = useRef(true);
+  useEffect(() => {
+    if (follows.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [turns]);
+  const onScroll = ({ currentTarget: at }) => (follows.current = at.scrollHeight - at.scrollTop - at.clientHeight < 40);
+  return html`<div class="thread" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-label="Messages">
+    ${turns.length === 0 && html`<${Empty} mode=${mode} />`}
+    ${turns.map((turn, i) => html`<${Turn} key=${turn.id} turn=${turn} last=${i === turns.length - 1} mode=${mode}
+      openRequest=${openRequest} askKey=${askKey} />`)}
+  </div>`;
+}
+
+function Empty({ mode }) {
+  return html`<div class="empty">
+    <h1>${mode === "chat" ? "Talk to the model" : "Let the model go on"}</h1>
+    <p>Choose a promise, send something, and see whether it is kept. What cannot be kept is refused before the first token, with the reason.</p>
+    <div class="examples">
+      ${EXAMPLES[mode].map((text) => html`<button type="button" class="example" onClick=${() => {
+        conversation.set({ draft: text });
+        document.getElementById("draft").focus();
+      }}>${text.trim()}</button>`)}
+    </div>
+  </div>`;
+}
+
+// Drawn again only when its own turn has changed: the others cost nothing while one streams.
+class Turn extends Component {
+  shouldComponentUpdate(next) {
+    return next.turn !== this.props.turn || next.last !== this.props.last || next.mode !== this.props.mode;
+  }
+
+  render({ turn, last, mode, openRequest, askKey }) {
+    const plain = mode === "completion";
+    if (turn.role === "user") {
+      return html`<article class="turn user" aria-label="You"><div class=${`bubble ${plain ? "mono" : ""}`}>${turn.text}</div></article>`;
+    }
+    return html`<article class="turn assistant" aria-label="Model" aria-busy=${isRunning(turn)}>
+      ${turn.reasoning && html`<details class="reasoning" open=${!turn.text}><summary>Reasoning</summary><div>${turn.reasoning}</div></details>`}
+      ${turn.state === "waiting" && html`<p class="waiting"><span class="dots" aria-hidden="true"></span>Waiting for the first token</p>`}
+      ${turn.text && html`<div class=${`answer ${plain ? "mono" : ""}`}>${plain ? turn.text : html`<${Text} text=${turn.text} />`}</div>`}
+      ${(turn.tools ?? []).map((tool) => html`<div class="tool"><span class="tag">calls</span> <code>${tool.name}(${tool.arguments})</code></div>`)}
+      ${turn.state === "refused" && html`<${Refused} turn=${turn} last=${last} />`}
+      ${turn.state === "failed" && html`<${Failed} turn=${turn} askKey=${askKey} />`}
+      <${Foot} turn=${turn} last=${last} openRequest=${openRequest} />
+    </article>`;
+  }
+}
+
+function Refused({ turn, last }) {
+  const { reason, cause, predicted_ttft_ms: predicted, attainable_ms: attainable } = turn.refusal;
+  const instead = offer(turn);
+  const said = turn.promised[`${reason}_ms`];
+  return html`<div class="notice refused" role="alert">
+    <h3><span aria-hidden="true">✕</span> Refused: ${OBJECTIVES[reason] ?? reason} ${reason === "tpot" ? "of" : "within"} ${ms(said)} cannot be kept</h3>
+    <p>${whyRefused(cause)}</p>
+    <dl class="pairs">
+      <div><dt>Asked</dt><dd>${ms(said)}</dd></div>
+      ${predicted != null && html`<div><dt>First token would come after</dt><dd>${ms(predicted)}</dd></div>`}
+      ${attainable != null && html`<div><dt>Could just be kept now</dt><dd>${ms(attainable)}</dd></div>`}
+    </dl>
+    ${last && html`<div class="actions">
+      ${instead && html`<button type="button" class="primary" onClick=${() => loosen(turn, instead)}>Ask for ${ms(instead.ms)} and send again</button>`}
+      <button type="button" onClick=${sendAgain}>Try again as it is</button>
+    </div>`}
+  </div>`;
+}
+
+function Failed({ turn, askKey }) {
+  return html`<div class="notice failed" role="alert">
+    <h3><span aria-hidden="true">✕</span> ${turn.status ? `Error ${turn.status}` : "No answer"}</h3>
+    <p>${turn.error}</p>
+    ${turn.status === 401 && html`<div class="actions"><button type="button" class="primary" onClick=${askKey}>Enter the API key</button></div>`}
+  </div>`;
+}
+
+const FINISH = { length: "ended at max tokens", timeout: "ended by its time limit", tool_calls: "ended with a call", abort: "ended by the server" };
+
+function Foot({ turn, last, openRequest }) {
+  if (isRunning(turn)) return null;
+  const copy = () => navigator.clipboard?.writeText(turn.text);
+  return html`<footer class="foot">
+    <${Verdict} turn=${turn} />
+    ${turn.state === "stopped" && html`<span>stopped</span>`}
+    ${FINISH[turn.finish] && html`<span>${FINISH[turn.finish]}</span>`}
+    ${turn.requestId && html`<button type="button" class="link" onClick=${() => openRequest(turn.requestId)}>Why so fast or slow?</button>`}
+    ${turn.text && html`<button type="button" class="link" onClick=${copy}>Copy</button>`}
+    ${last && turn.state !== "refused" && html`<button type="button" class="link" onClick=${sendAgain}>Regenerate</button>`}
+  </footer>`;
+}
+
+function Verdict({ turn }) {
+  if (!turn.told || turn.told.met === null) return null;
+  return turn.told.met
+    ? html`<span class="badge kept"><i aria-hidden="true">✓</i>kept</span>`
+    : html`<span class="badge late"><i aria-hidden="true">!</i>late</span>`;
+}
+
+// --- below and beside it ----------------------------------------------------------------------------------------
+function Composer({ settings, running }) {
+  const onKey = (event) => {
+    const sends = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+    if (!sends || event.isComposing) return;
+    event.preventDefault();
+    sendDraft();
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    if (running) stop();
+    else sendDraft();
+  };
+  const chat = settings.mode === "chat";
+  const rows = Math.min(8, Math.max(2, settings.draft.split("\n").length));
+  return html`<form class="composer" onSubmit=${submit}>
+    <textarea id="draft" class=${chat ? "" : "mono"} rows=${rows} value=${settings.draft} autofocus
+      aria-label=${chat ? "Message" : "Prompt"} placeholder=${chat ? "Message" : "Text to go on with"}
+      onInput=${(event) => conversation.set({ draft: event.target.value })} onKeyDown=${onKey}></textarea>
+    <div class="composer-row">
+      <div class="switch" role="group" aria-label="Kind of request">
+        ${["chat", "completion"].map((mode) => html`<button type="button" aria-pressed=${settings.mode === mode}
+          onClick=${() => conversation.set({ mode })}>${mode === "chat" ? "Chat" : "Completion"}</button>`)}
+      </div>
+      <${Promised} settings=${settings} />
+      <button type="submit" class=${running ? "stop" : "primary"} disabled=${!running && !settings.draft.trim()}
+        title="Ctrl+Enter">${running ? "Stop" : "Send"}</button>
+    </div>
+  </form>`;
+}
+
+// What is promised to the next one, where it is sent: the sliders may be out of sight on a phone.
+function Promised({ settings }) {
+  const { ttft_ms: ttft, tpot_ms: tpot, e2e_ms: e2e } = settings;
+  const said = [ttft !== null && `first ${ms(ttft)}`, tpot !== null && `per token ${ms(tpot)}`, e2e !== null && `all ${ms(e2e)}`].filter(Boolean);
+  const text = settings.class ? `class ${settings.class}` : said.join(" · ") || "no promise";
+  return html`<span class="promised-line">${text}</span>`;
+}
+
+function Sampling({ settings, models }) {
+  const set = (name) => (event) => conversation.set({ [name]: event.target.value });
+  const number = (name, low, high) => (event) => {
+    const value = Number(event.target.value);
+    if (event.target.value !== "" && value >= low && value <= high) conversation.set({ [name]: value });
+  };
+  return html`<section class="card settings" aria-labelledby="settings-title">
+    <h2 id="settings-title">Settings</h2>
+    ${models.length > 1 && html`<label>Model<select value=${settings.model} onChange=${set("model")}>
+      ${models.map((name) => html`<option value=${name}>${name}</option>`)}
+    </select></label>`}
+    ${settings.mode === "chat" && html`<label>System prompt<textarea rows="2" value=${settings.system} onInput=${set("system")}></textarea></label>`}
+    <div class="two">
+      <label>Temperature<input type="number" min="0" max="2" step="0.1" value=${settings.temperature} onChange=${number("temperature", 0, 2)} /></label>
+      <label>Max tokens<input type="number" min="1" step="1" value=${settings.maxTokens} onChange=${number("maxTokens", 1, 1e6)} /></label>
+    </div>
+    <${Files} empty=${settings.turns.length === 0} />
+    <p class="hint">Kept in this browser only.</p>
+  </section>`;
+}
+
+function Files({ empty }) {
+  const [problem, setProblem] = useState("");
+  const chooser = useRef(null);
+  const take = async (event) => {
+    const [file] = event.target.files;
+    event.target.value = "";
+    if (file) await importFile(file).then(() => setProblem(""), (error) => setProblem(error.message));
+  };
+  return html`<div class="actions">
+    <button type="button" disabled=${empty} onClick=${clear}>New</button>
+    <button type="button" disabled=${empty} onClick=${save}>Export</button>
+    <button type="button" onClick=${() => chooser.current.click()}>Import</button>
+    <input ref=${chooser} type="file" accept="application/json,.json" hidden aria-label="File of a conversation" onChange=${take} />
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+  </div>`;
+}
+
+function save() {
+  const url = URL.createObjectURL(new Blob([exported()], { type: "application/json" }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = `conversation-${new Date().toISOString().slice(0, 16).replace(":", "")}.json`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

@@ -1,0 +1,151 @@
+// What is promised, as sliders, and what is seen of it, as meters.
+import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
+import { Chart } from "./chart.js";
+import { conversation } from "./conversation.js";
+import { count, decimal, known, ms, rate } from "./format.js";
+import { isRunning } from "./send.js";
+
+// Sliders are logarithmic: as many steps from 1 to 10 ms as from 1 to 10 s.
+const SLIDERS = [
+  { name: "ttft_ms", label: "First token within", low: 1, high: 60_000, usual: 500 },
+  { name: "tpot_ms", label: "Each further token within", low: 0.5, high: 1000, usual: 50 },
+  { name: "e2e_ms", label: "Whole answer within", low: 10, high: 600_000, usual: 10_000 },
+];
+const STEPS = 300;
+const PRESETS = [
+  { label: "None", hint: "best effort", ttft_ms: null, tpot_ms: null },
+  { label: "Relaxed", hint: "2 s, 200 ms a token", ttft_ms: 2000, tpot_ms: 200 },
+  { label: "Chat", hint: "500 ms, 50 ms a token", ttft_ms: 500, tpot_ms: 50 },
+  { label: "Tight", hint: "1 ms: see it refused", ttft_ms: 1, tpot_ms: 50 },
+];
+
+const toStep = (value, { low, high }) => Math.round((STEPS * Math.log(value / low)) / Math.log(high / low));
+const fromStep = (step, { low, high }) => Number((low * (high / low) ** (step / STEPS)).toPrecision(2));
+
+export function Objectives({ settings, classes }) {
+  const chosen = settings.class && classes[settings.class] ? classes[settings.class] : null;
+  const values = chosen ?? settings;
+  const same = (preset) => !chosen && settings.e2e_ms === null && settings.ttft_ms === preset.ttft_ms && settings.tpot_ms === preset.tpot_ms;
+  const set = ({ ttft_ms, tpot_ms }) => conversation.set({ class: "", ttft_ms, tpot_ms, e2e_ms: null });
+  const change = (name, value) => {
+    const { ttft_ms = null, tpot_ms = null, e2e_ms = null } = values;
+    conversation.set({ class: "", ttft_ms, tpot_ms, e2e_ms, [name]: value });
+  };
+  return html`<fieldset class="objectives">
+    <legend>Promise</legend>
+    <div class="chips" role="group" aria-label="Ready-made promises">
+      ${PRESETS.map(
+        (preset) => html`<button type="button" class="chip" aria-pressed=${same(preset)} title=${preset.hint}
+          onClick=${() => set(preset)}>${preset.label}</button>`,
+      )}
+      ${Object.keys(classes).map(
+        (name) => html`<button type="button" class="chip" aria-pressed=${settings.class === name} title="A class of this server"
+          onClick=${() => conversation.set({ class: name })}>${name}</button>`,
+      )}
+    </div>
+    ${SLIDERS.map((slider) => html`<${Slider} key=${slider.name} slider=${slider} value=${values[slider.name] ?? null}
+      onChange=${(value) => change(slider.name, value)} />`)}
+  </fieldset>`;
+}
+
+function Slider({ slider, value, onChange }) {
+  const { name, label, low, high, usual } = slider;
+  const on = value !== null;
+  const shown = on ? Math.min(STEPS, Math.max(0, toStep(value, slider))) : toStep(usual, slider);
+  const type = (event) => {
+    const typed = Number(event.target.value);
+    if (typed > 0 && Number.isFinite(typed)) onChange(typed);
+  };
+  return html`<div class=${`slider ${on ? "" : "off"}`}>
+    <label class="check"><input type="checkbox" checked=${on} name=${`${name}-on`}
+      onChange=${() => onChange(on ? null : usual)} />${label}</label>
+    <span class="unit"><input type="number" name=${name} min="0.1" max=${high} step="any" disabled=${!on}
+      value=${on ? value : ""} placeholder="–" aria-label=${`${label}, ms`} onChange=${type} /> ms</span>
+    <input type="range" min="0" max=${STEPS} value=${shown} disabled=${!on} aria-label=${label} aria-valuetext=${ms(value)}
+      onInput=${(event) => onChange(Math.max(low, fromStep(Number(event.target.value), slider)))} />
+  </div>`;
+}
+
+// --- seen -------------------------------------------------------------------------------------------------------
+// Redraws ten times a second while something runs.
+function useClock(active) {
+  const [, set] = useState(0);
+  useEffect(() => {
+    if (!active) return;
+    const timer = setInterval(() => set((n) => n + 1), 100);
+    return () => clearInterval(timer);
+  }, [active]);
+}
+
+export function Seen({ turn }) {
+  const running = isRunning(turn);
+  useClock(running);
+  if (!turn) return html`<p class="hint">Send something: what was promised and what is seen of it shows here while the answer comes.</p>`;
+  const { promised, seen, told } = turn;
+  const passed = running ? performance.now() - turn.began : seen.e2e_ms;
+  const ttft = told?.ttft_ms ?? seen.ttft_ms ?? (running ? passed : null);
+  const started = seen.ttft_ms !== null;
+  const pace = told?.tpot_ms ?? seen.tpot_ms;
+  return html`<div class="seen">
+    <${Meter} label="First token" value=${ttft} promise=${promised.ttft_ms} settled=${started} />
+    <${Meter} label="Per token" value=${pace} promise=${promised.tpot_ms} settled=${turn.state === "done"} />
+    ${promised.e2e_ms !== null && html`<${Meter} label="Whole answer" value=${passed} promise=${promised.e2e_ms} settled=${turn.state === "done"} />`}
+    <dl class="figures">
+      <div><dt>Tokens</dt><dd>${count(seen.tokens)}</dd></div>
+      <div><dt>Tokens/s</dt><dd>${rate(pace > 0 ? 1000 / pace : null)}</dd></div>
+      <div><dt>Total</dt><dd>${ms(passed)}</dd></div>
+    </dl>
+    <${Race} turn=${turn} />
+    <p class="hint">${told ? "First token and pace as the server measured them." : "As seen from this browser, network included."}</p>
+  </div>`;
+}
+
+export function Meter({ label, value, promise, settled }) {
+  const has = promise !== null && promise !== undefined;
+  const late = has && known(value) && value > promise;
+  const state = !has ? "plain" : late ? "late" : settled && known(value) ? "kept" : "open";
+  const scale = has ? Math.max(promise * 1.35, value ?? 0) : value || 1;
+  const words = {
+    plain: "no promise",
+    open: `promised ${ms(promise)}`,
+    kept: `✓ kept: ${ms(promise)} promised`,
+    late: `! late: ${ms(promise)} promised`,
+  };
+  return html`<div class=${`meter ${state}`}>
+    <span class="meter-label">${label}</span>
+    <strong>${known(value) ? ms(value) : "–"}</strong>
+    <span class="meter-state">${words[state]}</span>
+    ${has && html`<span class="track" role="meter" aria-label=${`${label}: seen against promised`} aria-valuemin="0" aria-valuemax=${promise}
+      aria-valuenow=${Math.min(value ?? 0, promise)} aria-valuetext=${`${ms(value)} of ${ms(promise)}`}>
+      <span class="fill" style=${{ width: `${(100 * Math.min(value ?? 0, scale)) / scale}%` }}></span>
+      <span class="mark" style=${{ left: `${(100 * promise) / scale}%` }}></span>
+    </span>`}
+  </div>`;
+}
+
+// Tokens over time, and the slowest course that keeps the promise.
+function Race({ turn }) {
+  const { points, promised } = turn;
+  if (points.length < 2) return null;
+  const times = points.map(([at]) => at / 1000);
+  const due = times.map((at) => dueTokens(at * 1000, promised));
+  const build = (theme) => ({
+    legend: { show: false },
+    scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 4) * 1.05] } },
+    axes: [theme.axis({ values: (_, ticks) => ticks.map((at) => `${decimal(at, at < 10 && at % 1 ? 1 : 0)} s`) }), theme.axis({ size: 34 })],
+    series: [
+      {},
+      { label: "promised", stroke: theme.promised, width: 2, dash: [5, 4], points: { show: false } },
+      { label: "seen", stroke: theme.ink, width: 2, points: { show: false } },
+    ],
+  });
+  return html`<figure class="race">
+    <figcaption>Tokens over time${promised.tpot_ms !== null && html` <span class="key promised">promised</span>`} <span class="key ink">seen</span></figcaption>
+    <${Chart} label="Tokens over time, seen and promised" build=${build} data=${[times, due, points.map(([, tokens]) => tokens)]} height=${120} />
+  </figure>`;
+}
+
+function dueTokens(at, { ttft_ms: ttft, tpot_ms: tpot }) {
+  if (tpot === null || at < (ttft ?? 0)) return null;
+  return 1 + Math.floor((at - (ttft ?? 0)) / tpot);
+}
