@@ -35,7 +35,7 @@ export function Chart({ label, build, data, height }) {
   latest.current = data;
   useLayoutEffect(() => {
     const element = holder.current;
-    const options = { cursor: { show: false }, padding: [6, 6, 0, 0], ...build(themeOf(element)) };
+    const options = { cursor: { show: false }, padding: [6, 10, 0, 0], ...build(themeOf(element)) };
     plot.current = new uPlot({ ...options, width: element.clientWidth || 300, height }, latest.current, element);
     const resized = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height }));
     resized.observe(element);

@@ -6,7 +6,7 @@ const known = (value) => value !== null && value !== undefined && Number.isFinit
 export function ms(value) {
   if (!known(value)) return DASH;
   const size = Math.abs(value);
-  if (size < 9.95) return `${digits(value, 1)} ms`;
+  if (size < 9.95) return `${value.toLocaleString("en", { maximumFractionDigits: 1 })} ms`;
   if (size < 999.5) return `${digits(value, 0)} ms`;
   if (size < 9_995) return `${digits(value / 1000, 2)} s`;
   if (size < 99_950) return `${digits(value / 1000, 1)} s`;

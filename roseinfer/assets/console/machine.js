@@ -82,8 +82,9 @@ function durations(theme) {
   };
   return {
     legend: { show: false },
+    padding: [6, 48, 0, 0],
     scales: { x: time, y: { range: followSteps } },
-    axes: [theme.axis({ values: seconds }), theme.axis({ size: 44, values: (_, ticks) => ticks.map((value) => `${value} ms`) })],
+    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 48, values: (_, ticks) => ticks.map((value) => `${value} ms`) })],
     series: [
       {},
       { stroke: theme.ink, width: 1.25, fill: theme.wash, points: { show: false } },
@@ -97,7 +98,7 @@ function loads(theme) {
   return {
     legend: { show: false },
     scales: { x: time, y: { range: fromZero }, tokens: { range: fromZero } },
-    axes: [theme.axis({ values: seconds }), theme.axis({ size: 44 }), theme.axis({ scale: "tokens", side: 1, size: 44, grid: { show: false } })],
+    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 48 }), theme.axis({ scale: "tokens", side: 1, size: 48, grid: { show: false } })],
     series: [
       {},
       { stroke: theme.ink, width: 1.25, points: { show: false } },

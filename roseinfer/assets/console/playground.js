@@ -43,6 +43,12 @@ function Thread({ turns, mode, openRequest, askKey }) {
   useEffect(() => {
     if (follows.current) box.current.scrollTop = box.current.scrollHeight;
   }, [turns]);
+  useEffect(() => {
+    // What was just sent is looked at; on a phone the settings may have been in sight.
+    follows.current = true;
+    box.current.closest(".playground").scrollTop = 0;
+    box.current.scrollTop = box.current.scrollHeight;
+  }, [turns.length]);
   const onScroll = ({ currentTarget: at }) => (follows.current = at.scrollHeight - at.scrollTop - at.clientHeight < 40);
   return html`<div class="thread" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-label="Messages">
     ${turns.length === 0 && html`<${Empty} mode=${mode} />`}
@@ -121,12 +127,19 @@ function Foot({ turn, last, openRequest }) {
   const copy = () => navigator.clipboard?.writeText(turn.text);
   return html`<footer class="foot">
     <${Verdict} turn=${turn} />
+    <${Times} turn=${turn} />
     ${turn.state === "stopped" && html`<span>stopped</span>`}
     ${FINISH[turn.finish] && html`<span>${FINISH[turn.finish]}</span>`}
-    ${turn.requestId && html`<button type="button" class="link" onClick=${() => openRequest(turn.requestId)}>Why so fast or slow?</button>`}
+    ${turn.requestId && html`<button type="button" class="link" onClick=${() => openRequest(turn.requestId)}>See why</button>`}
     ${turn.text && html`<button type="button" class="link" onClick=${copy}>Copy</button>`}
     ${last && turn.state !== "refused" && html`<button type="button" class="link" onClick=${sendAgain}>Regenerate</button>`}
   </footer>`;
+}
+
+function Times({ turn }) {
+  const { ttft_ms: ttft, tpot_ms: tpot } = turn.told ?? turn.seen ?? {};
+  if (ttft == null) return null;
+  return html`<span class="num">first ${ms(ttft)}${tpot > 0 && html`, then ${ms(tpot)} a token`}</span>`;
 }
 
 function Verdict({ turn }) {
@@ -172,7 +185,8 @@ function Promised({ settings }) {
   const { ttft_ms: ttft, tpot_ms: tpot, e2e_ms: e2e } = settings;
   const said = [ttft !== null && `first ${ms(ttft)}`, tpot !== null && `per token ${ms(tpot)}`, e2e !== null && `all ${ms(e2e)}`].filter(Boolean);
   const text = settings.class ? `class ${settings.class}` : said.join(" · ") || "no promise";
-  return html`<span class="promised-line">${text}</span>`;
+  const show = () => document.querySelector(".objectives").scrollIntoView({ block: "start" });
+  return html`<button type="button" class="link promised-line" title="What is promised" onClick=${show}>${text}</button>`;
 }
 
 function Sampling({ settings, models }) {

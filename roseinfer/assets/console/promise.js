@@ -81,6 +81,7 @@ export function Seen({ turn }) {
   const running = isRunning(turn);
   useClock(running);
   if (!turn) return html`<p class="hint">Send something: what was promised and what is seen of it shows here while the answer comes.</p>`;
+  if (turn.state === "refused") return html`<${Turned} turn=${turn} />`;
   const { promised, seen, told } = turn;
   const passed = running ? performance.now() - turn.began : seen.e2e_ms;
   const ttft = told?.ttft_ms ?? seen.ttft_ms ?? (running ? passed : null);
@@ -100,14 +101,25 @@ export function Seen({ turn }) {
   </div>`;
 }
 
-export function Meter({ label, value, promise, settled }) {
+// Of one that was refused: what was asked for, and what would have come.
+function Turned({ turn }) {
+  const { promised, refusal } = turn;
+  return html`<div class="seen">
+    <${Meter} label="First token, predicted" value=${refusal.predicted_ttft_ms} promise=${promised.ttft_ms} refused=${refusal.reason === "ttft"} />
+    ${promised.tpot_ms !== null && html`<${Meter} label="Per token" value=${refusal.reason === "tpot" ? refusal.attainable_ms : null} promise=${promised.tpot_ms} refused=${refusal.reason === "tpot"} />`}
+    <p class="hint">Refused before its first token: nothing of it ran.</p>
+  </div>`;
+}
+
+export function Meter({ label, value, promise, settled, refused }) {
   const has = promise !== null && promise !== undefined;
   const late = has && known(value) && value > promise;
-  const state = !has ? "plain" : late ? "late" : settled && known(value) ? "kept" : "open";
+  const state = refused ? "refused" : !has ? "plain" : late ? "late" : settled && known(value) ? "kept" : "open";
   const scale = has ? Math.max(promise * 1.35, value ?? 0) : value || 1;
   const words = {
     plain: "no promise",
     open: `promised ${ms(promise)}`,
+    refused: `✕ refused: asked for ${ms(promise)}`,
     kept: `✓ kept: ${ms(promise)} promised`,
     late: `! late: ${ms(promise)} promised`,
   };

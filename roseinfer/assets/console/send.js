@@ -145,14 +145,15 @@ function thinned(points) {
 export const isRunning = (turn) => RUNNING.has(turn?.state);
 
 // The objective to ask for instead of the one that was refused: {name, ms, least}. What could just be kept is rounded
-// up with room for noise, which the scheduler does not foresee: half of it, and for a first token at least 10 ms.
+// up with room for noise, which the scheduler does not foresee: half of it, for a first token as
+// much again and at least 20 ms.
 export function offer(turn) {
   const { reason, attainable_ms: attainable, predicted_ttft_ms: predicted } = turn.refusal;
   const name = `${reason}_ms`;
   const before = turn.promised[name];
   const least = known(attainable) ? attainable : reason === "ttft" && known(predicted) ? predicted : null;
   if (least === null) return before === null ? null : { name, ms: roundUp(before * 2), least: null };
-  const room = reason === "ttft" ? Math.max(least * 1.5, least + 10) : least * 1.5;
+  const room = reason === "ttft" ? Math.max(least * 2, least + 20) : least * 1.5;
   return { name, ms: roundUp(Math.max(room, (before ?? 0) * 1.1)), least };
 }
 

@@ -1,0 +1,77 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.console.browser import PATIENCE_MS, chromium, launched
+from tests.server.real_server import RealServer
+
+# Steps so long that what a busy machine adds hardly counts.
+COST = {"step_s": 0.02, "token_s": 1e-4, "pair_s": 0.0, "row_s": 0.0, "context_s": 0.0, "chunk_context_s": 0.0}
+CLASSES = """
+[classes.quick]
+ttft_ms = 5000
+tpot_ms = 400
+"""
+PHONE = {"width": 390, "height": 844}
+
+OpenPage = Callable[..., Any]
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = chromium()
+    if executable is None:
+        pytest.skip("no Chromium on this machine")
+    with launched(executable) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """`serve` as a user starts it, with an engine whose steps take as long as a file says."""
+    folder: Path = tmp_path_factory.mktemp("console")
+    (folder / "cost.json").write_text(json.dumps({"cost": COST}))
+    (folder / "classes.toml").write_text(CLASSES)
+    cost = str(folder / "cost.json")
+    options = ("--device", "priced", "--cost", cost, "--cost-model", cost, "--mean-output-len", "1000")
+    with RealServer(*options, "--slo-classes", str(folder / "classes.toml")) as server:
+        yield server
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[OpenPage]:
+    """`open_page(url, **options of a browser's context)`: a page of a browser that has never been there.
+
+    Whatever goes wrong in a page fails its test.
+    """
+    contexts: list[Any] = []
+    wrong: list[str] = []
+
+    def open_page(url: str, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def page(open_page: OpenPage, server: RealServer) -> Any:
+    """The console of `server`, connected, with short answers."""
+    page = open_page(server.url)
+    page.get_by_label("Max tokens").fill("8")
+    page.get_by_label("Max tokens").press("Tab")
+    page.get_by_role("status").get_by_text("live").wait_for()
+    return page

@@ -1,0 +1,163 @@
+"""The playground, as somebody uses it who has never seen it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.console.conftest import PHONE
+from tests.server.real_server import RealServer
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from playwright.sync_api import expect  # noqa: E402
+
+OpenPage = Callable[..., Any]
+
+
+def count_clicks(page: Any) -> Callable[[], int]:
+    page.evaluate("""() => {
+        window.clicks = 0;
+        addEventListener("click", (event) => { window.clicks += event.isTrusted; }, true);
+    }""")
+    return lambda: page.evaluate("window.clicks")
+
+
+def answer(page: Any) -> Any:
+    return page.get_by_role("article", name="Model").last
+
+
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+def test_a_newcomer_sees_a_refusal_and_a_kept_promise_in_five_clicks(
+    open_page: OpenPage, server: RealServer, size: dict[str, int] | None
+) -> None:
+    page = open_page(server.url, **({"viewport": size} if size else {}))
+    clicks = count_clicks(page)
+    page.keyboard.type("Say something")  # where to write has the focus
+    page.get_by_role("button", name="Tight").click()
+    page.get_by_role("button", name="Send", exact=True).click()
+    refused = page.get_by_role("alert").filter(has_text="Refused")
+    expect(refused).to_contain_text("first token within 1 ms cannot be kept")
+    expect(refused).to_contain_text("Even an idle server would be too slow")
+    page.get_by_role("button", name="Relaxed").click()
+    page.get_by_role("button", name="Try again").click()
+    expect(answer(page).locator("p").first).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(answer(page)).to_contain_text("stopped")
+    assert clicks() == 5
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+def test_what_could_be_kept_is_one_click_away(page: Any) -> None:
+    page.get_by_label("Message").fill("Say something")
+    page.get_by_role("button", name="Tight").click()
+    page.get_by_label("Message").press("Control+Enter")
+    again = page.get_by_role("button", name="and send again")
+    offered = float(again.inner_text().split()[2])
+    assert 20 <= offered < 1000  # not less than a step takes
+    with page.expect_request("**/v1/chat/completions") as sent:
+        again.click()
+    assert sent.value.post_data_json["slo"] == {"ttft_ms": offered, "tpot_ms": 50, "report": True}
+    expect(page.get_by_label("First token within, ms")).to_have_value(f"{offered:g}")
+    expect(answer(page)).to_contain_text("ended at max tokens")
+    expect(page.get_by_role("article", name="Model")).to_have_count(1)
+
+
+def test_promised_against_seen(page: Any) -> None:
+    page.get_by_role("button", name="quick").click()
+    page.get_by_label("Message").fill("Say something")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Send", exact=True).click()
+    assert sent.value.post_data_json["slo"] == {"class": "quick", "report": True}
+    expect(answer(page)).to_contain_text("✓kept")
+    side = page.get_by_label("Promise and settings")
+    expect(side.get_by_text("✓ kept: 5 s promised")).to_be_visible()
+    expect(side.get_by_text("✓ kept: 400 ms promised")).to_be_visible()
+    expect(side.locator(".figures dd").first).to_have_text("8")
+    meter = side.get_by_role("meter").first
+    assert 20 <= float(meter.get_attribute("aria-valuenow")) < 5000
+    expect(side.get_by_role("img", name="Tokens over time")).to_be_visible()
+
+
+def test_a_slider_sets_an_objective_and_a_box_lifts_it(page: Any) -> None:
+    page.get_by_role("checkbox", name="Whole answer within").check()
+    slider = page.get_by_role("slider", name="Whole answer within")
+    slider.fill("0")
+    expect(page.get_by_label("Whole answer within, ms")).to_have_value("10")
+    expect(page.get_by_title("What is promised")).to_have_text("all 10 ms")
+    page.get_by_role("checkbox", name="Whole answer within").uncheck()
+    expect(page.get_by_title("What is promised")).to_have_text("no promise")
+
+
+def test_turns_are_told_again_and_regenerated(page: Any) -> None:
+    page.get_by_label("System prompt").fill("Be short")
+    for text in ("One", "Two"):
+        page.get_by_label("Message").fill(text)
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_role("button", name="Send", exact=True).click()
+        expect(answer(page)).to_contain_text("Regenerate")
+    assert [turn["role"] for turn in sent.value.post_data_json["messages"]] == ["system", "user", "assistant", "user"]
+    with page.expect_request("**/v1/chat/completions") as again:
+        page.get_by_role("button", name="Regenerate").click()
+    assert again.value.post_data_json["messages"] == sent.value.post_data_json["messages"]
+    expect(answer(page)).to_contain_text("Regenerate")
+    expect(page.get_by_role("article", name="Model")).to_have_count(2)
+
+
+def test_completion(page: Any) -> None:
+    page.get_by_role("button", name="Completion").click()
+    page.get_by_label("Prompt").fill("def f(")
+    with page.expect_request("**/v1/completions") as sent:
+        page.get_by_role("button", name="Send", exact=True).click()
+    assert sent.value.post_data_json["prompt"] == "def f("
+    expect(answer(page).locator(".answer")).not_to_be_empty()
+
+
+def test_a_conversation_is_kept_exported_and_imported(page: Any, tmp_path: Path) -> None:
+    page.get_by_label("Message").fill("<b>Keep</b> this")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(answer(page)).to_contain_text("Regenerate")
+    said = answer(page).locator(".answer").inner_text()
+    page.reload()
+    expect(answer(page).locator(".answer")).to_have_text(said, use_inner_text=True)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    download.value.save_as(tmp_path / "kept.json")
+    page.get_by_role("button", name="New", exact=True).click()
+    expect(page.get_by_role("article")).to_have_count(0)
+    page.get_by_label("File of a conversation").set_input_files(tmp_path / "kept.json")
+    expect(answer(page).locator(".answer")).to_have_text(said, use_inner_text=True)
+    expect(page.get_by_role("article", name="You")).to_have_text("<b>Keep</b> this")  # text, not elements
+    (tmp_path / "other.json").write_text(json.dumps({"turns": []}))
+    page.get_by_label("File of a conversation").set_input_files(tmp_path / "other.json")
+    expect(page.get_by_role("alert")).to_have_text("The file is not a conversation of this console")
+
+
+def test_reasoning_calls_and_code_are_shown_plainly(page: Any) -> None:
+    deltas = [
+        {"role": "assistant", "reasoning_content": "Let me think"},
+        {"content": "Look:\n```python\nprint('<i>')\n```\n<script>x</script>"},
+        {"tool_calls": [{"index": 0, "function": {"name": "weather", "arguments": '{"city": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Rome"}'}}]},
+    ]
+    chunks = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.get_by_label("Message").fill("Think")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(answer(page).locator("code").first).to_have_text("print('<i>')")
+    expect(answer(page)).to_contain_text("<script>x</script>")
+    expect(answer(page)).to_contain_text('weather({"city": "Rome"})')
+    answer(page).get_by_text("Reasoning").click()
+    expect(answer(page).get_by_text("Let me think")).to_be_visible()
+
+
+def test_an_answer_that_is_cut_off_says_so(page: Any) -> None:
+    chunk = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}]}
+    body = f"data: {json.dumps(chunk)}\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.get_by_label("Message").fill("Go")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(answer(page)).to_contain_text("half")
+    expect(answer(page).get_by_role("alert")).to_contain_text("cut off before its end")
