@@ -26,6 +26,9 @@ def browser() -> Iterator[Any]:
     executable = chromium()
     if executable is None:
         pytest.skip("no Chromium on this machine")
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=PATIENCE_MS)
     with launched(executable) as browser:
         yield browser
 

@@ -42,9 +42,9 @@ def test_a_newcomer_sees_a_refusal_and_a_kept_promise_in_five_clicks(
     expect(refused).to_contain_text("Even an idle server would be too slow")
     page.get_by_role("button", name="Relaxed").click()
     page.get_by_role("button", name="Try again").click()
-    expect(answer(page).locator("p").first).not_to_be_empty()
-    page.get_by_role("button", name="Stop").click()
-    expect(answer(page)).to_contain_text("stopped")
+    expect(answer(page)).to_contain_text("✓kept")
+    page.get_by_role("button", name="See why").click()
+    expect(page.get_by_role("tab", name="Requests")).to_have_attribute("aria-selected", "true")
     assert clicks() == 5
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
@@ -105,6 +105,16 @@ def test_turns_are_told_again_and_regenerated(page: Any) -> None:
     expect(page.get_by_role("article", name="Model")).to_have_count(2)
 
 
+def test_an_answer_can_be_stopped(page: Any, server: RealServer) -> None:
+    page.get_by_label("Max tokens").fill("1000")
+    page.get_by_label("Message").fill("Go on and on")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(answer(page).locator("p").first).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(answer(page)).to_contain_text("stopped")
+    server.until_idle()
+
+
 def test_completion(page: Any) -> None:
     page.get_by_role("button", name="Completion").click()
     page.get_by_label("Prompt").fill("def f(")
@@ -141,7 +151,9 @@ def test_reasoning_calls_and_code_are_shown_plainly(page: Any) -> None:
         {"tool_calls": [{"index": 0, "function": {"name": "weather", "arguments": '{"city": '}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '"Rome"}'}}]},
     ]
-    chunks = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks = [
+        {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
     page.get_by_label("Message").fill("Think")

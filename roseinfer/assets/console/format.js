@@ -1,16 +1,17 @@
 // Numbers and times for people. Null means unknown, which is a dash.
 const DASH = "–";
 const digits = (value, places) => value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+const upTo = (value, places) => value.toLocaleString("en", { maximumFractionDigits: places });
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
 export function ms(value) {
   if (!known(value)) return DASH;
   const size = Math.abs(value);
-  if (size < 9.95) return `${value.toLocaleString("en", { maximumFractionDigits: 1 })} ms`;
-  if (size < 999.5) return `${digits(value, 0)} ms`;
-  if (size < 9_995) return `${digits(value / 1000, 2)} s`;
-  if (size < 99_950) return `${digits(value / 1000, 1)} s`;
-  return size < 600_000 ? `${digits(value / 1000, 0)} s` : `${digits(value / 60_000, 1)} min`;
+  if (size < 9.95) return `${upTo(value, 1)} ms`;
+  if (size < 999.5) return `${upTo(value, 0)} ms`;
+  if (size < 9_995) return `${upTo(value / 1000, 2)} s`;
+  if (size < 99_950) return `${upTo(value / 1000, 1)} s`;
+  return size < 600_000 ? `${upTo(value / 1000, 0)} s` : `${upTo(value / 60_000, 1)} min`;
 }
 
 export function count(value) {

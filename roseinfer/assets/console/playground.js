@@ -50,7 +50,7 @@ function Thread({ turns, mode, openRequest, askKey }) {
     box.current.scrollTop = box.current.scrollHeight;
   }, [turns.length]);
   const onScroll = ({ currentTarget: at }) => (follows.current = at.scrollHeight - at.scrollTop - at.clientHeight < 40);
-  return html`<div class="thread" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-label="Messages">
+  return html`<div class="thread" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-label="What was said">
     ${turns.length === 0 && html`<${Empty} mode=${mode} />`}
     ${turns.map((turn, i) => html`<${Turn} key=${turn.id} turn=${turn} last=${i === turns.length - 1} mode=${mode}
       openRequest=${openRequest} askKey=${askKey} />`)}

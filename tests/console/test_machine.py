@@ -1,0 +1,122 @@
+"""The machine, and what the page does when the server goes, wants a key, or shows no data."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from roseinfer.core.config import ServerConfig
+from tests.console.conftest import PHONE
+from tests.server.live import LiveServer
+from tests.server.real_server import RealServer
+from tests.text.tokenizers import byte_level
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from playwright.sync_api import expect  # noqa: E402
+
+OpenPage = Callable[..., Any]
+
+
+def ask(server: RealServer, **fields: Any) -> httpx.Response:
+    return server.http.post("/v1/completions", json={"prompt": "go on", "max_tokens": 8, **fields})
+
+
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+def test_steps_and_engines_are_shown(open_page: OpenPage, server: RealServer, size: dict[str, int] | None) -> None:
+    assert ask(server).is_success
+    page = open_page(server.url + "/#machine", **({"viewport": size} if size else {}))
+    tiles = page.get_by_role("list", name="The machine now")
+    expect(tiles.get_by_text("of 16 seats, 0 waiting")).to_be_visible()
+    expect(tiles.get_by_text("of 80 blocks")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"Newest: 2\d ms"))).to_be_visible()
+    expect(page.get_by_role("img", name="Duration of the steps").locator("canvas")).to_be_visible()
+    row = page.get_by_role("region", name="Engines").get_by_role("row").nth(1)
+    expect(row).to_contain_text("ready")
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+def test_what_runs_shows_while_it_runs(open_page: OpenPage, server: RealServer) -> None:
+    page = open_page(server.url + "/#machine")
+    running = page.get_by_role("list", name="The machine now").get_by_role("listitem").first.locator("strong")
+    with server.http.stream(
+        "POST", "/v1/completions", json={"prompt": "go", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    ):
+        expect(running).to_have_text("1")
+    expect(running).to_have_text("0")
+
+
+def test_keys_and_addresses_choose_the_tab(page: Any) -> None:
+    page.keyboard.press("Escape")
+    page.get_by_role("log").focus()
+    for key, name in (("2", "Requests"), ("3", "Machine"), ("1", "Playground")):
+        page.keyboard.press(key)
+        expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+        assert page.url.endswith(f"#{name.lower()}")
+    page.get_by_label("Message").press("3")  # what is typed into a text goes there
+    expect(page.get_by_label("Message")).to_have_value("3")
+    page.get_by_role("tab", name="Playground").press("ArrowRight")
+    expect(page.get_by_role("tab", name="Requests")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+
+
+def test_the_theme_is_the_systems_until_it_is_switched(open_page: OpenPage, server: RealServer) -> None:
+    page = open_page(server.url, color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.get_by_role("button", name="Light theme").click()
+    expect(page.get_by_role("button", name="Dark theme")).to_be_visible()
+    light = page.evaluate(ground)
+    assert light != dark
+    page.reload()
+    expect(page.get_by_role("button", name="Dark theme")).to_be_visible()
+    assert page.evaluate(ground) == light
+
+
+# --- the connection ---------------------------------------------------------------------------------------------
+def test_a_key_is_asked_for_and_kept_for_this_tab_only(open_page: OpenPage) -> None:
+    with LiveServer(byte_level(), ServerConfig(api_key=("secret",))) as server:
+        page = open_page(server.url)
+        page.get_by_role("button", name="Enter the key").click()
+        page.get_by_label("API key").locator("visible=true").last.fill("wrong")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("status")).to_have_text("needs a key")
+        page.get_by_role("button", name="Enter the key").click()
+        page.get_by_role("dialog").get_by_role("textbox").fill("secret")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("status")).to_have_text("live")
+        page.reload()
+        expect(page.get_by_role("status")).to_have_text("live")
+        assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_a_server_that_goes_is_missed_and_found_again(browser: Any, open_page: OpenPage) -> None:
+    with LiveServer(byte_level()) as server:
+        page = open_page(server.url)
+        expect(page.get_by_role("status")).to_have_text("live")
+    expect(page.get_by_role("alert")).to_contain_text("No connection.")
+    expect(page.get_by_role("status")).to_have_text("lost")
+    page.get_by_role("textbox", name="Message").fill("Anybody there?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.get_by_role("article", name="Model")).to_contain_text("The server does not answer")
+
+
+def test_a_server_that_comes_is_found_by_itself(open_page: OpenPage, browser: Any, server: RealServer) -> None:
+    page = open_page(server.url)
+    page.route("**/console/events", lambda route: route.abort())
+    page.reload()
+    expect(page.get_by_role("status")).to_have_text("lost")
+    page.unroute("**/console/events")
+    expect(page.get_by_role("status")).to_have_text("live")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_without_a_console_there_is_no_page(open_page: OpenPage) -> None:
+    with LiveServer(byte_level(), ServerConfig(console=False)) as server:
+        page = open_page(server.url)
+        expect(page.locator("body")).to_contain_text("Not Found")
+        expect(page.get_by_role("tab")).to_have_count(0)
