@@ -14,7 +14,7 @@ from tests.server.real_server import RealServer
 from tests.text.tokenizers import byte_level
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from playwright.sync_api import expect  # noqa: E402
+from playwright.sync_api import expect
 
 OpenPage = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from tests.console.conftest import PHONE
 from tests.server.real_server import RealServer
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from playwright.sync_api import expect  # noqa: E402
+from playwright.sync_api import expect
 
 OpenPage = Callable[..., Any]
 
@@ -22,6 +22,11 @@ def count_clicks(page: Any) -> Callable[[], int]:
         addEventListener("click", (event) => { window.clicks += event.isTrusted; }, true);
     }""")
     return lambda: page.evaluate("window.clicks")
+
+
+def event(delta: dict[str, Any]) -> str:
+    chunk = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    return f"data: {json.dumps(chunk)}\n\n"
 
 
 def answer(page: Any) -> Any:
@@ -166,8 +171,7 @@ def test_reasoning_calls_and_code_are_shown_plainly(page: Any) -> None:
 
 
 def test_an_answer_that_is_cut_off_says_so(page: Any) -> None:
-    chunk = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}]}
-    body = f"data: {json.dumps(chunk)}\n\n"
+    body = event({"content": "half"})
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
     page.get_by_label("Message").fill("Go")
     page.get_by_role("button", name="Send", exact=True).click()
