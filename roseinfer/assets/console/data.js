@@ -13,7 +13,8 @@ export const hello = createStore({ version: "", models: [], policy: null, classe
 export const machine = createStore({ version: 0, at: 0, engines: [], router: null, steps: new Map(), samples: [] });
 export const requests = createStore({ version: 0, byKey: new Map(), sorted: [], dropped: 0 });
 
-const keyOf = (record) => `${record.request_id}@${record.created}`;
+// A client may use a request id again; that of the answer is unique.
+const keyOf = (record) => record.id ?? record.request_id;
 
 export function addRequests(records, dropped = 0) {
   if (!records.length && !dropped) return;

@@ -16,7 +16,7 @@ const PRESETS = [
   { label: "None", hint: "best effort", ttft_ms: null, tpot_ms: null },
   { label: "Relaxed", hint: "2 s, 200 ms a token", ttft_ms: 2000, tpot_ms: 200 },
   { label: "Chat", hint: "500 ms, 50 ms a token", ttft_ms: 500, tpot_ms: 50 },
-  { label: "Tight", hint: "1 ms: see it refused", ttft_ms: 1, tpot_ms: 50 },
+  { label: "Tight", hint: "1 ms: see it refused", ttft_ms: 1, tpot_ms: null },
 ];
 
 const toStep = (value, { low, high }) => Math.round((STEPS * Math.log(value / low)) / Math.log(high / low));

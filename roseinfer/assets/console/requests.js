@@ -125,7 +125,7 @@ function List({ rows, all, open, onOpen }) {
     if (!rows[next]) return;
     setAt(rows[next].key);
     reveal(box.current, next * height, height);
-    if (open) onOpen(rows[next].request_id);
+    if (open) onOpen(rows[next].key);
   };
   const keys = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1, PageDown: 10, PageUp: -10 };
   const onKey = (event) => {
@@ -133,7 +133,7 @@ function List({ rows, all, open, onOpen }) {
     if (event.key in keys) move(index < 0 ? 0 : index + keys[event.key]);
     else if (event.key === "Home") move(0);
     else if (event.key === "End") move(rows.length - 1);
-    else if (event.key === "Enter" && index >= 0) onOpen(rows[index].request_id);
+    else if (event.key === "Enter" && index >= 0) onOpen(rows[index].key);
     else return;
     event.preventDefault();
   };
@@ -154,7 +154,7 @@ function List({ rows, all, open, onOpen }) {
         at=${record.key === at} open=${open !== "" && (record.request_id === open || record.id === open)}
         onClick=${() => {
           setAt(record.key);
-          onOpen(record.request_id);
+          onOpen(record.key);
         }} />`)}
     </div>
   </div>`;
