@@ -55,23 +55,26 @@ def test_a_newcomer_sees_a_refusal_and_a_kept_promise_in_five_clicks(
 
 
 def test_what_could_be_kept_is_one_click_away(page: Any) -> None:
-    page.get_by_label("Message").fill("Say something")
-    page.get_by_role("button", name="Tight").click()
-    page.get_by_label("Message").press("Control+Enter")
-    again = page.get_by_role("button", name="and send again")
-    offered = float(again.inner_text().split()[2])
-    assert 20 <= offered < 1000  # not less than a step takes
+    fields = {"reason": "ttft", "cause": "queue", "predicted_ttft_ms": 2000.0, "attainable_ms": 1234.5}
+    refusal = {"error": {"message": "No", "code": "slo_unattainable", **fields}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=refusal), times=1)
+    page.get_by_label("Ready-made promises").get_by_role("button", name="Chat").click()
+    page.get_by_role("textbox", name="Message").fill("Say something")
+    page.get_by_role("textbox", name="Message").press("Control+Enter")
+    refused = page.get_by_role("alert").filter(has_text="Refused")
+    expect(refused).to_contain_text("The prompts ahead of it take too long.")
+    expect(refused).to_contain_text("Could just be kept now1.23 s")
     with page.expect_request("**/v1/chat/completions") as sent:
-        again.click()
-    assert sent.value.post_data_json["slo"] == {"ttft_ms": offered, "report": True}
-    expect(page.get_by_label("First token within, ms")).to_have_value(f"{offered:g}")
+        refused.get_by_role("button", name="Ask for 2.5 s and send again").click()  # with room for noise
+    assert sent.value.post_data_json["slo"] == {"ttft_ms": 2500, "tpot_ms": 50, "report": True}
+    expect(page.get_by_label("First token within, ms")).to_have_value("2500")
     expect(answer(page)).to_contain_text("ended at max tokens")
     expect(page.get_by_role("article", name="Model")).to_have_count(1)
 
 
 def test_promised_against_seen(page: Any) -> None:
     page.get_by_role("button", name="quick").click()
-    page.get_by_label("Message").fill("Say something")
+    page.get_by_role("textbox", name="Message").fill("Say something")
     with page.expect_request("**/v1/chat/completions") as sent:
         page.get_by_role("button", name="Send", exact=True).click()
     assert sent.value.post_data_json["slo"] == {"class": "quick", "report": True}
@@ -98,7 +101,7 @@ def test_a_slider_sets_an_objective_and_a_box_lifts_it(page: Any) -> None:
 def test_turns_are_told_again_and_regenerated(page: Any) -> None:
     page.get_by_label("System prompt").fill("Be short")
     for text in ("One", "Two"):
-        page.get_by_label("Message").fill(text)
+        page.get_by_role("textbox", name="Message").fill(text)
         with page.expect_request("**/v1/chat/completions") as sent:
             page.get_by_role("button", name="Send", exact=True).click()
         expect(answer(page)).to_contain_text("Regenerate")
@@ -112,7 +115,7 @@ def test_turns_are_told_again_and_regenerated(page: Any) -> None:
 
 def test_an_answer_can_be_stopped(page: Any, server: RealServer) -> None:
     page.get_by_label("Max tokens").fill("1000")
-    page.get_by_label("Message").fill("Go on and on")
+    page.get_by_role("textbox", name="Message").fill("Go on and on")
     page.get_by_role("button", name="Send", exact=True).click()
     expect(answer(page).locator("p").first).not_to_be_empty()
     page.get_by_role("button", name="Stop").click()
@@ -130,7 +133,7 @@ def test_completion(page: Any) -> None:
 
 
 def test_a_conversation_is_kept_exported_and_imported(page: Any, tmp_path: Path) -> None:
-    page.get_by_label("Message").fill("<b>Keep</b> this")
+    page.get_by_role("textbox", name="Message").fill("<b>Keep</b> this")
     page.get_by_role("button", name="Send", exact=True).click()
     expect(answer(page)).to_contain_text("Regenerate")
     said = answer(page).locator(".answer").inner_text()
@@ -161,7 +164,7 @@ def test_reasoning_calls_and_code_are_shown_plainly(page: Any) -> None:
     ]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    page.get_by_label("Message").fill("Think")
+    page.get_by_role("textbox", name="Message").fill("Think")
     page.get_by_role("button", name="Send", exact=True).click()
     expect(answer(page).locator("code").first).to_have_text("print('<i>')")
     expect(answer(page)).to_contain_text("<script>x</script>")
@@ -173,7 +176,7 @@ def test_reasoning_calls_and_code_are_shown_plainly(page: Any) -> None:
 def test_an_answer_that_is_cut_off_says_so(page: Any) -> None:
     body = event({"content": "half"})
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    page.get_by_label("Message").fill("Go")
+    page.get_by_role("textbox", name="Message").fill("Go")
     page.get_by_role("button", name="Send", exact=True).click()
     expect(answer(page)).to_contain_text("half")
     expect(answer(page).get_by_role("alert")).to_contain_text("cut off before its end")
