@@ -71,9 +71,10 @@ SERVER_MAY_IMPORT = {
     "console": {"http", "request", "observe"},
     "routes": {"http", "request", "formats", "observe", "documents"},
     "app": {"http", "request", "formats", "observe", "documents", "routes", "console"},
-    "hosting": {"http", "app"},
-    "run": {"http", "request", "app", "hosting"},
-    "fleet": {"http", "request", "observe", "app", "hosting"},
+    "service_manager": set(),
+    "hosting": {"http", "app", "service_manager"},
+    "run": {"http", "request", "app", "hosting", "service_manager"},
+    "fleet": {"http", "request", "observe", "app", "hosting", "service_manager"},
 }
 # Packages that run on tensors; benchmarks also compare with other engines.
 TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor"}

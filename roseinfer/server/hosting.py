@@ -9,14 +9,15 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
 
 import uvicorn
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.engine.crew import EngineCrew
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
+from roseinfer.server.service_manager import ServiceManager
 
 log = logging.getLogger("roseinfer.server")
 
@@ -71,17 +72,31 @@ class Signals:
             self._on_reload()
 
 
+class Rolling(Protocol):
+    async def roll(self) -> None:
+        """See `EngineCrew`."""
+        ...
+
+
 class Reload:
     """Restarts engines in turn, in the background, each time it is called."""
 
-    def __init__(self, crew: EngineCrew) -> None:
+    def __init__(self, crew: Rolling, manager: ServiceManager) -> None:
         self._crew = crew
+        self._manager = manager
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> None:
-        task = asyncio.create_task(self._crew.roll())
+        task = asyncio.create_task(self._roll())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _roll(self) -> None:
+        self._manager.reloading()
+        try:
+            await self._crew.roll()
+        finally:
+            self._manager.reloaded()
 
 
 def _terminal() -> bool:

@@ -26,6 +26,7 @@ from roseinfer.server.hosting import (
     uvicorn_config,
 )
 from roseinfer.server.request.service import Service
+from roseinfer.server.service_manager import ServiceManager
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ async def serve(
     parts = server_parts(config, model_name)
     service = parts.service
     listener = listen(config)
-    signals = Signals(None if crew is None else Reload(crew))
+    manager = ServiceManager()
+    signals = Signals(None if crew is None else Reload(crew, manager))
     signals.install()
     server = Server(uvicorn_config(parts))
     serving = asyncio.create_task(server.serve([listener]))
@@ -91,10 +93,14 @@ async def serve(
         engine = await _unless(signals.first, _start(service, start_engine, load_tokenizer))
         if engine is not None:
             settle_garbage_collector()
-            announce(greeting(config, model_name, listener))
+            words = greeting(config, model_name, listener)
+            announce(words)
+            manager.ready(words.partition(";")[0])
             await first_of(signals.first.wait(), *map(end_of, ends))
+            manager.stopping()
             await _drain(service, signals)
     finally:
+        manager.close()
         server.should_exit = True
         await serving
         if engine is not None:

@@ -35,6 +35,7 @@ from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.slo_classes import configured_classes
+from roseinfer.server.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class Fleet:
         launcher = Launcher(self._boot, self._counters_file)
         heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
         self._pool = WorkerPool(served.workers, launcher, self, self._replacing, heartbeats, clock)
-        self._signals = Signals(Reload(self._crew))
+        self._service_manager = ServiceManager()
+        self._signals = Signals(Reload(self._crew, self._service_manager))
         self._ending = False
 
     async def run(self) -> None:
@@ -93,10 +95,14 @@ class Fleet:
         failures = (self._pool.failure, self._crew.failure)
         try:
             if await self._brought_up():
-                self._announce(greeting(self._served.server, self._served.model_name, self._listener))
+                words = greeting(self._served.server, self._served.model_name, self._listener)
+                self._announce(words)
+                self._service_manager.ready(words.partition(";")[0])
                 await first_of(self._signals.first.wait(), *map(end_of, failures))
+                self._service_manager.stopping()
                 await self._drain()
         finally:
+            self._service_manager.close()
             await self._end()
             for failure in failures:
                 if failure.done():

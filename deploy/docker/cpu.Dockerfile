@@ -1,0 +1,23 @@
+# docker build -f deploy/docker/cpu.Dockerfile -t roseinfer:cpu .
+# docker run --rm -p 8000:8000 -v roseinfer-models:/models roseinfer:cpu [MODEL] [options of roseinfer serve]
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN python -m venv /opt/roseinfer
+# First, and of an index of CPU builds: the usual one has several gigabytes for GPUs.
+RUN /opt/roseinfer/bin/pip install --no-cache-dir --index-url ${TORCH_INDEX} 'torch>=2.11,<=2.13.0'
+COPY pyproject.toml README.md LICENSE /src/
+COPY roseinfer /src/roseinfer
+RUN /opt/roseinfer/bin/pip install --no-cache-dir '/src[otel]'
+
+FROM python:${PYTHON}-slim
+COPY --from=build /opt/roseinfer /opt/roseinfer
+RUN useradd --uid 10001 --no-create-home --home-dir /models roseinfer && install -d -o roseinfer -g roseinfer /models
+ENV PATH=/opt/roseinfer/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1
+USER 10001:10001
+VOLUME /models
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+ENTRYPOINT ["roseinfer", "serve", "--host", "0.0.0.0", "--port", "8000"]

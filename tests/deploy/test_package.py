@@ -1,0 +1,126 @@
+"""The package as it is published: built from its own source archive, and used where nothing else of ours is."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from email import message_from_string
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+import roseinfer
+
+pytest.importorskip("setuptools", reason="the package is built with setuptools")
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "roseinfer")
+PATIENCE_S = 120
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    # Nothing of the checkout may be found by chance.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """The archive that pip would make: "sdist" or "wheel"."""
+    into.mkdir()
+    run(sys.executable, "-c", f"from setuptools import build_meta as b; b.build_{kind}({str(into)!r})", cwd=source)
+    (made,) = into.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        path = REPOSITORY / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source)
+    return build("sdist", source, folder / "made")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    return build("wheel", source, folder / "made")
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_string(archive.read(name).decode())
+
+
+def package_files() -> set[str]:
+    package = REPOSITORY / "roseinfer"
+    found = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(REPOSITORY)) for path in found}
+
+
+def test_the_source_archive_has_what_it_is_built_from(sdist: Path):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert package_files() | {"pyproject.toml", "README.md", "LICENSE"} <= names
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
+    assert names == package_files()
+    assert {"roseinfer/py.typed", "roseinfer/assets/tiny/model.safetensors"} <= names
+    assert wheel.name == f"roseinfer-{roseinfer.__version__}-py3-none-any.whl"
+
+
+def test_the_metadata_says_what_an_index_shows(metadata: Message):
+    assert (metadata["Name"], metadata["Version"]) == ("roseinfer", roseinfer.__version__)
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert metadata["Description-Content-Type"] == "text/markdown" and metadata["Summary"] and metadata["Keywords"]
+    assert metadata.get_payload() == (REPOSITORY / "README.md").read_text()
+    assert {"cuda", "bench", "otel", "terminal"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(metadata.get_all("Classifier", []))
+
+
+USED = """
+import sys
+from pathlib import Path
+import roseinfer
+from roseinfer.core.config import ModelConfig
+from roseinfer.hub import model_folder, tokenizer_folder
+from roseinfer.text.tokenizer import Tokenizer
+assert Path(roseinfer.__file__).is_relative_to(sys.prefix), roseinfer.__file__
+tiny = ModelConfig()
+assert (Path(model_folder(tiny)) / "model.safetensors").is_relative_to(sys.prefix)
+print(len(Tokenizer.from_folder(tokenizer_folder(tiny)).encode("def f(x):")) > 0)
+"""
+
+
+def test_it_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path):
+    """What it depends on is that of this environment: downloading it again is not ours to test."""
+    environment = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--no-compile")
+    run(*install, wheel, cwd=tmp_path)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    assert run(environment / "bin" / "roseinfer", "--version", cwd=tmp_path) == f"roseinfer {roseinfer.__version__}\n"
+    assert run(python, "-c", USED, cwd=tmp_path) == "True\n"
