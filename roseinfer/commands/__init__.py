@@ -15,6 +15,7 @@ from roseinfer.commands import (
     generate,
     serve,
     simulate,
+    top,
     train_predictor,
 )
 from roseinfer.options import OptionParser, OptionSet
@@ -42,6 +43,7 @@ COMMANDS: tuple[Command, ...] = (
     serve,
     chat,
     complete,
+    top,
     generate,
     bench_latency,
     bench_throughput,

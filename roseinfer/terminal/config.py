@@ -46,3 +46,20 @@ class ChatConfig:
     """The conversation."""
 
     system_prompt: str | None = option(None, "a system message", metavar="TEXT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopConfig:
+    """The view of a server."""
+
+    url: str = option("http://127.0.0.1:8000", "the server, ours or one that has vLLM's metrics", metavar="URL")
+    api_key: str | None = option(None, "the server's key; default: ROSEINFER_API_KEY", metavar="KEY")
+    interval: float = option(1.0, "seconds between two readings, of which rates are made")
+    slowest: int = option(10, "requests to show, the slowest of the last 200")
+    once: bool = option(False, "show one view, without colours, and leave")
+    json: bool = option(False, "with --once: as JSON")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "interval", "slowest")
+        if self.json and not self.once:
+            raise ConfigError("json needs once")

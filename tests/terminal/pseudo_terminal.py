@@ -27,8 +27,10 @@ class PseudoTerminal:
     def __enter__(self) -> Self:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            os.environ["TERM"] = "xterm-256color"
-            os.execv(sys.executable, [sys.executable, "-m", "roseinfer.cli", *self._args])
+            # Without a size: readline, if it is loaded here, leaves one in the environment.
+            kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            command = [sys.executable, "-m", "roseinfer.cli", *self._args]
+            os.execve(sys.executable, command, {**kept, "TERM": "xterm-256color"})
         self.resize(*self._size)
         return self
 

@@ -1,0 +1,102 @@
+"""What a server's `/metrics` says, and what became of it between two readings. vLLM's names where we share them."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from roseinfer.terminal.remote import RemoteError
+
+
+class Sample(NamedTuple):
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One reading, made at `at_s` of a monotonic clock: samples by name."""
+
+    at_s: float
+    samples: Mapping[str, list[Sample]] = field(default_factory=dict)
+
+    def of(self, name: str, **labels: str) -> Iterator[Sample]:
+        """The samples of this name that have these labels."""
+        for sample in self.samples.get(name, ()):
+            if all(sample.labels.get(key) == value for key, value in labels.items()):
+                yield sample
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Their sum; None if there is none."""
+        values = [sample.value for sample in self.of(name, **labels)]
+        return sum(values) if values else None
+
+    def mean(self, name: str, **labels: str) -> float | None:
+        values = [sample.value for sample in self.of(name, **labels)]
+        return sum(values) / len(values) if values else None
+
+    def values(self, label: str, name: str, **labels: str) -> list[str]:
+        """The values that a label has among them, in order; numbers by size."""
+        found = {sample.labels.get(label, "") for sample in self.of(name, **labels)}
+        return sorted(found, key=lambda value: (not value.isdecimal(), int(value) if value.isdecimal() else 0, value))
+
+
+def parse_metrics(text: str, at_s: float) -> Scrape:
+    """Raises `RemoteError` for what is no Prometheus text."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    samples: dict[str, list[Sample]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
+    except (ValueError, KeyError, IndexError) as error:
+        raise RemoteError(f"/metrics is no Prometheus text: {error}") from error
+    return Scrape(at_s, samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From one reading to a later one. A counter that fell began anew, as the server was started again."""
+
+    before: Scrape
+    after: Scrape
+
+    @property
+    def seconds(self) -> float:
+        return self.after.at_s - self.before.at_s
+
+    def gained(self, name: str, **labels: str) -> float | None:
+        """By how much counters grew, together; None if there are none."""
+        now, then = self.after.total(name, **labels), self.before.total(name, **labels) or 0.0
+        return None if now is None else now - then if now >= then else now
+
+    def rate(self, name: str, **labels: str) -> float | None:
+        """The same per second."""
+        gained = self.gained(name, **labels)
+        return None if gained is None or not self.seconds > 0 else gained / self.seconds
+
+    def quantile(self, share: float, name: str, **labels: str) -> float | None:
+        """Of what a histogram took in meanwhile, as Prometheus' `histogram_quantile` has it: straight lines between the
+        bounds of buckets, and the last finite bound for what lies above it. None if it took in nothing.
+        """
+        counts: dict[float, float] = {}
+        for bound in self.after.values("le", f"{name}_bucket", **labels):
+            gained = self.gained(f"{name}_bucket", le=bound, **labels)
+            counts[float(bound)] = gained or 0.0
+        return _quantile(share, dict(sorted(counts.items())))
+
+
+def _quantile(share: float, counts: Mapping[float, float]) -> float | None:
+    """`counts`: cumulative, by upper bound, in order."""
+    total = counts.get(math.inf, 0.0)
+    if not total > 0:
+        return None
+    rank, low, below = share * total, 0.0, 0.0
+    for bound, count in counts.items():
+        if count >= rank:
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * (rank - below) / (count - below) if count > below else bound
+        low, below = bound, count
+    return low
