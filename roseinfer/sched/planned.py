@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from roseinfer.core.request import Request
+from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policy import Refusal, Verdict
 
@@ -65,3 +65,17 @@ class ExplainedDecision(PlannedDecision):
 
     def line(self) -> Cause:
         return self._line
+
+
+class Named:
+    """Requests for which a policy has named a cause that is not the line's. Each is named again as long as it waits,
+    with the line's if it has none of its own any more: few, since others are not told apart.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[Request, Cause] = {}
+
+    def news(self, own: Mapping[Request, Cause], line: Cause) -> Iterable[tuple[Request, Cause]]:
+        waiting = {request: line for request in self._named if request.status is Status.WAITING}
+        self._named = {**waiting, **own}
+        return self._named.items()

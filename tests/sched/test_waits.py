@@ -9,7 +9,7 @@ from roseinfer.core.events import Event
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Cause, Rejection
+from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.core.why import Foreseen, Why
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, Said
@@ -295,3 +295,88 @@ def test_a_policy_that_cannot_explain_itself_stops_nothing(broken: str, monkeypa
     assert core.scheduler.stats().policy_faults > 0 and len(whys) == 2
     assert sum(dict(whys["a"].waited).values()) == 2.0
     run_dry(core)
+
+
+# --- what each policy says of those it does not start -----------------------------------------------------------
+def first_line(core: EngineCore, name: str) -> Cause:
+    """What a sequence waits for in its first second."""
+    done: dict[str, Collected] = {}
+    turn(core, done)
+    core.abort([f"{name}:0"])
+    while core.busy:
+        turn(core, done)
+    ((cause, seconds),) = why_of(done[f"{name}:0"]).waited
+    assert seconds == STEP_S
+    return cause
+
+
+def promised(core: EngineCore, name: str, prompt: int, output: int, slo: Slo) -> None:
+    params = SamplingParams(max_tokens=output, ignore_eos=True)
+    core.add(Add(name, [len(name)] * prompt, params, meta=RequestMeta(slo=slo)))
+
+
+@pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"])
+def test_every_policy_says_seats_where_seats_are_lacking(policy: str) -> None:
+    core = make_core(scheduling_policy=policy, max_num_seqs=2)
+    for name in ("a", "b", "c", "d"):
+        fill(core, name, 2, 4)
+    assert first_line(core, "d") is Cause.SEATS
+
+
+@pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"])
+def test_every_policy_says_blocks_where_blocks_are_lacking(policy: str) -> None:
+    core = make_core(scheduling_policy=policy, num_blocks=4, block_size=4, prefix_caching=False)
+    fill(core, "a", 12, 4)
+    core.step()
+    fill(core, "b", 8, 4)
+    assert first_line(core, "b") is Cause.BLOCKS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduling_policy": "fifo", "prefill_max_tokens": 8},
+        {"scheduling_policy": "fifo", "prefill_max_batch_size": 1},
+        {"scheduling_policy": "pack", "prefill_max_tokens": 8},
+        {"scheduling_policy": "sarathi", "sarathi_token_budget": 8},
+        {"scheduling_policy": "qoserve", "max_num_batched_tokens": 8},
+        {"scheduling_policy": "scorpio", "max_num_batched_tokens": 8},
+        {"scheduling_policy": "slack", "max_num_batched_tokens": 8},
+    ],
+)
+def test_every_policy_says_so_where_the_prompt_budget_is_spent(options: dict[str, Any]) -> None:
+    core = make_core(**options)
+    fill(core, "a", 8, 2)
+    fill(core, "b", 8, 2)
+    assert first_line(core, "b") is Cause.BUDGET
+
+
+@pytest.mark.parametrize("policy", ["qoserve", "scorpio"])
+def test_those_that_run_leave_no_time(policy: str) -> None:
+    """A fitted step takes some milliseconds, and the one that runs has as many for a token."""
+    core = make_core(scheduling_policy=policy)
+    done: dict[str, Collected] = {}
+    promised(core, "a", 4, 30, Slo(tpot_s=1e-4))
+    for _ in range(3):
+        turn(core, done)
+    promised(core, "bb", 12, 2, Slo(tpot_s=1e-4))
+    assert first_line(core, "bb") is Cause.UTILISATION
+
+
+def test_scorpio_tells_those_that_lack_tokens_from_those_behind_them() -> None:
+    core = make_core(scheduling_policy="scorpio", max_num_seqs=2, max_num_batched_tokens=8)
+    for name, prompt in (("a", 8), ("b", 8), ("c", 8)):
+        fill(core, name, prompt, 3)
+    whys = run(core)
+    assert set(dict(whys["b"].waited)) == {Cause.BUDGET}
+    assert set(dict(whys["c"].waited)) == {Cause.SEATS}
+
+
+def test_pack_says_that_the_one_whose_turn_it_is_goes_first() -> None:
+    core = make_core(scheduling_policy="pack", prefill_max_tokens=12, prefill_max_skips=1)
+    done: dict[str, Collected] = {}
+    fill(core, "long", 10, 2)
+    fill(core, "short", 4, 2)
+    turn(core, done)
+    fill(core, "next", 1, 2)
+    assert first_line(core, "next") is Cause.QUEUE

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from roseinfer.core.config import SchedulerConfig, check_positive, option
 from roseinfer.core.events import Admitted, Ended, Event
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoDecision
 from roseinfer.sched.policy import Decision, View
@@ -44,6 +45,7 @@ class PackPolicy:
         self._rotation = Rotation(options)
         self._steps = 0  # in which somebody waited, since the last that had to admit in order of arrival and did
         self._forced = False
+        self.overdue = False  # the last choice was for one that has waited its turn, whatever else would have fitted
         self._skips: dict[str, int] = {}
 
     def begin(self, view: View) -> Decision:
@@ -69,6 +71,7 @@ class PackPolicy:
         if not window:
             return []
         overdue = self._overdue(window)
+        self.overdue = overdue is not None
         chosen = {overdue} if overdue is not None else self._cheapest(decision, window)
         last = max(chosen)
         for index, request in enumerate(window[:last]):
@@ -106,3 +109,6 @@ class PackDecision(FifoDecision):
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         return [] if self.budget.closed else self._policy.choose(self, waiting)
+
+    def line(self) -> Cause:
+        return Cause.QUEUE if self._policy.overdue and not self.budget.closed else super().line()

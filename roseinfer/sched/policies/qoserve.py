@@ -15,10 +15,11 @@ from operator import itemgetter
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
+from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import Batch, Ledger, Track
-from roseinfer.sched.planned import PlannedDecision
+from roseinfer.sched.planned import ExplainedDecision
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.registry import register
 from roseinfer.sched.whole import deadline_s, latest_first_s, pace_s
@@ -81,6 +82,7 @@ class QoServePolicy:
         params = self._cost.params
         chunks, starts, free_blocks = {}, [], view.free_blocks
         seats = min(view.free_seats, self._seats - len(view.running))
+        lacking: Cause | None = None  # what the first lacks that could start
         for track, left in self._order(view) if tokens > 0 and spare_s > 0 else ():
             start = len(track.tokens) - left
             chunk = min(left, tokens)
@@ -92,6 +94,7 @@ class QoServePolicy:
             if request.request_id in self._ledger.waiting:
                 blocks = -(-len(track.tokens) // view.block_size)
                 if seats <= 0 or blocks > free_blocks:
+                    lacking = lacking or (Cause.SEATS if seats <= 0 else Cause.BLOCKS)
                     continue
                 seats -= 1
                 free_blocks -= blocks
@@ -101,7 +104,9 @@ class QoServePolicy:
             spare_s -= params.prefill_s(start, chunk)
         filling = [track.request for track in self._ledger.filling.values()]
         rows = [*(track.request for track in decoding), *filling]
-        return PlannedDecision(rows, chunks, starts)
+        decision = ExplainedDecision(rows, chunks, starts)
+        decision.say((), lacking or (Cause.BUDGET if tokens <= 0 else Cause.UTILISATION))
+        return decision
 
     def _promote(self) -> None:
         """Token deadlines count from the real first token."""

@@ -25,7 +25,7 @@ from roseinfer.core.slo import Cause, Rejection
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import SHORTEST_S, Ledger, Track
-from roseinfer.sched.planned import PlannedDecision
+from roseinfer.sched.planned import ExplainedDecision, Named
 from roseinfer.sched.policy import Decision, Refusal, View, rejectable
 from roseinfer.sched.registry import register
 from roseinfer.sched.whole import latest_first_s
@@ -112,6 +112,7 @@ class ScorpioPolicy:
         self._ledger = Ledger()
         self._admitted = 0
         self._batch = VirtualBatch()
+        self._named = Named()
 
     def stats(self) -> PolicyStats:
         live, cost = self._ledger.decoding or self._ledger.filling, self._cost
@@ -136,7 +137,7 @@ class ScorpioPolicy:
             if track.tpot_s < inf:
                 batch.add(track.tpot_s, len(track.tokens))
         rejections, queue = self._guard_ttft(view)
-        admitted = self._guard_tpot(view, queue, batch)
+        admitted, stops = self._guard_tpot(view, queue, batch)
         if rejections and len(admitted) == len(queue):
             rejections = [self._with_attainable(refusal, view, admitted, batch) for refusal in rejections]
         filling = list(self._ledger.filling.values())
@@ -146,7 +147,10 @@ class ScorpioPolicy:
             decoding = []
         chunks, starts = self._share(view, len(decoding), filling, admitted)
         rows = [*decoding, *(track.request for track in filling)]
-        return PlannedDecision(rows, chunks, starts, rejections)
+        decision = ExplainedDecision(rows, chunks, starts, rejections)
+        short = {track.request: Cause.BUDGET for track in admitted if track.request.request_id not in chunks}
+        decision.say(self._named.news(short, stops), stops)
+        return decision
 
     def _bound_whole(self, track: Track) -> None:
         """With an objective for the whole request, its first token is due while the others can still be in time."""
@@ -204,22 +208,25 @@ class ScorpioPolicy:
         return max(MIN_PREFILL_S, p.step_s + p.prefill_s(len(track.tokens) - tokens, tokens))
 
     # --- TPOT guard ---------------------------------------------------------------------------------------------
-    def _guard_tpot(self, view: View, queue: list[Track], batch: VirtualBatch) -> list[Track]:
+    def _guard_tpot(self, view: View, queue: list[Track], batch: VirtualBatch) -> tuple[list[Track], Cause]:
+        """Those that start as far as the step has tokens for them, and what the first of the others lacks."""
         admitted: list[Track] = []
         seats = min(view.free_seats, self._seats - len(view.running))
         free_blocks = view.free_blocks
         for track in queue:
             blocks = -(-len(track.tokens) // view.block_size)
-            if len(admitted) >= seats or blocks > free_blocks:
-                break
+            if len(admitted) >= seats:
+                return admitted, Cause.SEATS
+            if blocks > free_blocks:
+                return admitted, Cause.BLOCKS
             if track.tpot_s < inf:
                 alone = batch.size == 0 and not view.running
                 if not alone and not self._admissible(track, batch):
-                    break
+                    return admitted, Cause.UTILISATION
                 batch.add(track.tpot_s, len(track.tokens))
             free_blocks -= blocks
             admitted.append(track)
-        return admitted
+        return admitted, Cause.BUDGET
 
     def _admissible(self, track: Track, batch: VirtualBatch) -> bool:
         rows, context, smallest = batch.with_one(track.tpot_s, len(track.tokens))
