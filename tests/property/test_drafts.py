@@ -92,7 +92,7 @@ def test_any_drafts_give_the_same_tokens_under_objectives(
 ) -> None:
     jobs = test_slo.make_jobs(random.Random(seed), count=10)
     blocks = -(-max(len(job.add.prompt_ids) + job.add.params.max_tokens for job in jobs) // block_size)
-    ease = test_slo.run(jobs, 2000, 16, max_num_seqs=64, max_num_batched_tokens=4000)
+    ease = test_slo.run(jobs, test_slo.AT_EASE, 16, max_num_seqs=64, max_num_batched_tokens=4000)
     got = test_slo.run(
         jobs,
         blocks + spare_blocks,

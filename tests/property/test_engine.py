@@ -14,6 +14,7 @@ from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.waited import check_whys, watch
 
 VOCAB = 12  # small, so that end tokens and shared prefixes are frequent
+AT_EASE = 100  # blocks: all jobs fit with some to spare, and each is looked at after each step
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def run_at_ease(jobs: list[Job], fail_on_token: int | None = None, **options: ob
         jobs,
         fail_on_token=fail_on_token,
         **options,
-        num_blocks=200,  # twice what all of them need; each is looked at after each step
+        num_blocks=AT_EASE,
         block_size=16,
         max_num_seqs=64,
         max_num_batched_tokens=4000,

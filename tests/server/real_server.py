@@ -1,5 +1,6 @@
 """`roseinfer serve` as an operator runs it: the command, its engine process, and what can be seen of both."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,15 @@ PATIENCE_S = 60.0
 _SPEAKS_THROUGH = next(kind for kind in openai.DefaultHttpxClient.__mro__ if not kind.__module__.startswith("openai"))
 HTTP_ERROR: type[Exception] = import_module(_SPEAKS_THROUGH.__module__.partition(".")[0]).HTTPError
 OPTIONS = ("--port", "0", "--api-workers", "1", "--num-kv-blocks", "80", "--max-num-seqs", "16")
+NO_COST = {"step_s": 0.0, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}
 IDLE = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0, "vllm:kv_cache_usage_perc": 0.0}
+
+
+def priced(folder: Path, step_s: float = 0.01) -> tuple[str, ...]:
+    """Options for engines without a model, which are up at once; a step takes them `step_s`."""
+    cost = folder / "cost.json"
+    cost.write_text(json.dumps({"cost": {**NO_COST, "step_s": step_s}}))
+    return ("--device", "priced", "--cost", str(cost))
 
 
 class RealServer:

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, alive, children, until
+from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, alive, children, priced, until
 
 WORKERS = 2
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "import os\n", "extra_body": {"ignore_eos": True}, "stream": True}
@@ -33,6 +33,13 @@ def fleet(shared: RealServer) -> Iterator[RealServer]:
 def own() -> Iterator[RealServer]:
     """A server of the test's own, for it to end."""
     with RealServer("--api-workers", str(WORKERS)) as server:
+        yield server
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[RealServer]:
+    """One whose engine has no model: its processes are the same, and it is up at once."""
+    with RealServer("--api-workers", str(WORKERS), *priced(tmp_path)) as server:
         yield server
 
 
@@ -170,31 +177,31 @@ def interrupt_group(server: RealServer) -> None:
 
 
 @pytest.mark.parametrize("end", [terminate, interrupt_group])
-def test_all_workers_drain_together(own: RealServer, end: Callable[[RealServer], None]) -> None:
-    processes = children(own.process.pid)
-    with Streams(own, 1, tokens=800) as streams:  # so one worker is idle, and stays to say that there is no more
-        end(own)
-        until(lambda: own.fresh("/ready").json()["error"]["code"] == "draining")
+def test_all_workers_drain_together(quick: RealServer, end: Callable[[RealServer], None]) -> None:
+    processes = children(quick.process.pid)
+    with Streams(quick, 1, tokens=200) as streams:  # so one worker is idle, and stays to say that there is no more
+        end(quick)
+        until(lambda: quick.fresh("/ready").json()["error"]["code"] == "draining")
         for _ in range(2 * WORKERS):
-            assert own.fresh("/ready").json()["error"]["code"] == "draining"
-            assert own.fresh("/health").status_code == 200
-        with own.client() as late, pytest.raises(openai.InternalServerError) as refused:
+            assert quick.fresh("/ready").json()["error"]["code"] == "draining"
+            assert quick.fresh("/health").status_code == 200
+        with quick.client() as late, pytest.raises(openai.InternalServerError) as refused:
             late.completions.create(model="tiny", prompt="x")
         assert refused.value.code == "draining"
         assert streams.ends() == ["length"]
-    assert own.exit_code() == 0
+    assert quick.exit_code() == 0
     assert len(processes) == WORKERS + 1 and not any(map(alive, processes))
-    assert own.left_behind() == []
+    assert quick.left_behind() == []
 
 
-def test_a_second_signal_cuts_what_is_left(own: RealServer) -> None:
-    with Streams(own, 2, tokens=1200) as streams:
-        terminate(own)
-        until(lambda: own.fresh("/ready").json()["error"]["code"] == "draining")
-        terminate(own)
+def test_a_second_signal_cuts_what_is_left(quick: RealServer) -> None:
+    with Streams(quick, 2, tokens=1200) as streams:
+        terminate(quick)
+        until(lambda: quick.fresh("/ready").json()["error"]["code"] == "draining")
+        terminate(quick)
         assert streams.ends() == ["draining"] * 2
-    assert own.exit_code() == 0
-    assert own.log().count("finish=abort") == 2
+    assert quick.exit_code() == 0
+    assert quick.log().count("finish=abort") == 2
 
 
 def test_when_the_engine_dies_all_workers_say_so_until_it_is_back(own: RealServer) -> None:
@@ -213,14 +220,14 @@ def test_when_the_engine_dies_all_workers_say_so_until_it_is_back(own: RealServe
     assert own.exit_code() == 0
 
 
-def test_nobody_outlives_a_killed_manager(own: RealServer) -> None:
-    processes = children(own.process.pid)
-    with Streams(own, 2, tokens=1200) as streams:
-        own.process.kill()
-        own.process.wait(PATIENCE_S)
+def test_nobody_outlives_a_killed_manager(quick: RealServer) -> None:
+    processes = children(quick.process.pid)
+    with Streams(quick, 2, tokens=1200) as streams:
+        quick.process.kill()
+        quick.process.wait(PATIENCE_S)
         assert streams.ends() == ["cut"] * 2
     until(lambda: not any(map(alive, processes)))
-    assert own.left_behind() == []
+    assert quick.left_behind() == []
 
 
 @pytest.mark.parametrize(

@@ -78,19 +78,13 @@ def test_a_worker_without_descriptors_refuses_and_loses_nothing(pair: Pair) -> N
     for connection in connections:
         assert pair.sender.send(connection)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)  # the lowest descriptor that is free: what comes beyond the next one is too much
+    free = os.dup(0)  # the lowest descriptor that is free: what comes beyond it is too much
     os.close(free)
-    used = []
-    while (descriptor := os.dup(0)) < free + 1:
-        used.append(descriptor)
-    used.append(descriptor)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor + 2, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
         assert pair.receive() == 3, "one fits"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in used:
-            os.close(descriptor)
     answers = pair.sender.answers()
     assert answers.taken == 1 and len(answers.refused) == 3
     assert [again.fileno() for again in answers.refused] == [connection.fileno() for connection in connections[1:]]

@@ -1,6 +1,5 @@
 """`roseinfer serve --replicas 2`, as its clients and its operator see it: deaths and restarts that nobody notices."""
 
-import json
 import os
 import signal
 import threading
@@ -11,13 +10,12 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.real_server import RealServer, alive, children, until
+from tests.server.real_server import RealServer, alive, children, priced, until
 
 STREAMS, TOKENS = 8, 150
 LOAD: dict[str, Any] = {
     "model": "tiny", "prompt": "x", "max_tokens": 20, "stream": True, "extra_body": {"ignore_eos": True},
 }  # fmt: skip
-COST = {"cost": {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
 
 
 def asked(i: int) -> dict[str, Any]:
@@ -170,9 +168,7 @@ class Load:
 
 
 def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path) -> None:
-    cost = tmp_path / "cost.json"
-    cost.write_text(json.dumps(COST))
-    with RealServer("--replicas", "2", "--device", "priced", "--cost", str(cost)) as server:
+    with RealServer("--replicas", "2", *priced(tmp_path)) as server:
         before = server.engines()
         load = Load(server, clients=4)
         server.process.send_signal(signal.SIGHUP)
