@@ -74,7 +74,7 @@ SERVER_MAY_IMPORT = {
     "service_manager": set(),
     "hosting": {"http", "app", "service_manager"},
     "run": {"http", "request", "app", "hosting", "service_manager"},
-    "fleet": {"http", "request", "observe", "app", "hosting", "service_manager"},
+    "fleet": {"http", "request", "observe", "console", "app", "hosting", "service_manager"},
 }
 # Packages that run on tensors; benchmarks also compare with other engines.
 TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor"}

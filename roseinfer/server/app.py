@@ -120,7 +120,7 @@ def build_app(parts: ServerParts) -> Application:
     count_tokens.add(app, service)
     status.add(app, service, parts.observation)
     requests.add(app, service, parts.observation.records, parts.colleagues)
-    public = console.add(app, service, parts.observation) if config.console else []
+    public = console.add(app, service, parts.observation, parts.colleagues) if config.console else []
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))

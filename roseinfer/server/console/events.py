@@ -31,7 +31,7 @@ def _objectives(slo: Any) -> dict[str, float | None]:
     return {f"{name}_ms": ms(getattr(slo, f"{name}_s")) for name in ("ttft", "tpot", "e2e")}
 
 
-def engines(reports: Iterable[EngineReport]) -> list[dict[str, Any]]:
+def engines_json(reports: Iterable[EngineReport]) -> list[dict[str, Any]]:
     """How each engine does. Of one that is gone nothing runs, waits or is held; what it has counted stays."""
     return [_engine(report) for report in reports]
 

@@ -12,6 +12,8 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.start import router_record
+from roseinfer.server.console.looking import tell_of_machine
+from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.fleet.acceptor import Acceptor
 from roseinfer.server.fleet.control import Answer, Ask, Collected, FromWorker, Scrape, WorkerBoot
 from roseinfer.server.fleet.counters import Count, SharedCounters, counters_file
@@ -54,6 +56,10 @@ class Served:
     def model_name(self) -> str:
         return self.engine.model.model
 
+    @property
+    def shown_name(self) -> str:
+        return (self.server.served_model_name or (self.model_name,))[0]
+
 
 async def serve_fleet(served: Served, announce: Callable[[str], None] = say) -> None:
     """Like `run.serve_model`, with `served.workers` processes that answer requests.
@@ -80,6 +86,8 @@ class Fleet:
         self._scrapes = Scrapes(self._own_snapshot)
         self._colleagues = Colleagues()
         self._questions = Questions(self._colleagues)
+        self._steps = StepMetrics(self._tallies, served.shown_name, MAX_STEPS if served.server.console else 0)
+        tell_of_machine(self._colleagues, self._steps, self._crew)
         clock = MonotonicClock()
         launcher = Launcher(self._boot, self._counters_file)
         heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
@@ -90,8 +98,7 @@ class Fleet:
 
     async def run(self) -> None:
         self._signals.install()
-        name = (self._served.server.served_model_name or (self._served.model_name,))[0]
-        self._crew.on_step(StepMetrics(self._tallies, name).step)
+        self._crew.on_step(self._steps.step)
         failures = (self._pool.failure, self._crew.failure)
         try:
             if await self._brought_up():

@@ -7,6 +7,10 @@ from roseinfer.server.observe.tallies import Tallies
 CAUSES = ("death", "quiet", "drain")
 
 
+PLACEMENTS, RETRIES = "roseinfer:router_placements", "roseinfer:router_retries"
+PLACED_AGAIN, RESUMES = "roseinfer:router_placed_again", "roseinfer:router_resumes"
+
+
 class RoutingMetrics:
     """There only with several engines. What is rare is 0 before it has happened, and not absent."""
 
@@ -14,13 +18,13 @@ class RoutingMetrics:
         self._model_name = model_name
         counters, caused = tallies.counters, (*LABELS, "cause")
         help = "Requests that the router sent to the engine, by what spoke for it"
-        self._placements = counters("roseinfer:router_placements", help, (*LABELS, "reason"))
+        self._placements = counters(PLACEMENTS, help, (*LABELS, "reason"))
         help = "Requests that the engine refused and that went to another, which still could keep their objectives"
-        self._retries = counters("roseinfer:router_retries", help, LABELS)
+        self._retries = counters(RETRIES, help, LABELS)
         help = "Requests without a token so far that left the engine for another, by what had become of it"
-        self._again = counters("roseinfer:router_placed_again", help, caused)
+        self._again = counters(PLACED_AGAIN, help, caused)
         help = "Requests with tokens that left the engine and went on with another, by what had become of it"
-        self._resumes = counters("roseinfer:router_resumes", help, caused)
+        self._resumes = counters(RESUMES, help, caused)
         self._open: set[int] = set()
         for engine in map(str, range(engines)):
             self._retries.labels(model_name, engine)

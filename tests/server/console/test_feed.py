@@ -1,39 +1,18 @@
 """The console's feed of events."""
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.console import feed
+from tests.server.console.feeds import looking, ticks
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post
 
 Serve = Callable[..., LiveServer]
-
-
-@contextmanager
-def looking(server: LiveServer) -> Iterator[Iterator[tuple[str, Any]]]:
-    """The events of a feed: their names and data."""
-    with server.client() as client, client.stream("GET", "/console/events") as answer:
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        yield read(answer)
-
-
-def read(answer: httpx.Response) -> Iterator[tuple[str, Any]]:
-    name = ""
-    for line in answer.iter_lines():
-        kind, _, value = line.partition(": ")
-        if kind == "event":
-            name = value
-        elif kind == "data":
-            yield name, json.loads(value)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +24,7 @@ def test_hello_and_ticks(server: LiveServer) -> None:
     stats = SchedulerStats(running=3, waiting=2, blocks_used=7, blocks_total=80, generation_tokens=50)
     server.engine.snapshot = stats._replace(policy=PolicyStats(0.5, step_budget_s=0.02))
     server.call(lambda: server.engine.step(StepRecord(8, 0.01)))
-    with looking(server) as events:
+    with looking(server.url) as events:
         name, hello = next(events)
         assert name == "hello"
         assert hello["models"] == ["fake"] and hello["engines"] == 1 and hello["max_num_seqs"] == 8
@@ -61,18 +40,34 @@ def test_hello_and_ticks(server: LiveServer) -> None:
         assert [step[6] for step in steps] == [9]
 
 
+def test_requests_as_they_run_and_end(server: LiveServer) -> None:
+    server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, headers={"X-Request-Id": "before"})
+    script = server.engine.default_script
+    server.engine.script = lambda request: [script(request)[0], Wait(), *script(request)[1:]]
+    with looking(server.url) as events, server.connect() as request:
+        told = ticks(events)
+        assert [record["request_id"] for record in next(told)["requests"]] == ["before"]
+        request.sendall(http_post("/v1/completions", {"prompt": "x"}, "host: x\r\nx-request-id: now"))
+        (live,) = next(tick["requests"] for tick in told if tick["requests"])
+        assert (live["request_id"], live["state"], live["output_tokens"]) == ("now", "live", 1)
+        server.call(server.engine.release)
+        records = (record for tick in told for record in tick["requests"])
+        ended = next(record for record in records if record["state"] == "ended")
+        assert (ended["request_id"], ended["id"], ended["finish"]) == ("now", live["id"], "stop")
+
+
 def test_classes_are_named(serve: Serve, tmp_path: Any) -> None:
     path = tmp_path / "classes.toml"
     path.write_text("[classes.chat]\nttft_ms = 300\ntpot_ms = 50\n")
     server = serve(slo_classes=str(path))
-    with looking(server) as events:
+    with looking(server.url) as events:
         assert next(events)[1]["classes"] == {"chat": {"ttft_ms": 300.0, "tpot_ms": 50.0, "e2e_ms": None}}
 
 
 def test_an_engine_that_is_gone_holds_nothing(server: LiveServer) -> None:
     server.engine.snapshot = SchedulerStats(running=3, blocks_used=7, blocks_total=80, generation_tokens=50)
     server.engine.alive, server.engine.returns = False, True
-    with looking(server) as events:
+    with looking(server.url) as events:
         next(events)
         (engine,) = next(events)[1]["engines"]
     assert (engine["state"], engine["running"], engine["kv_blocks_used"]) == ("dead", 0, 0)
@@ -82,7 +77,7 @@ def test_an_engine_that_is_gone_holds_nothing(server: LiveServer) -> None:
 def test_there_are_so_many_feeds_and_no_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MAX_FEEDS", 1)
     server = serve()
-    with looking(server) as events:
+    with looking(server.url) as events:
         next(events)
         answer = server.get("/console/events")
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "too_many_feeds"
@@ -97,7 +92,7 @@ def test_there_are_so_many_feeds_and_no_more(serve: Serve, monkeypatch: pytest.M
 def test_a_drain_ends_feeds_at_once_and_lets_requests_finish(serve: Serve) -> None:
     server = serve()
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
-    with looking(server) as events, server.connect() as request:
+    with looking(server.url) as events, server.connect() as request:
         next(events)
         assert server.get("/load").json() == {"server_load": 0}, "a feed is no request"
         request.sendall(http_post("/v1/completions", {"prompt": "x"}))

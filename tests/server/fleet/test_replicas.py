@@ -4,12 +4,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from tests.server.console.feeds import looking, ticks
 from tests.server.real_server import RealServer, alive, children, priced, until
 
 STREAMS, TOKENS = 8, 150
@@ -131,10 +133,35 @@ def test_what_is_formatted_goes_on_in_form(two: RealServer) -> None:
     until(lambda: [engine["state"] for engine in two.fresh("/health").json()["engines"]] == ["ready"] * 2)
 
 
-def test_it_ends_whole(two: RealServer) -> None:
+def test_a_console_shows_all_engines_and_processes_whoever_it_asks(two: RealServer) -> None:
+    with looking(two.url) as one, looking(two.url) as other:  # each at another process
+        for events in (one, other):
+            assert next(events)[1]["engines"] == 2
+            next(events)
+        for i in range(4):  # on connections of their own
+            with two.client() as client:
+                client.completions.create(**asked(i), extra_headers={"x-request-id": f"shown-{i}"})
+        for events in (one, other):
+            shown, stepped = {}, set()
+            for tick in islice(ticks(events), 100):
+                assert [engine["state"] for engine in tick["engines"]] == ["ready"] * 2
+                ended = [record for record in tick["requests"] if record["state"] == "ended"]
+                shown |= {record["request_id"]: record["engine"] for record in ended}
+                stepped |= {step[0] for step in tick["steps"]}
+                if len(shown) == 4 and stepped >= set(shown.values()):
+                    break
+            assert shown.keys() == {f"shown-{i}" for i in range(4)} and stepped == set(shown.values())
+            assert sum(tick["router"]["placements"].values()) >= 4 and tick["router"]["reasons"]
+
+
+def test_it_ends_whole_though_consoles_are_open(two: RealServer) -> None:
     processes = children(two.process.pid)
-    two.process.send_signal(signal.SIGTERM)
-    assert two.exit_code() == 0
+    with looking(two.url) as one, looking(two.url) as other:
+        assert next(one)[0] == next(other)[0] == "hello"
+        two.process.send_signal(signal.SIGTERM)
+        for events in (one, other):  # to a proper end: httpx would complain about another
+            assert {name for name, _ in events} <= {"tick"}
+        assert two.exit_code() == 0
     assert len(processes) == 4 and not any(map(alive, processes)) and two.left_behind() == []
 
 
