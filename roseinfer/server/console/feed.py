@@ -82,6 +82,8 @@ class _Feed(Response):
         except ApiError:
             if not events.started or events.open:
                 await events.close(b"")
+            else:  # the server does not wait for somebody who takes nothing of what is old by now
+                wire.abort()
         finally:
             wire.watch(None)
             del self._open[guard]

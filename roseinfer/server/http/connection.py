@@ -145,6 +145,10 @@ class Wire:
         if not self._gone:
             self._buffer.write_through(b"%x\r\n%b\r\n" % (len(data), data))
 
+    def abort(self) -> None:
+        """End the connection without what is still to be sent."""
+        self._buffer.abort()
+
     def probe(self) -> None:
         """Say something that means nothing. A client that has left, and not only closed its side, makes the connection
         end by it: an answer to what it says nobody there takes.

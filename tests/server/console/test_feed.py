@@ -1,13 +1,15 @@
 """The console's feed of events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
-from roseinfer.server.console import feed
+from roseinfer.server.console import feed, news
+from roseinfer.server.console.steps import MAX_STEPS
 from tests.server.console.feeds import looking, ticks
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post
@@ -106,26 +108,40 @@ def test_a_drain_ends_feeds_at_once_and_lets_requests_finish(serve: Serve) -> No
         assert request.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_who_does_not_read_is_not_written_to(serve: Serve) -> None:
-    """And is cut off in the end, as every other client."""
-    server = serve(write_timeout=0.3)
-    record = StepRecord(8, 0.01)
+@contextmanager
+def stopped(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A feed whose reader takes nothing any more: uvicorn's object of its connection."""
+    monkeypatch.setattr(news, "MAX_STEPS_TOLD", MAX_STEPS)  # to fill what the kernel holds
     with server.connect() as reader:
         reader.sendall(b"GET /console/events HTTP/1.1\r\nhost: x\r\n\r\n")
         assert reader.recv(15) == b"HTTP/1.1 200 OK"
 
-        def more() -> bool:
-            for _ in range(600):
-                server.engine.step(record)
-            (connection,) = server.connections() or [None]
-            return connection is None
+        def full() -> bool:
+            for _ in range(MAX_STEPS):
+                server.engine.step(StepRecord(8, 0.01))
+            (connection,) = server.connections()
+            return connection.flow.write_paused
 
+        server.until(full)
+        yield next(iter(server.connections()))
+
+
+def test_who_does_not_read_is_not_written_to_and_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(write_timeout=0.2)
+    with stopped(server, monkeypatch) as connection:
         sizes: list[int] = []
 
-        def note() -> bool:
-            gone = more()
-            sizes.extend(each.transport._transport.get_write_buffer_size() for each in server.connections())
-            return gone
+        def gone() -> bool:
+            server.engine.step(StepRecord(8, 0.01))
+            sizes.append(connection.transport._transport.get_write_buffer_size())
+            return not server.connections()
 
-        server.until(note)
-    assert max(sizes) < 2**18
+        server.until(gone)
+        assert max(sizes) == sizes[0], "not a byte more than what was on its way"
+
+
+def test_a_drain_does_not_wait_for_who_does_not_read(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(write_timeout=60)
+    with stopped(server, monkeypatch):
+        server.call(server.service.lifecycle.begin_drain)
+        server.until(lambda: not server.connections())
