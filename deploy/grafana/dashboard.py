@@ -251,6 +251,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("KV cache in use", (gauge("vllm:kv_cache_usage_perc"),), "percentunit", most=1),
+        Panel(
+            "What requests wait for",
+            (Query(rate("roseinfer:request_wait_seconds_total", "cause"), "{{cause}}"),),
+            "s",
+            "Seconds without a seat of all that ended in a second: so many wait on average",
+            stacked=True,
+        ),
         heat("Prompt length", "vllm:request_prompt_tokens", "short"),
         heat("Output length", "vllm:request_generation_tokens", "short"),
         Panel(

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 log = logging.getLogger("roseinfer.server")
 
+# How long a manager that does not read may hold us up with a word that is said once.
+PATIENCE_S = 1.0
 ADDRESS, WATCHDOG_US, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 
 
@@ -57,19 +59,19 @@ class ServiceManager:
 
     async def _keep_alive(self) -> None:
         while True:
-            self._tell("WATCHDOG=1")
+            self._tell("WATCHDOG=1", patience_s=0.0)
             await asyncio.sleep(self._every_s)
 
-    def _tell(self, *lines: str) -> None:
-        """It is never waited for, and what goes wrong is the manager's loss."""
+    def _tell(self, *lines: str, patience_s: float = PATIENCE_S) -> None:
+        """What goes wrong is the manager's loss. It reads at once, unless it is in trouble itself."""
         if self._address is None:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-                out.setblocking(False)
+                out.settimeout(patience_s)
                 out.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
-            log.warning("the service manager was not told %s: %s", lines[0], error.strerror)
+            log.warning("the service manager was not told %s: %s", lines[0], error.strerror or error)
 
 
 def _address(text: str) -> str | None:

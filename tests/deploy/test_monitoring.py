@@ -137,7 +137,8 @@ class Prometheus:
 
     def _scrapes(self) -> bool:
         try:
-            return self.answers("count_over_time(up[10s]) > 5")
+            ready = httpx.get(f"{self.url}/-/ready", timeout=10.0, trust_env=False).status_code == 200
+            return ready and self.answers("count_over_time(up[10s]) > 5")
         except httpx.TransportError:
             return False
 

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,36 +19,47 @@ from roseinfer.server.hosting import Reload
 from roseinfer.server.service_manager import ServiceManager
 from tests.server.real_server import PATIENCE_S, RealServer
 
+REQUESTS = 6
 COST = {"cost": {"step_s": 0.002, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
 
 
 class Ear:
-    """Who is told."""
+    """Who is told. Reads at once, as a manager does: few datagrams find room in a socket."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()  # a short path
         self.address = f"{self._folder.name}/notify"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
-        self._socket.settimeout(PATIENCE_S)
+        self._heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while said := self._socket.recv(4096):
+            self._heard.put(said.decode())
 
     def next(self, skip: str = "") -> list[str]:
         """The lines of the next datagram, of those that do not begin with `skip`."""
         while True:
-            lines = self._socket.recv(4096).decode().split("\n")
+            lines = self._heard.get(timeout=PATIENCE_S).split("\n")
             if not skip or not lines[0].startswith(skip):
                 return lines
 
     def silent(self) -> bool:
-        self._socket.settimeout(0.0)
-        try:
-            return not self._socket.recv(4096)
-        except BlockingIOError:
-            return True
+        """Nothing has been said that nobody asked for."""
+        self._send(b"end")
+        return self._heard.get(timeout=PATIENCE_S) == "end"
 
     def close(self) -> None:
+        self._send(b"")
+        self._thread.join()
         self._socket.close()
         self._folder.cleanup()
+
+    def _send(self, data: bytes) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(data, self.address)
 
 
 @pytest.fixture
@@ -77,21 +90,35 @@ def test_a_process_that_does_all_says_when_it_serves_and_stops(ear: Ear):
 def test_a_server_of_several_processes_says_when_it_serves_reloads_and_stops(
     ear: Ear, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
+    """One start for two of an operator's wishes: traces of all of its processes are with the collector at its end."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="traces need the extra 'otel'")
+    from tests.server.collector import Collector
+
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(COST))
     monkeypatch.setenv("NOTIFY_SOCKET", ear.address)
     monkeypatch.setenv("WATCHDOG_USEC", "200000")
-    with RealServer("--device", "priced", "--cost", str(cost), "--api-workers", "2") as server:
-        assert ear.next() == ["READY=1", f"STATUS=tiny is served on {server.url}"]
-        assert ear.next() == ear.next() == ["WATCHDOG=1"], "and again"
-        server.process.send_signal(signal.SIGHUP)
-        reloading, at = ear.next(skip="WATCHDOG")
-        assert reloading == "RELOADING=1" and int(at.removeprefix("MONOTONIC_USEC=")) > 0
-        assert ear.next(skip="WATCHDOG") == ["READY=1"]
-        assert server.metrics("roseinfer:engine_restarts_total") == [1.0], "the engine has been restarted by then"
-        server.process.send_signal(signal.SIGTERM)
-        assert ear.next(skip="WATCHDOG")[0] == "STOPPING=1"
-        assert server.exit_code() == 0
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.removesuffix("/v1/traces"))
+        with RealServer("--device", "priced", "--cost", str(cost), "--api-workers", "2") as server:
+            assert ear.next() == ["READY=1", f"STATUS=tiny is served on {server.url}"]
+            assert ear.next() == ear.next() == ["WATCHDOG=1"], "and again"
+            server.process.send_signal(signal.SIGHUP)
+            reloading, at = ear.next(skip="WATCHDOG")
+            assert reloading == "RELOADING=1" and int(at.removeprefix("MONOTONIC_USEC=")) > 0
+            assert ear.next(skip="WATCHDOG") == ["READY=1"]
+            assert server.metrics("roseinfer:engine_restarts_total") == [1.0], "the engine has been restarted by then"
+            clients = [server.client() for _ in range(REQUESTS)]  # connections that stay go to now one, now the other
+            for client in clients:
+                client.completions.create(model="tiny", prompt="x", max_tokens=2)
+            for client in clients:
+                client.close()
+            server.process.send_signal(signal.SIGTERM)
+            assert ear.next(skip="WATCHDOG")[0] == "STOPPING=1"
+            assert server.exit_code() == 0
+    names = [span.name for span in collector.spans]
+    assert names.count("text_completion tiny") == names.count("queue") == names.count("decode") == REQUESTS
+    assert len({resource["service.instance.id"] for resource in collector.resources}) == 2, "of each process"
 
 
 class Crew:

@@ -172,6 +172,9 @@ class EngineMetrics:
             self._success.labels(*self._values, str(finish)).inc()
             self._output_tokens.observe(sample.tokens)
             self._preemptions.observe(sample.preemptions)
+            if sample.why is not None:
+                for cause, seconds in sample.why.waited:
+                    self._waited.labels(*self._values, cause).inc(seconds)
             if finish in COMPLETE:
                 self._phases(sample)
 
@@ -226,6 +229,8 @@ class EngineMetrics:
         self._rejections = self._tallies.counters("vllm:admission_rejections", "Requests turned away", turned_away)
         self._aborted = self._tallies.counters("roseinfer:requests_aborted", "Requests cut short", (*LABELS, "reason"))
 
+        help = "Seconds that samples spent without a seat, by what they waited for, of those that have ended"
+        self._waited = self._tallies.counters("roseinfer:request_wait_seconds", help, (*LABELS, "cause"))
         self._reasoning = self._counter("roseinfer:reasoning_tokens", "Tokens that models thought with")
         by_parser = (*LABELS, "parser")
         self._calls = self._tallies.counters("roseinfer:tool_calls", "Complete tool calls", by_parser)

@@ -17,6 +17,7 @@ from roseinfer.server.request.job import (
 
 Value = str | bool | int | float | Sequence[str]
 Attributes = dict[str, Value]
+_ROUTE = ("engine", "reason", "retries", "placed_again", "resumes")
 
 
 def of_job(job: Job) -> Attributes:
@@ -46,7 +47,9 @@ def of_job(job: Job) -> Attributes:
 
 
 def of_result(job: Job, account: Account, came: Outcome | None, refusal: Rejection | None) -> Attributes:
-    """What became of it, the worst of all choices. `came`: None if the request itself was wrong."""
+    """What became of it, the worst of all choices; of several prompts the way of the first. `came`: None if the request
+    itself was wrong.
+    """
     usage = account.usage()
     samples = [sample for run in account.runs for sample in run.samples]
     firsts = [run.first_s - run.arrival_s for run in account.runs if run.first_s is not None]
@@ -63,6 +66,9 @@ def of_result(job: Job, account: Account, came: Outcome | None, refusal: Rejecti
     if job.promised and came is not None:
         result["roseinfer.slo.met"] = came is Outcome.MET
         result["roseinfer.slo.missed"] = came.removeprefix("missed_") if came.startswith("missed_") else None
+    route = next((run.route for run in account.runs if run.route is not None), None)
+    if route is not None:
+        result |= {f"roseinfer.router.{name}": getattr(route, name) for name in _ROUTE}
     seen = measured(account.runs)
     if seen is not None:
         result |= {f"roseinfer.seen.{name}_ms": _ms(value) for name, value in zip(OBJECTIVES, seen, strict=True)}

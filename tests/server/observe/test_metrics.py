@@ -4,6 +4,7 @@ import logging
 import socket
 import struct
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats
+from roseinfer.core.slo import Cause
+from roseinfer.core.why import Why
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
 from tests.server.fake_engine import Wait
@@ -43,6 +46,20 @@ def test_every_name_of_the_dashboard_is_there(server: LiveServer) -> None:
     for sample in samples:
         if sample.name.startswith(("vllm:", "roseinfer:")):
             assert sample.labels["model_name"] == "fake", sample
+
+
+def test_what_requests_wait_for_adds_up(server: LiveServer) -> None:
+    def script(request: Any) -> list[Any]:
+        *others, last = server.engine.default_script(request)
+        return [*others, replace(last, why=Why(((Cause.SEATS, 0.5), (Cause.STEP, 0.25))))]
+
+    def waited() -> list[float]:
+        return [server.metric("roseinfer:request_wait_seconds_total", cause=cause) for cause in ("seats", "step")]
+
+    server.engine.script = script
+    before = waited()
+    server.post("/v1/completions", {"prompt": ["x", "y"]})
+    assert [now - then for now, then in zip(waited(), before, strict=True)] == [1.0, 0.5]
 
 
 def test_head_and_content_type(server: LiveServer) -> None:

@@ -1,9 +1,7 @@
 """Traces of requests: what is in them, whose they are part of, and that they arrive."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.why import Foreseen, Why
+from roseinfer.engine.api import Route
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, Wait, rejected
 from tests.server.live import LiveServer, http_post, read_all
@@ -18,13 +17,13 @@ from tests.server.live import LiveServer, http_post, read_all
 pytest.importorskip("opentelemetry.sdk", reason="traces need the extra 'otel'")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="traces need the extra 'otel'")
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from roseinfer.core.config import ServerConfig
 from roseinfer.server.observe import traces as module
+from tests.server.collector import Collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WHY = Why(((Cause.SEATS, 0.2), (Cause.STEP, 0.05)), Foreseen(0.4, 0.03), chunks=2, steps=9, sat_out=1)
@@ -236,6 +235,15 @@ def test_a_client_that_leaves_is_seen_to_leave(traced: Traced):
     assert said["error.type"] == "client_disconnected" and said["roseinfer.slo.outcome"] == "aborted"
 
 
+def test_the_way_between_engines_is_told(traced: Traced):
+    traced.server.engine.route = Route(1, "prefix", retries=1, resumes=2)
+    assert traced.server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+    root, _ = traced.trace()
+    said = {name.removeprefix("roseinfer.router."): value for name, value in (root.attributes or {}).items()}
+    expected = {"engine": 1, "reason": "prefix", "retries": 1, "placed_again": 0, "resumes": 2}
+    assert expected.items() <= said.items()
+
+
 def test_every_choice_has_its_phases(traced: Traced):
     body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}
     assert traced.server.post("/v1/completions", body).status_code == 200
@@ -253,45 +261,6 @@ def test_phases_of_what_was_cut_short_end_when_it_did():
     assert module.phases(run, begun, 12.0) == [("queue", 10.0, 10.25), ("prefill", 10.25, 11.0), ("decode", 11.0, 12.0)]
     preempted = SampleRecord(times=RequestTimes(10.0, 10.5, 0.0, 11.5))
     assert module.phases(run, preempted, 12.0) == [("queue", 10.0, 10.5), ("prefill", 10.5, 11.5)]
-
-
-class Collector:
-    """Takes traces by OTLP over HTTP, as a collector does."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resources: list[dict[str, str]] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.path == "/v1/traces":
-                    collector.take(ExportTraceServiceRequest.FromString(data))
-                self.send_response(200 if self.path == "/v1/traces" else 404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1/traces"
-
-    def take(self, request: ExportTraceServiceRequest) -> None:
-        for part in request.resource_spans:
-            self.resources.append({pair.key: pair.value.string_value for pair in part.resource.attributes})
-            self.spans += [span for scope in part.scope_spans for span in scope.spans]
-
-    def __enter__(self) -> "Collector":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 def test_a_collector_gets_all_of_them_before_the_server_has_ended(tokenizer: Tokenizer):
