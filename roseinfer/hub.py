@@ -23,6 +23,31 @@ def resolve_model(
     tokenizer and, if `weights`, safetensors only. Without a network, what the cache holds is used.
     Raises `ModelNotFoundError` with the reason in one line.
     """
+    folder = _local(name)
+    patterns = TEXT_FILES + (WEIGHT_FILES if weights else ())
+    return _from_hub(name, revision, download_dir, patterns) if folder is None else folder
+
+
+def cached_model(name: str) -> Path | None:
+    """The folder of a model that is here, None for one that would have to be downloaded. Raises `ModelNotFoundError`
+    for what is neither a folder nor a Hugging Face id.
+    """
+    folder = _local(name)
+    if folder is not None:
+        return folder
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except errors.HFValidationError as error:
+        raise ModelNotFoundError(f"{name}: {_reason(error, None)}") from error
+    except errors.LocalEntryNotFoundError:
+        return None
+
+
+def _local(name: str) -> Path | None:
+    """The folder of what cannot be on the hub, None for what may be. Raises `ModelNotFoundError`."""
     if name == EMBEDDED:
         return _embedded()
     folder = Path(name)
@@ -32,7 +57,7 @@ def resolve_model(
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelNotFoundError(f"{name}: no such folder")
-    return _from_hub(name, revision, download_dir, TEXT_FILES + (WEIGHT_FILES if weights else ()))
+    return None
 
 
 def model_folder(config: ModelConfig) -> Path:

@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "server": {"core", "text", "grammar", "engine", "predictor"},
     "bench": {"core", "engine", "hub", "text", "server"},
     "terminal": {"core"},
+    "doctor": {"core", "hub", "text", "models", "kernels"},
     "commands": {
         "core",
         "sched",
@@ -55,6 +56,7 @@ MAY_IMPORT = {
         "calibration",
         "predictor",
         "terminal",
+        "doctor",
     },
     "cli": {"core", "options", "commands", "cpu_settings"},
     "assets": set(),
@@ -76,8 +78,8 @@ SERVER_MAY_IMPORT = {
     "run": {"http", "request", "app", "hosting", "service_manager"},
     "fleet": {"http", "request", "observe", "console", "app", "hosting", "service_manager"},
 }
-# Packages that run on tensors; benchmarks also compare with other engines.
-TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor"}
+# Packages that run on tensors; benchmarks also compare with other engines, and the doctor asks PyTorch how it is.
+TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor", "doctor"}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 # Libraries that one module of ours stands in front of.
 BEHIND = {"llguidance": "roseinfer.grammar.library", "opentelemetry": "roseinfer.server.observe.traces"}

@@ -1,0 +1,19 @@
+"""The options of `roseinfer doctor`."""
+
+from dataclasses import dataclass
+
+from roseinfer.core.config import option
+from roseinfer.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorConfig:
+    """What to look at beside the machine."""
+
+    model: str | None = option(None, "a model to look at: 'tiny', a folder, or a Hugging Face id", metavar="MODEL")
+    port: int = option(8000, "the port that a server is to listen on")
+    json: bool = option(False, "print the result as JSON")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be within [0, 65535], got {self.port}")
