@@ -1,4 +1,4 @@
-"""A headless Chromium that is already on the machine, driven by Playwright."""
+"""A headless Chromium that is already on the machine, driven by Playwright (`pip install playwright`)."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,8 +15,6 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-# What a page may take on a busy machine.
-PATIENCE_MS = 20_000
 
 
 def chromium() -> str | None:
@@ -26,6 +24,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def launched(executable: str) -> Iterator[Any]:
+    """Playwright's browser object. `executable`: from `chromium`."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
