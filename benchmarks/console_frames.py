@@ -48,7 +48,9 @@ def busy(trace: bytes) -> Busy:
     tasks = [
         event
         for event in events
-        if event["name"].endswith("RunTask") and event["ph"] == "X" and (event["pid"], event["tid"]) in main
+        if event["name"] == "ThreadControllerImpl::RunTask"
+        and event["ph"] == "X"
+        and (event["pid"], event["tid"]) in main
     ]
     if not tasks:
         raise RuntimeError("the trace has no tasks of a page's main thread")

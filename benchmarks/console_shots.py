@@ -67,10 +67,11 @@ def playground(page: Any) -> None:
 def requests(page: Any) -> None:
     """One that was late, else one that was kept, opened."""
     page.get_by_role("tab", name="Requests").click()
-    late = page.locator(".window .row", has=page.locator(".badge.late")).first
-    kept = page.locator(".window .row", has=page.locator(".badge.kept")).first
-    kept.wait_for()
-    (late if late.count() else kept).click()
+    row = page.locator(".window .row")
+    judged = page.locator(".badge.kept, .badge.refused, .badge.late")
+    row.filter(has=judged).first.wait_for()
+    kinds = [row.filter(has=page.locator(f".badge.{kind}")) for kind in ("late", "kept", "refused")]
+    next(rows for rows in kinds if rows.count()).first.click()
     page.locator(".detail .timeline").wait_for()
 
 

@@ -30,7 +30,7 @@ function Known({ record }) {
   return html`<div class="known">
     <p class="lead"><span class=${`badge ${kind}`}><i aria-hidden="true">${ICONS[kind]}</i>${label}</span> <span class="dim">${record.api}, ${clock(record.created)}</span></p>
     ${why.summary && html`<p class="sentence">${why.summary}</p>`}
-    ${refused && html`<div class="notice refused"><p>${whyRefused(refused.cause)}</p>
+    ${refused && html`<div class="notice refused">${!why.summary && html`<p>${whyRefused(refused.cause)}</p>`}
       <dl class="pairs">
         ${refused.predicted_ttft_ms != null && html`<div><dt>First token would have come after</dt><dd>${ms(refused.predicted_ttft_ms)}</dd></div>`}
         ${refused.attainable_ms != null && html`<div><dt>${capital(OBJECTIVES[refused.objective])} that could be kept</dt><dd>${ms(refused.attainable_ms)}</dd></div>`}

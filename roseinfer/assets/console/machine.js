@@ -7,7 +7,7 @@ import { useStore } from "./store.js";
 
 const WINDOW_S = 30;
 const GAP_S = 0.5; // So long without a step is a pause, not a line.
-const SPARK = { width: 120, height: 28, samples: 120 };
+const SPARK = { width: 120, height: 28, most: 120, least: 24 };
 // Of a row of `steps`, see the events of the console.
 const [END, DURATION, BUDGET, ROWS, PROMPT] = [1, 2, 3, 4, 5];
 
@@ -46,7 +46,7 @@ function columnsOf(steps, now) {
   const push = (at, duration, budget, rows, prompt) => {
     x.push(at - now);
     cells.duration.push(duration);
-    cells.budget.push(budget);
+    cells.budget.push(budget > 0 ? budget : null); // none, or one that is used up: neither is on the scale
     cells.over.push(known(budget) && duration > budget ? duration : null);
     cells.rows.push(rows);
     cells.prompt.push(prompt);
@@ -70,26 +70,36 @@ function lastStep({ last }) {
 }
 
 const seconds = (_, ticks) => ticks.map((at) => (at === 0 ? "now" : `${decimal(at, 0)} s`));
-const time = { time: false, range: () => [-WINDOW_S, 0] };
-// Budgets far above what steps take would press these to the floor: the scale follows the steps, and half of it more.
+// As far back as there are steps, in fives.
+const time = { time: false, range: (plot) => [Math.min(-5, Math.max(-WINDOW_S, 5 * Math.floor((plot.data[0][0] ?? 0) / 5))), 0] };
+// Of the columns by number, what is above zero: from the power of ten below to the one above.
+const decades = (columns) => (plot) => {
+  let low = Infinity;
+  let high = 0;
+  for (const column of columns) {
+    for (const value of plot.data[column]) {
+      if (!(value > 0)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  return high ? [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high) + 1e-9)] : [1, 100];
+};
 const fromZero = (_, low, high) => [0, Math.max(high || 0, 1) * 1.1];
 
+// Logarithmic: budgets are often a hundred times what steps take, and a stall a hundred times either.
 function durations(theme) {
-  const followSteps = (plot) => {
-    const taken = plot.data[1].reduce((most, value) => (value > most ? value : most), 0);
-    const budgets = plot.data[2].reduce((most, value) => (value > most ? value : most), 0);
-    return [0, Math.max(Math.min(Math.max(taken, budgets), taken * 2.5) * 1.1, 1)];
-  };
+  const named = (_, ticks) => ticks.map((value) => (value === null ? "" : `${value} ms`));
   return {
     legend: { show: false },
     padding: [6, 48, 0, 0],
-    scales: { x: time, y: { range: followSteps } },
-    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 48, values: (_, ticks) => ticks.map((value) => `${value} ms`) })],
+    scales: { x: time, y: { distr: 3, range: decades([1, 2]) } },
+    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 60, values: named })],
     series: [
       {},
-      { stroke: theme.ink, width: 1.25, fill: theme.wash, points: { show: false } },
+      { stroke: theme.ink, width: 1.25, points: { show: false } },
       { stroke: theme.promised, width: 1.5, points: { show: false }, paths: uPlot.paths.stepped({ align: -1 }) },
-      { stroke: theme.late, fill: theme.late, width: 0, paths: () => null, points: { show: true, size: 5, stroke: theme.late, fill: theme.late } },
+      { stroke: theme.late, width: 0, paths: () => null, points: { show: true, size: 5, stroke: theme.late, fill: theme.late } },
     ],
   };
 }
@@ -98,7 +108,7 @@ function loads(theme) {
   return {
     legend: { show: false },
     scales: { x: time, y: { range: fromZero }, tokens: { range: fromZero } },
-    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 48 }), theme.axis({ scale: "tokens", side: 1, size: 48, grid: { show: false } })],
+    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 60 }), theme.axis({ scale: "tokens", side: 1, size: 48, grid: { show: false } })],
     series: [
       {},
       { stroke: theme.ink, width: 1.25, points: { show: false } },
@@ -137,10 +147,11 @@ function Tiles({ held, said }) {
 
 function Spark({ samples, name, full }) {
   const { width, height } = SPARK;
-  const shown = samples.slice(-SPARK.samples).map((sample) => sample[name] ?? 0);
+  const shown = samples.slice(-SPARK.most).map((sample) => sample[name] ?? 0);
+  const gap = width / (Math.max(shown.length, SPARK.least) - 1);
   const high = full ?? Math.max(...shown, 1);
   const points = shown.map((value, i) => {
-    const x = width - (shown.length - 1 - i) * (width / (SPARK.samples - 1));
+    const x = width - (shown.length - 1 - i) * gap;
     return `${x.toFixed(1)},${(height - 1 - (Math.min(value, high) / high) * (height - 2)).toFixed(1)}`;
   });
   return html`<svg class="spark" viewBox=${`0 0 ${width} ${height}`} preserveAspectRatio="none" aria-hidden="true"><polyline points=${points.join(" ")} /></svg>`;

@@ -38,11 +38,13 @@ export function Objectives({ settings, classes }) {
         (preset) => html`<button type="button" class="chip" aria-pressed=${same(preset)} title=${preset.hint}
           onClick=${() => set(preset)}>${preset.label}</button>`,
       )}
+    </div>
+    ${Object.keys(classes).length > 0 && html`<div class="chips of-classes" role="group" aria-label="Classes of this server"><span class="hint">Classes</span>
       ${Object.keys(classes).map(
         (name) => html`<button type="button" class="chip" aria-pressed=${settings.class === name} title="A class of this server"
           onClick=${() => conversation.set({ class: name })}>${name}</button>`,
       )}
-    </div>
+    </div>`}
     ${SLIDERS.map((slider) => html`<${Slider} key=${slider.name} slider=${slider} value=${values[slider.name] ?? null}
       onChange=${(value) => change(slider.name, value)} />`)}
   </fieldset>`;

@@ -1,0 +1,123 @@
+"""The list of requests, and one of them in detail."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.console.conftest import PHONE
+from tests.server.real_server import RealServer
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from playwright.sync_api import expect
+
+OpenPage = Callable[..., Any]
+
+
+def ask(server: RealServer, name: str, **fields: Any) -> httpx.Response:
+    """A request with an id that can be told from those of other tests."""
+    headers = {"x-request-id": name}
+    return server.http.post("/v1/completions", headers=headers, json={"prompt": "go", "max_tokens": 6, **fields})
+
+
+@pytest.fixture(scope="module")
+def asked(server: RealServer) -> Iterator[RealServer]:
+    """Three requests were sent: one that is kept, one that is refused and one that asks for nothing."""
+    assert ask(server, "first-plain").is_success
+    assert ask(server, "first-refused", slo={"ttft_ms": 1}).status_code == 429
+    assert ask(server, "first-kept", slo={"class": "quick"}).is_success
+    yield server
+
+
+def row(page: Any, name: str) -> Any:
+    """After a filter that leaves one request."""
+    page.get_by_role("searchbox", name="Filter").fill(name)
+    rows = page.locator(".window").get_by_role("row")
+    expect(rows).to_have_count(1)
+    return rows.first
+
+
+def test_what_became_of_each_is_listed(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url + "/#requests")
+    for name, outcome in (("first-plain", "served"), ("first-refused", "refused"), ("first-kept", "kept")):
+        expect(row(page, name)).to_contain_text(outcome)
+    expect(row(page, "first-kept")).to_contain_text("quick")
+    expect(row(page, "first-kept")).to_contain_text("/ 5 s")
+    page.get_by_role("button", name="Refused").click()
+    expect(page.get_by_text("None of the requests here match.")).to_be_visible()
+    expect(row(page, "first-refused")).to_contain_text("out of reach")
+    quick = page.get_by_role("list", name="Promises by class").get_by_role("listitem").filter(has_text="quick")
+    expect(quick).to_contain_text("first 5 s · per token 400 ms")
+
+
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+def test_a_refused_request_says_why(open_page: OpenPage, asked: RealServer, size: dict[str, int] | None) -> None:
+    page = open_page(asked.url + "/#requests", **({"viewport": size} if size else {}))
+    row(page, "first-refused").click()
+    detail = page.get_by_role("complementary", name="Request in detail")
+    why = asked.http.get("/v1/requests/first-refused").json()["why"]
+    expect(detail.locator(".sentence")).to_have_text(why["summary"])
+    expect(detail).to_contain_text("First token that could be kept")
+    detail.get_by_text("As JSON").click()
+    expect(detail.locator(".raw pre")).to_contain_text('"cause": "idle"')
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    page.get_by_role("button", name="Close").click()
+    expect(detail).to_have_count(0)
+
+
+def test_where_the_time_went(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url + "/#requests/first-kept")  # an address that may be passed on
+    detail = page.get_by_role("complementary", name="Request in detail")
+    phases = detail.locator(".phases li")
+    expect(phases.filter(has_text="wrote its answer")).to_have_count(1)
+    expect(phases.filter(has_text="computed its prompt")).to_have_count(1)
+    expect(detail.get_by_role("row", name="First token").locator("td").first).to_have_text("5 s")
+    expect(detail.get_by_role("row", name="First token").locator("td").last).to_contain_text("✓")
+    expect(detail).to_contain_text("6 tokens, ended by length")
+
+
+def test_one_that_nobody_knows(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url + "/#requests/never-was")
+    expect(page.get_by_text("The server no longer knows this request")).to_be_visible()
+
+
+def test_keys_walk_the_list(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url + "/#requests")
+    expect(page.locator(".window").get_by_role("row").nth(2)).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox", name="Filter")).to_be_focused()
+    page.keyboard.type("first-")
+    expect(page.locator(".window").get_by_role("row")).to_have_count(3)
+    page.keyboard.press("Escape")
+    for key in ("j", "j", "k", "Enter"):
+        page.keyboard.press(key)
+    facts = page.get_by_role("complementary", name="Request in detail").locator(".facts")
+    expect(facts).to_contain_text("first-kept")
+    page.keyboard.press("j")  # what is open moves along
+    expect(facts).to_contain_text("first-refused")
+    page.keyboard.press("Escape")
+    expect(facts).to_have_count(0)
+
+
+def test_a_request_shows_while_it_runs_and_when_it_has_ended(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url + "/#requests")
+    fields = {"prompt": "go", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with asked.http.stream("POST", "/v1/completions", headers={"x-request-id": "seen-live"}, json=fields):
+        expect(row(page, "seen-live")).to_contain_text("running")
+    expect(row(page, "seen-live")).to_contain_text("left")
+
+
+def test_of_a_thousand_requests_those_in_sight_are_in_the_document(open_page: OpenPage, asked: RealServer) -> None:
+    (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]
+    many = [
+        {**known, "id": f"cmpl-{n}", "request_id": f"many-{n}", "created": known["created"] - n} for n in range(2000)
+    ]
+    page = open_page(asked.url + "/#requests")
+    page.evaluate("many => import('/console/data.js').then((data) => data.addRequests(many))", many)
+    rows = page.get_by_role("grid")
+    expect(rows).to_have_attribute("aria-rowcount", "1001")
+    assert page.locator(".window").get_by_role("row").count() < 60
+    rows.press("End")
+    expect(page.locator('[aria-rowindex="1001"]')).to_be_visible()
+    assert page.locator(".window").get_by_role("row").count() < 60
