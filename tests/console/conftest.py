@@ -9,7 +9,7 @@ from benchmarks.browser import chromium, launched
 from tests.server.real_server import RealServer
 
 # Steps so long that what a busy machine adds hardly counts.
-COST = {"step_s": 0.02, "token_s": 1e-4, "pair_s": 0.0, "row_s": 0.0, "context_s": 0.0, "chunk_context_s": 0.0}
+COST = {"step_s": 0.01, "token_s": 1e-4, "pair_s": 0.0, "row_s": 0.0, "context_s": 0.0, "chunk_context_s": 0.0}
 CLASSES = """
 [classes.quick]
 ttft_ms = 5000
