@@ -12,7 +12,7 @@ class _Shape(BaseModel):
 
 
 class RequestPhase(_Shape):
-    """A part of its time, in ms from its arrival. `cause`: of a wait, null = nobody says."""
+    """A part of its time, in ms from its arrival. `cause`: of a wait, null = nobody says, as on its way."""
 
     phase: Literal["wait", "prefill", "decode"]
     cause: Cause | None

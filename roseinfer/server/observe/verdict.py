@@ -78,47 +78,53 @@ class Losses(NamedTuple):
         return {**self.waits, PREEMPTED: self.preempted, SAT_OUT: self.idle * (self.prefill + self.decode)}
 
 
-def waits_before_seat(record: RequestRecord) -> tuple[float, list[tuple[Cause, float]]]:
+def waits_before_seat(record: RequestRecord) -> tuple[float, list[tuple[Cause | None, float]]]:
     """When it first got a seat, in seconds from its arrival (until now if it has not), and what it waited for until
-    then, in the order in which it is told: what it did on another engine came first, room that it lost again last, and
-    of the others the longest is first.
-
-    What nobody has named is `QUEUE` where the engine says anything at all: it was on its way there.
+    then, None = nobody says. In the order in which it is known to be: on another engine, for the step that ran, then
+    the others with the longest first, last room that it had lost again.
     """
     told = record.told
     until_s = told.first_s if told.first_s is not None else record.age_s
-    moved = record.way is not None and record.way.resumes > 0  # then its life elsewhere is no wait for its first token
-    named = [] if told.why is None else [(c, s) for c, s in told.why.waited if not (moved and c is Cause.ENGINE)]
-    named.sort(key=lambda wait: (wait[0] is Cause.BLOCKS and told.preemptions > 0, wait[0] is not Cause.ENGINE))
+    named = [] if told.why is None else [wait for wait in told.why.waited if not _elsewhere(record, wait[0])]
+    named.sort(key=lambda wait: _EARLY.get(wait[0], 3 if wait[0] is Cause.BLOCKS and told.preemptions else 2))
     seat_s = told.scheduled_s
     if seat_s is None:
         seat_s = sum(seconds for _, seconds in named) if named and told.first_s is not None else until_s
     seat_s = min(seat_s, until_s)
-    known_s, waits = 0.0, []
+    known_s = 0.0
+    waits: list[tuple[Cause | None, float]] = []
     for cause, seconds in named:
         seconds = min(seconds, seat_s - known_s)
         if seconds > 0:
             waits.append((cause, seconds))
             known_s += seconds
     if seat_s - known_s > 1e-6:
-        waits.insert(0, (Cause.OTHER if told.why is None else Cause.QUEUE, seat_s - known_s))
+        waits.append((None, seat_s - known_s))
     return seat_s, waits
+
+
+_EARLY = {Cause.ENGINE: 0, Cause.STEP: 1}
+
+
+def _elsewhere(record: RequestRecord, cause: Cause) -> bool:
+    """Whether a wait was its life on an engine where it had its first token, and so none for that."""
+    return cause is Cause.ENGINE and record.way is not None and record.way.resumes > 0
 
 
 def losses(record: RequestRecord) -> Losses:
     told = record.told
     seat_s, told_waits = waits_before_seat(record)
+    unnamed = Cause.OTHER if told.why is None else Cause.QUEUE  # the engine says all that it knows: it was not there
     waits: dict[str, float] = {}
     for cause, seconds in told_waits:
-        waits[cause] = waits.get(cause, 0.0) + seconds
+        waits[cause or unnamed] = waits.get(cause or unnamed, 0.0) + seconds
     first_s = told.first_s if told.first_s is not None else record.age_s
     last_s = told.last_s if told.last_s is not None else first_s
     why, decode_s = told.why, last_s - first_s
     preempted = decode_s if told.preemptions else 0.0  # nobody says how long
     idle = 0.0
     if why is not None:
-        elsewhere = record.way is not None and record.way.resumes > 0
-        waited = sum(seconds for cause, seconds in why.waited if not (elsewhere and cause is Cause.ENGINE))
+        waited = sum(seconds for cause, seconds in why.waited if not _elsewhere(record, cause))
         preempted = max(0.0, waited - sum(waits.values())) if told.preemptions else 0.0
         idle = why.sat_out / why.steps if why.steps else 0.0
     return Losses(waits, min(preempted, decode_s), max(0.0, first_s - seat_s), max(0.0, decode_s - preempted), idle)
@@ -219,10 +225,10 @@ def _kept(record: RequestRecord) -> str:
     if slo is not None and slo.e2e_s is not None:
         parts.append(_seen("e2e", seen.e2e_s) + _of(slo, "e2e"))
     text = ("Nothing was promised: " if slo is None or slo.empty else "Kept: ") + ", ".join(parts)
-    _, waits = waits_before_seat(record)
-    longest = max(waits, key=lambda wait: wait[1], default=None)
-    if longest is not None and longest[0] is not Cause.OTHER and longest[1] * 2 > seen.ttft_s:
-        text += f". It waited {_ms(longest[1])} {_WAITED[longest[0]]}"
+    waits = waits_before_seat(record)[1]
+    cause, seconds = max(waits, key=lambda wait: wait[1], default=(None, 0.0))
+    if cause is not None and seconds * 2 > seen.ttft_s:
+        text += f". It waited {_ms(seconds)} {_WAITED[cause]}"
     return text + "."
 
 

@@ -208,7 +208,7 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
     [
         (
             record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.STEP, 0.06))), Outcome.MET),
-            [("queue", 40), ("seats", 200), ("step", 60), ("prefill", 100), ("decode", 500)],
+            [("step", 60), ("seats", 200), ("wait", 40), ("prefill", 100), ("decode", 500)],
         ),
         (
             record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.ENGINE, 0.1))), Outcome.MET),
@@ -222,11 +222,11 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
         # Tokens of an engine that it has left since are no wait for the first one.
         (
             record(told(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6))), Outcome.MET, way=Way(1, "promise", 0, 0, 1)),
-            [("queue", 100), ("prefill", 100), ("decode", 800)],
+            [("wait", 100), ("prefill", 100), ("decode", 800)],
         ),
-        (record(told(0.1, 0.2, 0.2, 1), Outcome.MET), [("other", 100), ("prefill", 100)]),
-        (record(told(None, None, None, 0), Outcome.ABORTED), [("other", 1000)]),
-        (record(told(0.4, None, None, 0), Outcome.ABORTED), [("other", 400), ("prefill", 600)]),
+        (record(told(0.1, 0.2, 0.2, 1), Outcome.MET), [("wait", 100), ("prefill", 100)]),
+        (record(told(None, None, None, 0), Outcome.ABORTED), [("wait", 1000)]),
+        (record(told(0.4, None, None, 0), Outcome.ABORTED), [("wait", 400), ("prefill", 600)]),
         # While it runs its engine has said what it waited for, not until when.
         (
             record(
