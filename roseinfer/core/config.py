@@ -293,6 +293,7 @@ class ServerConfig:
     enable_docs: bool = option(True, "serve /docs and /openapi.json")
     console: bool = option(True, "serve a console for browsers at /")
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("text", "how to write log lines: for people, or as JSON", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from roseinfer.core import logs
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import PRICED, EngineConfig
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
@@ -156,8 +157,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
-    which = f" engine {boot.index}" if boot.config.engines > 1 else ""
-    logging.basicConfig(level=boot.log_level, format=f"%(asctime)s{which} %(levelname)s %(name)s: %(message)s")
+    engine = boot.index if boot.config.engines > 1 else None
+    logs.configure(as_json=boot.log_json, level=boot.log_level, engine=engine)
     watch = (sys.stdin.fileno(), Path(boot.private))
     threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()
     clients = ClientSockets(socket.socket(fileno=boot.listener))

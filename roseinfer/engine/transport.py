@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from roseinfer.core import errors
+from roseinfer.core import errors, logs
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import EngineDeadError
@@ -69,6 +69,7 @@ class EngineBoot(msgspec.Struct):
     private: str
     listener: int
     log_level: str
+    log_json: bool
     index: int = 0
     board: str | None = None
     cost_s: tuple[float, float, float, float] | None = None
@@ -239,6 +240,7 @@ class ProcessTransport:
             str(place.private),
             listener.fileno(),
             logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+            logs.json_is_on(),
             place.index,
             None if place.board is None else str(place.board),
             place.cost_s,

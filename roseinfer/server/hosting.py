@@ -13,6 +13,7 @@ from typing import Protocol
 
 import uvicorn
 
+from roseinfer.core import logs
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.server.app import ServerParts, build_app
@@ -177,7 +178,7 @@ def claim_descriptors(config: ServerConfig) -> None:
 
 def configure_logging(config: ServerConfig) -> None:
     """Nothing happens to handlers that exist already."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(as_json=config.log_format == "json")
     logging.getLogger("roseinfer").setLevel(config.log_level.upper())
     logging.getLogger("uvicorn.error").addFilter(_Quiet())
 

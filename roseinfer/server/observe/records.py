@@ -116,13 +116,15 @@ class RequestRecords:
     def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
         self._live[id(account)] = _Live(self._wall() - (now_s - job.arrival_s), job, account, state)
 
-    def ended(self, job: Job, account: Account, now_s: float, end: End) -> None:
+    def ended(self, job: Job, account: Account, now_s: float, end: End) -> RequestRecord:
         live = self._live.pop(id(account))
         begun = live.state["status"]
         if begun and begun != end.status:  # an answer that has begun has one, whatever came of it
             end = end._replace(status=begun)
         self._count += 1
-        self._ended.append(_record(self._count, live.created_s, job, account, now_s, end))
+        record = _record(self._count, live.created_s, job, account, now_s, end)
+        self._ended.append(record)
+        return record
 
     def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
         """At most `limit`, those that run before those that have ended."""

@@ -28,6 +28,7 @@ from roseinfer.server.observe.records import End, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.tallies import Labels, Tallies
 from roseinfer.server.observe.telling import why_json
+from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.job import (
     Account,
@@ -127,7 +128,8 @@ class RequestReports:
     def _log_start(self, job: Job) -> None:
         tokens = sum(len(prompt.ids) for prompt in job.prompts)
         kind = "stream" if job.stream else "whole"
-        log.info("request=%s started %s choices=%d prompt_tokens=%d", job.request_id, kind, job.num_choices, tokens)
+        fields = {"request": job.request_id, "started": kind, "choices": job.num_choices, "prompt_tokens": tokens}
+        log.info(LogLine("request started", fields))
 
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
         """`cause`: what ended the request before its time, None if all of it finished."""
@@ -141,15 +143,18 @@ class RequestReports:
         if isinstance(cause, SloUnattainable):
             self._metrics.refused("slo_unattainable")
         came = self._slo_metrics.ended(job, account.runs, cause)
-        self._records.ended(job, account, now_s, End(came, reason, why, _status(cause), cause))
-        line = _line(job, account, now_s, reason if cause else "")
-        line += f" slo_class={class_of(job)} slo={came or 'invalid'}"
+        record = self._records.ended(job, account, now_s, End(came, reason, why, _status(cause), cause))
+        fields = _fields(job, account, now_s, reason if cause else "")
+        fields["slo_class"], fields["slo"] = class_of(job), came or "invalid"
         if why:
-            line += f" why={why!r}"
+            fields["why"] = why
+        if came in _EXPLAINED:
+            fields["verdict"] = verdict(record).name or "none"
+        line = LogLine("request ended", fields)
         if reason == FinishReason.ERROR:
-            log.error("%s", line, exc_info=None if isinstance(cause, RoseinferError) else cause)
+            log.error(line, exc_info=None if isinstance(cause, RoseinferError) else cause)
         else:
-            log.info("%s", line)
+            log.info(line)
 
     def why(self, job: Job, account: Account, now_s: float) -> dict[str, Any]:
         """What `usage.slo.why` says, when all samples have ended."""
@@ -266,7 +271,32 @@ def _status(cause: BaseException | None) -> int:
     return CLIENT_CLOSED_REQUEST
 
 
-def _line(job: Job, account: Account, now_s: float, reason: str) -> str:
+# What the log names a verdict of: promises that were not kept.
+_EXPLAINED = frozenset(
+    (Outcome.MISSED_TTFT, Outcome.MISSED_TPOT, Outcome.MISSED_E2E, Outcome.REJECTED, Outcome.TIMEOUT)
+)
+
+
+class LogLine:
+    """One line about a request: `name=value` each as text; JSON logs take `event` and `fields` as they are."""
+
+    __slots__ = ("event", "fields")
+
+    def __init__(self, event: str, fields: dict[str, Any]) -> None:
+        self.event = event
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={_text(name, value)}" for name, value in self.fields.items())
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return repr(value) if name == "why" else str(value)
+
+
+def _fields(job: Job, account: Account, now_s: float, reason: str) -> dict[str, Any]:
     usage = account.usage()
     ends: set[str] = set()
     first_s, queued_s = math.inf, -math.inf
@@ -277,14 +307,22 @@ def _line(job: Job, account: Account, now_s: float, reason: str) -> str:
             ends.add(str(sample.finish_reason or reason))
             if sample.times is not None and sample.times.scheduled_s:  # the longest wait
                 queued_s = max(queued_s, sample.times.scheduled_s - sample.times.arrival_s)
-    line = (
-        f"request={job.request_id} api={job.api} choices={job.num_choices} "
-        f"finish={','.join(sorted(ends)) or reason} prompt_tokens={usage.prompt_tokens} "
-        f"cached_tokens={usage.cached_tokens} output_tokens={usage.completion_tokens} "
-        f"e2e_ms={(now_s - job.arrival_s) * 1000:.1f}"
-    )
+    fields = {
+        "request": job.request_id,
+        "api": job.api,
+        "choices": job.num_choices,
+        "finish": ",".join(sorted(ends)) or reason,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "e2e_ms": _ms(now_s - job.arrival_s),
+    }
     if first_s < math.inf:
-        line += f" ttft_ms={(first_s - job.arrival_s) * 1000:.1f}"
+        fields["ttft_ms"] = _ms(first_s - job.arrival_s)
     if queued_s > -math.inf:
-        line += f" queue_ms={queued_s * 1000:.1f}"
-    return line
+        fields["queue_ms"] = _ms(queued_s)
+    return fields
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

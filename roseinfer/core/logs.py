@@ -1,0 +1,44 @@
+"""What log lines look like: as text for people, or one JSON object each for programs."""
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+TEXT = "%(asctime)s{which} %(levelname)s %(name)s: %(message)s"
+
+
+def configure(*, as_json: bool, level: str | None = None, engine: int | None = None) -> None:
+    """Log to standard error. Nothing happens to handlers that exist already. `engine`: whose lines these are, if there
+    are several; `level`: of all loggers, None = that of each.
+    """
+    handler = logging.StreamHandler()
+    which = "" if engine is None else f" engine {engine}"
+    handler.setFormatter(JsonFormatter(engine) if as_json else logging.Formatter(TEXT.format(which=which)))
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+def json_is_on() -> bool:
+    """Whether this process logs JSON, and those that it starts should too."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+class JsonFormatter(logging.Formatter):
+    """`time` (UTC, ISO 8601), `level`, `logger`, `process`, `message`, of one of several engines `engine`, and
+    `exception` if there is one. A message that has `fields` brings them along.
+    """
+
+    def __init__(self, engine: int | None = None) -> None:
+        super().__init__()
+        self._engine = {} if engine is None else {"engine": engine}
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"time": time.replace("+00:00", "Z"), "level": record.levelname, "logger": record.name}
+        line |= {"process": record.process, **self._engine}
+        said: Any = record.msg
+        fields = getattr(said, "fields", None)
+        line |= {"message": record.getMessage()} if fields is None else {"message": said.event, **fields}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

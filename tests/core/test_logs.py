@@ -1,0 +1,65 @@
+"""Log lines as JSON: one object each, whatever is in them."""
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from roseinfer.core import logs
+
+
+class Line:
+    """A message with fields."""
+
+    event = "request ended"
+    fields = {"request": 'a "name"', "e2e_ms": 1.5}  # noqa: RUF012
+
+    def __str__(self) -> str:
+        return "request=..."
+
+
+@pytest.fixture(autouse=True)
+def level() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.level
+    yield
+    root.setLevel(before)
+
+
+def said(monkeypatch: pytest.MonkeyPatch, **how: Any) -> list[str]:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process that has not configured anything
+    logs.configure(level="INFO", **how)
+    log = logging.getLogger("roseinfer.x")
+    log.info("two\nlines of %s", "text")
+    log.info(Line())
+    try:
+        raise ValueError("bug")
+    except ValueError:
+        log.exception("it failed")
+    return out.getvalue().splitlines()
+
+
+def test_each_line_is_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.loads(line) for line in said(monkeypatch, as_json=True, engine=1)]
+    assert logs.json_is_on()
+    assert [line["message"] for line in lines] == ["two\nlines of text", "request ended", "it failed"]
+    assert all(line["logger"] == "roseinfer.x" and line["engine"] == 1 for line in lines)
+    assert (lines[1]["request"], lines[1]["e2e_ms"]) == ('a "name"', 1.5)
+    assert lines[0]["time"].endswith("Z") and lines[2]["level"] == "ERROR"
+    assert "ValueError: bug" in lines[2]["exception"]
+
+
+def test_text_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = said(monkeypatch, as_json=False)
+    assert lines[0].endswith("INFO roseinfer.x: two") and lines[2].endswith("INFO roseinfer.x: request=...")
+    assert not logs.json_is_on()
+
+
+def test_an_engine_of_several_says_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " engine 2 INFO " in said(monkeypatch, as_json=False, engine=2)[0]
