@@ -38,7 +38,11 @@ class JsonFormatter(logging.Formatter):
         line |= {"process": record.process, **self._engine}
         said: Any = record.msg
         fields = getattr(said, "fields", None)
-        line |= {"message": record.getMessage()} if fields is None else {"message": said.event, **fields}
+        if fields is None:
+            line["message"] = record.getMessage()
+        else:
+            line["message"] = said.event
+            line |= {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

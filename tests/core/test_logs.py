@@ -16,7 +16,7 @@ class Line:
     """A message with fields."""
 
     event = "request ended"
-    fields = {"request": 'a "name"', "e2e_ms": 1.5}  # noqa: RUF012
+    fields = {"request": 'a "name"', "e2e_ms": 1.50049}  # noqa: RUF012
 
     def __str__(self) -> str:
         return "request=..."

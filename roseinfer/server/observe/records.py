@@ -180,7 +180,7 @@ def _record(number: int, created_s: float, job: Job, account: Account, now_s: fl
         now_s - arrival_s,
         job.slo,
         end.outcome,
-        end.finish or told.finish,
+        told.finish or end.finish,
         end.reason,
         end.status or None,
         prompt,
@@ -198,7 +198,7 @@ def _told(arrival_s: float, sample: SampleRecord) -> Told:
     times, finish = sample.times, sample.finish_reason
     scheduled_s = first_s = last_s = None
     if times is not None and times.scheduled_s:
-        scheduled_s = max(0.0, times.scheduled_s - arrival_s)
+        scheduled_s = times.scheduled_s - times.arrival_s  # all of the engine's clock, wherever that is
     if sample.first_s:
         first_s, last_s = sample.first_s - arrival_s, sample.last_s - arrival_s
     how = "" if finish is None else finish

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from roseinfer.server.observe.metrics import (
     LengthMetrics,
     StepMetrics,
 )
-from roseinfer.server.observe.records import End, RequestRecords
+from roseinfer.server.observe.records import End, RequestRecord, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.tallies import Labels, Tallies
 from roseinfer.server.observe.telling import why_json
@@ -144,7 +143,7 @@ class RequestReports:
             self._metrics.refused("slo_unattainable")
         came = self._slo_metrics.ended(job, account.runs, cause)
         record = self._records.ended(job, account, now_s, End(came, reason, why, _status(cause), cause))
-        fields = _fields(job, account, now_s, reason if cause else "")
+        fields = _fields(record, job, account, reason if cause else "")
         fields["slo_class"], fields["slo"] = class_of(job), came or "invalid"
         if why:
             fields["why"] = why
@@ -287,42 +286,46 @@ class LogLine:
         self.fields = fields
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={_text(name, value)}" for name, value in self.fields.items())
+        return " ".join(
+            [
+                f"{name}={value:.1f}"
+                if type(value) is float
+                else f"{name}={value!r}"
+                if name == "why"
+                else f"{name}={value}"
+                for name, value in self.fields.items()
+            ]
+        )
 
 
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    return repr(value) if name == "why" else str(value)
-
-
-def _fields(job: Job, account: Account, now_s: float, reason: str) -> dict[str, Any]:
-    usage = account.usage()
-    ends: set[str] = set()
-    first_s, queued_s = math.inf, -math.inf
-    for run in account.runs:
-        if run.first_s is not None:
-            first_s = min(first_s, run.first_s)
-        for sample in run.samples:
-            ends.add(str(sample.finish_reason or reason))
-            if sample.times is not None and sample.times.scheduled_s:  # the longest wait
-                queued_s = max(queued_s, sample.times.scheduled_s - sample.times.arrival_s)
-    fields = {
-        "request": job.request_id,
+def _fields(record: RequestRecord, job: Job, account: Account, reason: str) -> dict[str, Any]:
+    """What the log says of a request that has ended. `reason`: of samples that had not finished."""
+    told = record.told
+    finish, first_s, seat_s = record.finish, told.first_s, told.scheduled_s
+    if record.choices > 1:
+        finish, first_s, seat_s = _of_all(job, account, reason)
+    fields: dict[str, Any] = {
+        "request": record.request_id,
         "api": job.api,
-        "choices": job.num_choices,
-        "finish": ",".join(sorted(ends)) or reason,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-        "e2e_ms": _ms(now_s - job.arrival_s),
+        "choices": record.choices,
+        "finish": finish or reason,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "e2e_ms": record.age_s * 1000,
     }
-    if first_s < math.inf:
-        fields["ttft_ms"] = _ms(first_s - job.arrival_s)
-    if queued_s > -math.inf:
-        fields["queue_ms"] = _ms(queued_s)
+    if first_s is not None:
+        fields["ttft_ms"] = first_s * 1000
+    if seat_s is not None:
+        fields["queue_ms"] = seat_s * 1000
     return fields
 
 
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+def _of_all(job: Job, account: Account, reason: str) -> tuple[str, float | None, float | None]:
+    """How choices ended; seconds until the first token of all came and until the last of them got a seat."""
+    samples = [sample for run in account.runs for sample in run.samples]
+    ends = sorted({str(sample.finish_reason or reason) for sample in samples})
+    firsts = [sample.first_s - job.arrival_s for sample in samples if sample.first_s]
+    times = [sample.times for sample in samples if sample.times is not None and sample.times.scheduled_s]
+    seats = [each.scheduled_s - each.arrival_s for each in times]
+    return ",".join(ends), min(firsts, default=None), max(seats, default=None)

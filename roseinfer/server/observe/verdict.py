@@ -98,11 +98,14 @@ def waits_before_seat(record: RequestRecord) -> tuple[float, list[tuple[Cause | 
         if seconds > 0:
             waits.append((cause, seconds))
             known_s += seconds
-    if seat_s - known_s > 1e-6:
+    if waits and seat_s - known_s < _BRIEF_S:
+        return known_s, waits
+    if seat_s > known_s:
         waits.append((None, seat_s - known_s))
     return seat_s, waits
 
 
+_BRIEF_S = 0.001  # what is not worth telling: from the plan that seats a request to the step itself
 _EARLY = {Cause.ENGINE: 0, Cause.STEP: 1}
 
 
