@@ -338,14 +338,24 @@ def drawn(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         "targets": targets,
     }
     if heatmap:
-        made["options"] = {"calculate": False, "yAxis": {"unit": panel.unit}, "color": {"scheme": "Spectral"}}
+        made["options"] = {
+            "calculate": False,
+            "yAxis": {"axisPlacement": "left", "unit": panel.unit},
+            "color": {"mode": "scheme", "scheme": "Oranges", "scale": "exponential", "exponent": 0.5, "steps": 64},
+            "filterValues": {"le": 1e-9},
+            "tooltip": {"mode": "single", "yHistogram": True},
+            "legend": {"show": True},
+        }
         return made
     custom: dict[str, Any] = {"fillOpacity": 25 if panel.stacked else 0, "showPoints": "never"}
     if panel.stacked:
         custom["stacking"] = {"mode": "normal"}
     bounds = {"min": 0} | ({} if panel.most is None else {"max": panel.most})
     made["fieldConfig"] = {"defaults": {"unit": panel.unit, "custom": custom, **bounds}, "overrides": []}
-    made["options"] = {"tooltip": {"mode": "multi", "sort": "desc"}, "legend": {"displayMode": "list"}}
+    made["options"] = {
+        "tooltip": {"mode": "multi", "sort": "desc"},
+        "legend": {"displayMode": "list", "placement": "bottom"},
+    }
     return made
 
 

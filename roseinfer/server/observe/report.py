@@ -97,7 +97,8 @@ log = logging.getLogger(__name__)
 
 # From what this process has counted to what all of the server has.
 Gather = Callable[[Snapshot], Awaitable[Snapshot]]
-Watch = Callable[[Observer], Observer]
+# Puts who else is to be told of requests around who tells the metrics, the records and the log.
+Watch = Callable[[Observer, RequestRecords], Observer]
 
 
 class RequestReports:
@@ -218,7 +219,7 @@ class Observation:
             engine.on_routing(self._routing)
         slo_metrics = SloMetrics(self.tallies, self._values)
         reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts)
-        return reports if self._watch is None else self._watch(reports)
+        return reports if self._watch is None else self._watch(reports, self.records)
 
     def lengths(self) -> LengthMetrics:
         """For a process that predicts lengths. After `attach`, like the next."""

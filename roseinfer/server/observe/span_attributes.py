@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from roseinfer.core.slo import Rejection
+from roseinfer.server.observe.verdict import Verdict
 from roseinfer.server.request.job import (
     OBJECTIVES,
     Account,
@@ -73,6 +74,10 @@ def of_result(job: Job, account: Account, came: Outcome | None, refusal: Rejecti
     if seen is not None:
         result |= {f"roseinfer.seen.{name}_ms": _ms(value) for name, value in zip(OBJECTIVES, seen, strict=True)}
     return _known(result) | _waits(samples) | ({} if refusal is None else _of_refusal(refusal))
+
+
+def of_verdict(verdict: Verdict) -> Attributes:
+    return _known({"roseinfer.why.verdict": verdict.name, "roseinfer.why.summary": verdict.summary})
 
 
 def of_choice(phase: str, run: PromptRun, sample: SampleRecord) -> Attributes:

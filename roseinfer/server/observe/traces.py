@@ -26,7 +26,9 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.slo import Rejection
 from roseinfer.server.http.errors import ApiError, SloUnattainable, as_api_error
-from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result
+from roseinfer.server.observe.records import RequestRecords
+from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
+from roseinfer.server.observe.verdict import Verdict, verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.inference import AnswerFormat, Inference
 from roseinfer.server.request.job import Account, Job, Outcome, PromptRun, SampleRecord, cut_short, outcome
@@ -49,7 +51,7 @@ class Note:
     traceback knows of us.
     """
 
-    __slots__ = ("account", "cause", "job", "now_s", "outcome", "rejection")
+    __slots__ = ("account", "cause", "job", "now_s", "outcome", "rejection", "verdict")
 
     def __init__(self) -> None:
         self.job: Job | None = None
@@ -58,6 +60,7 @@ class Note:
         self.cause: str | None = None
         self.outcome: Outcome | None = None
         self.rejection: Rejection | None = None
+        self.verdict: Verdict | None = None
 
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
         self.job, self.account, self.now_s = job, account, now_s
@@ -77,8 +80,9 @@ _note: ContextVar[Note | None] = ContextVar("roseinfer_trace", default=None)
 class TracedObserver:
     """Notes how a request ended, for the trace of the call that brought it, and passes everything on."""
 
-    def __init__(self, inner: Observer) -> None:
+    def __init__(self, inner: Observer, records: RequestRecords) -> None:
         self._inner = inner
+        self._records = records
         self.started = inner.started
         self.why = inner.why
         self.prompt_done = inner.prompt_done
@@ -87,10 +91,12 @@ class TracedObserver:
         self.refused = inner.refused
 
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
+        self._inner.ended(job, account, now_s, cause)
         note = _note.get()
         if note is not None:
             note.ended(job, account, now_s, cause)
-        self._inner.ended(job, account, now_s, cause)
+            (record,) = self._records.newest(1, now_s, live=False)  # which is its own
+            note.verdict = verdict(record)
 
 
 class TracedInference(Inference):
@@ -138,8 +144,8 @@ class Traces:
     def inference(self, service: Service, answer_format: AnswerFormat) -> Inference:
         return TracedInference(service, answer_format, self)
 
-    def observer(self, inner: Observer) -> Observer:
-        return TracedObserver(inner)
+    def observer(self, inner: Observer, records: RequestRecords) -> Observer:
+        return TracedObserver(inner, records)
 
     def ended(self, clock: Clock, scope: Scope, note: Note, arrival_s: float, status: int | None) -> None:
         """`status`: of the answer that will be, None if it has begun. A bug in here costs the trace only."""
@@ -174,6 +180,8 @@ class Traces:
                 shown["error.type"] = note.cause
             if job is not None:
                 shown |= of_job(job) | of_result(job, note.account, note.outcome, note.rejection)
+                if note.verdict is not None:
+                    shown |= of_verdict(note.verdict)
                 self._phases(root, note.account, note.now_s, wall)
             root.set_attributes(shown)
             # As the HTTP conventions have it, what a client did wrong or left is no error of the server's.

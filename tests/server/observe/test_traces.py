@@ -186,10 +186,12 @@ def test_a_refused_request_says_what_stood_against_it(traced: Traced):
         "roseinfer.refused.predicted_ttft_ms": 2500.0,
         "roseinfer.refused.attainable_ms": 3250.0,
         "roseinfer.refused.hopeless": False,
+        "roseinfer.why.verdict": "seats",
         "gen_ai.response.finish_reasons": ("rejected",),
     }
     assert expected.items() <= dict(root.attributes or {}).items()
     assert root.status.status_code is StatusCode.UNSET, "turning a request away is no error of the server's"
+    assert str((root.attributes or {})["roseinfer.why.summary"]).startswith("Refused: 100 ms for the first token")
     assert children.keys() == {"queue"}, "it came no further"
 
 
