@@ -8,6 +8,7 @@ from functools import partial
 
 from roseinfer import __version__
 from roseinfer.commands import COMMANDS, Command
+from roseinfer.commands.progress import shown
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.options import OptionParser
@@ -60,7 +61,8 @@ def _described(make: Callable[..., OptionParser], command: Command, prog: str) -
 
 def _run(command: Command, args: Namespace, parser: OptionParser) -> int:
     try:
-        return command.run(args)
+        with shown():
+            return command.run(args)
     except (ConfigError, InvalidRequestError) as error:
         parser.print_usage(sys.stderr)
         return _fail(command.OPTIONS.with_flags(str(error)), EXIT_USAGE)

@@ -1,10 +1,13 @@
 """From the name of a model to the folder that holds its files."""
 
+import sys
+from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
 
 from roseinfer.core.config import PRICED, ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
+from roseinfer.core.progress import stage
 
 EMBEDDED = "tiny"
 SHAPES = "shapes"
@@ -105,14 +108,17 @@ def _embedded() -> Path:
 def _from_hub(name: str, revision: str | None, download_dir: str | None, patterns: tuple[str, ...]) -> Path:
     import huggingface_hub
 
+    # On a terminal the hub shows bars of its own.
+    telling = nullcontext() if sys.stderr.isatty() else stage(f"downloading {name}")
     try:
-        folder = huggingface_hub.snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=download_dir,
-            allow_patterns=list(patterns),
-            ignore_patterns=list(NEVER),
-        )
+        with telling:
+            folder = huggingface_hub.snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(NEVER),
+            )
     except Exception as error:  # beside its own, the library lets through those of its HTTP client and of the disk
         raise ModelNotFoundError(f"{name}: {_reason(error, revision)}") from error
     if not (Path(folder) / "config.json").is_file():

@@ -1,6 +1,5 @@
 """`roseinfer calibrate`: the samples, from an engine of this process or from a recorded run, and the fit to them."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,18 +43,16 @@ class Calibration:
         return "\n".join([*lines, f"  R2 {fit.r2:.4f}, MAPE {fit.mape:.1%}, {worst}"])
 
 
-def calibrate(config: CalibrateConfig, engine: EngineConfig, tell: Callable[[str], None]) -> Calibration:
+def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
     """Raises `ConfigError`, `CalibrationError`, and what `LLM` raises."""
     if config.recorded:
         return Calibration(fit_cost(recorded_samples(config.recorded)), {})
-    samples, machine = measure(config, engine, tell)
+    samples, machine = measure(config, engine)
     return Calibration(fit_cost(samples), machine)
 
 
-def measure(
-    config: CalibrateConfig, engine: EngineConfig, tell: Callable[[str], None]
-) -> tuple[list[Sample], dict[str, Any]]:
-    """Run the sweep; `tell` hears how far it is. Whoever fits starts: `fifo` decides, whatever `engine` says."""
+def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample], dict[str, Any]]:
+    """Run the sweep. Whoever fits starts: `fifo` decides, whatever `engine` says."""
     scheduler = replace(engine.scheduler, scheduling_policy="fifo")
     options = {**asdict(engine.model), **asdict(engine.cache), **asdict(scheduler), **asdict(engine.profile)}
     options |= asdict(engine.priced)
@@ -63,5 +60,5 @@ def measure(
         info = llm.info
         bounds = Bounds(info.max_model_len, info.num_blocks * info.block_size, info.max_num_seqs, info.vocab_size)
         grid = config.grid(CPU_GRID if info.device == "cpu" else GPU_GRID)
-        samples = Sweep(llm.core, bounds, grid, engine.model.seed, tell).run()
+        samples = Sweep(llm.core, bounds, grid, engine.model.seed).run()
     return samples, {name: getattr(info, name) for name in FACTS}

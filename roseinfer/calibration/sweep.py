@@ -15,6 +15,7 @@ from functools import partial
 from roseinfer.calibration.config import Grid
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.events import Event, StepDone
+from roseinfer.core.progress import stage
 from roseinfer.core.request import sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
@@ -60,13 +61,12 @@ class Watch:
 
 @dataclass(slots=True)
 class Sweep:
-    """`core` must be idle. Its policy should start whoever fits, as `fifo` does. `tell` hears how far it is."""
+    """`core` must be idle. Its policy should start whoever fits, as `fifo` does."""
 
     core: Core
     bounds: Bounds
     grid: Grid
     seed: int = 0
-    tell: Callable[[str], None] = lambda line: None
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
     _rng: random.Random = field(init=False)
     _prefixes: list[list[int]] = field(init=False)
@@ -87,9 +87,10 @@ class Sweep:
         try:
             self._cell(watch, *sorted(fitting)[len(fitting) // 2])
             watch.samples.clear()
-            for number, (rows, context) in enumerate(fitting):
-                self._cell(watch, rows, context)
-                self.tell(f"{number + 1} of {len(fitting)}: {rows} decoding, context {context}")
+            with stage("calibrating") as step:
+                for number, (rows, context) in enumerate(fitting, 1):
+                    self._cell(watch, rows, context)
+                    step(number, len(fitting))
         finally:
             scheduler.policy = policy
         return watch.samples

@@ -2,12 +2,13 @@
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from roseinfer.commands.groups import ENGINE
 from roseinfer.core.config import PRICED
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.progress import report, stage
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.terminal.config import AskConfig, RemoteConfig
 from roseinfer.terminal.objectives import parse_objectives
@@ -50,7 +51,6 @@ def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remo
     if config.url is not None:
         yield Remote(config.url, given_key(config.api_key)), None
         return
-    from roseinfer.commands.progress import Progress
     from roseinfer.terminal.own_server import OwnServer
 
     _download(options, given)
@@ -62,8 +62,9 @@ def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remo
         if option.name in wanted
         for flag in option.as_flags(wanted[option.name])
     ]
-    with Progress("starting the engine", ticks=True) as progress, OwnServer(flags, progress.stage) as own:
-        progress.close()
+    with ExitStack() as stack:
+        with stage("starting the engine"):
+            own = stack.enter_context(OwnServer(flags, report))
         yield own.remote, own
 
 

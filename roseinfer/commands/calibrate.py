@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
     from roseinfer.calibration.run import calibrate
 
     print(header("roseinfer calibrate", given), flush=True)
-    found = calibrate(config, engine, lambda line: print(f"  {line}", flush=True))
+    found = calibrate(config, engine)
     print(found.as_text())
     if config.json:
         write_json(config.json, found.as_json(), given)

@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from roseinfer.core.progress import stage
 from roseinfer.doctor.config import DoctorConfig
 from roseinfer.options import Group, OptionParser, OptionSet
 
@@ -24,11 +25,10 @@ def configure(parser: OptionParser) -> None:
 def run(args: Namespace) -> int:
     config = OPTIONS.build(DoctorConfig, OPTIONS.read(args))
 
-    from roseinfer.commands.progress import Progress
     from roseinfer.doctor.checks import State, judge
     from roseinfer.doctor.probes import find_out
 
-    with Progress("looking at PyTorch and the devices", ticks=True):
+    with stage("looking at PyTorch and the devices"):
         facts = find_out(config.port, config.model)
     checks = judge(facts)
     works = all(check.state is not State.PROBLEM for check in checks)

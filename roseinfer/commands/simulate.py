@@ -13,6 +13,7 @@ from roseinfer.commands import fleet_tables
 from roseinfer.commands.groups import POLICY, SCHEDULER, scheduler_options
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.progress import stage
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.registry import contenders, scheduler_config
 from roseinfer.sim.config import CostConfig, RandomLoadsConfig, SweepConfig, WorkloadConfig
@@ -93,7 +94,8 @@ def run_replay(path: str) -> dict[str, Any]:
 
     if is_fleet(path):
         return fleet_tables.run_fleet_replay(path)
-    parity = parity_of(path)
+    with stage("replaying"):
+        parity = parity_of(path)
     print(parity)
     return {"parity": {**asdict(parity), "plans_agree": parity.plans_agree, "medians_agree": parity.medians_agree}}
 
@@ -104,7 +106,8 @@ def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConf
     from roseinfer.sim.arrivals import make_arrivals
     from roseinfer.sim.simulator import simulate
 
-    result = describe(simulate(make_arrivals(workload, classes=slo_classes(workload)), scheduler, cost.machine))
+    with stage("simulating"):
+        result = describe(simulate(make_arrivals(workload, classes=slo_classes(workload)), scheduler, cost.machine))
     width = max(map(len, result))
     for name, value in result.items():
         print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
@@ -140,7 +143,6 @@ def run_random_loads(
     options: RandomLoadsConfig, seed: int, sweep: SweepConfig, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The grid's table, and how far it is while it takes long."""
-    from roseinfer.commands.progress import Progress
     from roseinfer.sim.grid import POLICIES, Grid, check_grid, run_grid
 
     chosen = scheduler_options(given)
@@ -158,8 +160,7 @@ def run_random_loads(
         jobs=sweep.jobs or os.cpu_count() or 1,
     )
     check_grid(grid)
-    with Progress("loads") as progress:
-        result = run_grid(grid, progress.show)
+    result = run_grid(grid)
     print_grid(result)
     return result
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from roseinfer.core.config import ModelConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.progress import stage
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.predictor.config import TrainConfig
 
@@ -37,7 +38,8 @@ def run(args: Namespace) -> int:
 
     print(header("roseinfer train-predictor", given), flush=True)
     tokenizer = load_tokenizer(ModelConfig(model=config.model))
-    rows = read_rows(config.data, tokenizer.encode, tokenizer.vocab_size)
+    with stage("reading rows"):
+        rows = read_rows(config.data, tokenizer.encode, tokenizer.vocab_size)
     for remark in rows.remarks():
         print(remark)
     start = perf_counter()

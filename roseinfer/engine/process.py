@@ -20,6 +20,7 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import PRICED, EngineConfig
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
 from roseinfer.core.observer import StepObserver
+from roseinfer.core.progress import listening
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
@@ -32,6 +33,7 @@ from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.engine.sockets import ClientSockets
+from roseinfer.engine.starting import LoggedStages
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.hub import tokenizer_folder
@@ -174,7 +176,8 @@ def main() -> int:
 def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     try:
         board = None if boot.board is None else Board.open(Path(boot.board))
-        core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot))
+        with listening(LoggedStages()):
+            core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot))
     except RoseinferError as error:
         clients.greet(StartFailed(type(error).__name__, str(error)))
         return 1

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec
 from roseinfer.models.registry import build_model
@@ -96,6 +97,7 @@ class Checkpoint:
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
     ) -> None:
         self.leave(name)
+        report("reading weights", len(self._read), len(self._holder))
         view = self._holder[name].get_slice(name)
         parts = list(shard) if shard is not None else [Share(0, width, width) for width in into.shape]
         assert tuple(part.width for part in parts) == tuple(into.shape), f"{name}: {parts} into {list(into.shape)}"

@@ -6,7 +6,7 @@ are split 6:2:2; the epoch with the least error (RMSE of the mean) on the second
 by the outputs that were not cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from roseinfer.core.progress import stage
 from roseinfer.predictor.config import READOUTS, TrainConfig
 from roseinfer.predictor.data import Rows
 from roseinfer.predictor.features import Bags, bags_of
@@ -65,7 +66,8 @@ def train(rows: Rows, config: TrainConfig, vocabulary: str = "") -> Trained:
     order = np.random.default_rng(config.seed).permutation(len(rows))
     parts = np.split(order, [len(rows) * 6 // 10, len(rows) * 8 // 10])
     outputs = _outputs(rows, settings)
-    weights, best = _learn(outputs, parts[0], parts[1], settings, config)
+    with stage("training, epoch") as step:
+        weights, best = _learn(outputs, parts[0], parts[1], settings, config, step)
     predictor = Predictor(settings, weights)
     held_out = parts[2][~outputs.cut[parts[2]]]
     figures = _figures(predictor, [rows.prompts[i] for i in held_out], outputs.lengths[held_out])
@@ -96,6 +98,7 @@ def _learn(
     chosen_by: NDArray[np.int64],
     settings: Settings,
     config: TrainConfig,
+    step: Callable[[int, int], None],
 ) -> tuple[Weights, int]:
     generator = torch.Generator().manual_seed(config.seed)
     whole = learnt[~outputs.cut[learnt]]
@@ -110,6 +113,7 @@ def _learn(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        step(epoch, config.epochs)
         error = _error(layers, outputs, chosen_by, settings)
         if error < best_error:
             best, best_error, best_epoch = _as_weights(layers), error, epoch

@@ -13,6 +13,7 @@ from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
+from roseinfer.core.progress import stage
 from roseinfer.core.runner import RunnerFacts
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import GenerationDefaults, read_generation_config, read_model_spec
@@ -30,6 +31,13 @@ from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_ste
 
 # What the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
+# Phases of the start as people read them.
+_SHOWN = {
+    "load": "loading the model",
+    "cache": "sizing the KV cache",
+    "warm-up": "warming up",
+    "graphs": "capturing CUDA graphs",
+}
 # On a CPU a rehearsal is only to load what is loaded lazily; a full prefill would take seconds.
 CPU_REHEARSAL_TOKENS = 32
 
@@ -183,5 +191,6 @@ def _default_sampling(generation: GenerationDefaults) -> dict[str, float | int]:
 @contextmanager
 def _phase(startup_s: dict[str, float], name: str) -> Iterator[None]:
     began = perf_counter()
-    yield
+    with stage(_SHOWN[name]):
+        yield
     startup_s[name] = perf_counter() - began

@@ -8,6 +8,7 @@ import torch
 from roseinfer.attention.base import GraphableAttention
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
+from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 
@@ -56,7 +57,8 @@ class DecodeGraphs:
     def capture(self, pool: Any) -> None:
         """Record every bucket. Kernels must have been compiled: run each kind of step before."""
         padding = Columns.of([])
-        for bucket in reversed(self._buckets):
+        for done, bucket in enumerate(reversed(self._buckets)):
+            report("capturing CUDA graphs of decode steps", done, len(self._buckets))
             self._inputs.stage_decodes(padding, bucket)
             self._launch(bucket)  # allocations and library handles that capture must not see for the first time
             torch.cuda.synchronize()

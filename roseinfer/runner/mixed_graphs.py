@@ -12,6 +12,7 @@ from roseinfer.attention.base import MixedGraphableAttention
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
+from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 
@@ -65,6 +66,7 @@ class MixedGraphs:
     @torch.inference_mode()
     def capture(self, pool: Any) -> None:
         """Record buckets from the smallest on, until replaying one takes longer than is worth it; and the largest."""
+        report("capturing CUDA graphs of mixed steps")
         launch_s = self._launch_seconds()
         for bucket in self._candidates[:-1]:
             graph = self._record(bucket, pool)

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from roseinfer.core.progress import report
 from roseinfer.priced.machine import Machine
 from roseinfer.sim.bound import fluid_bound
 from roseinfer.sim.cache import Cache, digest_of, policy_digest
@@ -52,18 +53,19 @@ def check_grid(grid: Grid) -> None:
     check_given(Sweep(Machine(), [], grid.policies, common, dict(grid.given)))
 
 
-def run_grid(grid: Grid, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """`loads` (worst first), `left_out` (numbers of those that lack a trace), `summary`, and `late`, pooled by kind.
-
-    `progress(done, total)` is called as loads are done.
-    """
+def run_grid(grid: Grid) -> dict[str, Any]:
+    """`loads` (worst first), `left_out` (numbers of those that lack a trace), `summary`, and `late`, pooled by kind."""
     judged, left_out = [], []
-    for done, (number, found) in enumerate(_run_all(grid), start=1):
-        if found is None:
-            left_out.append(number)
-        else:
-            judged.append(found)
-        progress(done, grid.count)
+    try:
+        for done, (number, found) in enumerate(_run_all(grid), start=1):
+            if found is None:
+                left_out.append(number)
+            else:
+                judged.append(found)
+            # Not before the pool has its processes, which are forked: whoever listens may have a thread.
+            report("simulating loads", done, grid.count)
+    finally:
+        report("")
     judged.sort(key=lambda entry: (entry["ratio"], entry["number"]))
     return {
         "space": space()["version"],

@@ -1,13 +1,14 @@
 """Policies against loads: every policy sees the same arrivals, lengths, objectives and predictions."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.progress import stage
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostModel
@@ -155,9 +156,19 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None) -> list[dict[str, 
     """Summaries in the order of the jobs, in as many processes as there are cores."""
     workers = min(len(jobs), workers or os.cpu_count() or 1)
     if workers <= 1:
-        return [run_job(job) for job in jobs]
+        return _counted(map(run_job, jobs), len(jobs))
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(run_job, jobs))
+        return _counted(pool.map(run_job, jobs), len(jobs))
+
+
+def _counted(found: Iterable[dict[str, Any]], total: int) -> list[dict[str, Any]]:
+    """All of them, and how many there are is told as they come."""
+    with stage("simulating runs") as step:
+        summaries = []
+        for summary in found:
+            summaries.append(summary)
+            step(len(summaries), total)
+    return summaries
 
 
 def run_job(job: Job) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.terminal.remote import KEY_VARIABLE, Remote
 
 _GREETING = re.compile(r" is served on (http://\S+);")
+# How an engine process says in its log what it is at when it starts.
+_STAGE = " roseinfer.engine.starting: "
 _LINES_KEPT = 40
 _END_PATIENCE_S = 10.0
 
@@ -28,14 +30,14 @@ class OwnServer:
     """`roseinfer serve` on a free port of this machine, with a key that nobody else has. It ends with this process,
     however that ends.
 
-    Use as a context manager: `remote` talks to it once it is up. `on_line` is told of what it logs until then. Raises
-    `OwnServerError` with its last words if it does not start.
+    Use as a context manager: `remote` talks to it once it is up. Until then `on_stage` is told what takes it a while.
+    Raises `OwnServerError` with its last words if it does not start.
     """
 
-    def __init__(self, flags: Sequence[str], on_line: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, flags: Sequence[str], on_stage: Callable[[str], None] = lambda stage: None) -> None:
         self._command = [sys.executable, "-m", "roseinfer.terminal.kept", "serve", "--port=0", "--api-workers=1"]
         self._command += ["--shutdown-timeout=1", *flags]
-        self._on_line = on_line
+        self._on_stage = on_stage
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._up = False
 
@@ -99,8 +101,9 @@ class OwnServer:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._lines.append(line.rstrip())
-            if not self._up:
-                self._on_line(line.rstrip())
+            _, said, stage = line.rstrip().partition(_STAGE)
+            if said and not self._up:
+                self._on_stage(stage)
 
     def _last_words(self) -> str:
         """The error that it ended with, which a command says last."""
