@@ -26,9 +26,9 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.slo import Rejection
 from roseinfer.server.http.errors import ApiError, SloUnattainable, as_api_error
-from roseinfer.server.observe.records import RequestRecords
+from roseinfer.server.observe.records import RequestRecord, RequestRecords
 from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
-from roseinfer.server.observe.verdict import Verdict, verdict
+from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.inference import AnswerFormat, Inference
 from roseinfer.server.request.job import Account, Job, Outcome, PromptRun, SampleRecord, cut_short, outcome
@@ -51,7 +51,7 @@ class Note:
     traceback knows of us.
     """
 
-    __slots__ = ("account", "cause", "job", "now_s", "outcome", "rejection", "verdict")
+    __slots__ = ("account", "cause", "job", "now_s", "outcome", "record", "rejection")
 
     def __init__(self) -> None:
         self.job: Job | None = None
@@ -60,7 +60,7 @@ class Note:
         self.cause: str | None = None
         self.outcome: Outcome | None = None
         self.rejection: Rejection | None = None
-        self.verdict: Verdict | None = None
+        self.record: RequestRecord | None = None
 
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
         self.job, self.account, self.now_s = job, account, now_s
@@ -95,8 +95,7 @@ class TracedObserver:
         note = _note.get()
         if note is not None:
             note.ended(job, account, now_s, cause)
-            (record,) = self._records.newest(1, now_s, live=False)  # which is its own
-            note.verdict = verdict(record)
+            (note.record,) = self._records.newest(1, now_s, live=False)  # which is its own
 
 
 class TracedInference(Inference):
@@ -180,8 +179,8 @@ class Traces:
                 shown["error.type"] = note.cause
             if job is not None:
                 shown |= of_job(job) | of_result(job, note.account, note.outcome, note.rejection)
-                if note.verdict is not None:
-                    shown |= of_verdict(note.verdict)
+                if note.record is not None:
+                    shown |= of_verdict(verdict(note.record))
                 self._phases(root, note.account, note.now_s, wall)
             root.set_attributes(shown)
             # As the HTTP conventions have it, what a client did wrong or left is no error of the server's.
