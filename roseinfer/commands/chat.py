@@ -30,7 +30,7 @@ def run(args: Namespace) -> int:
     if question is not None and not question.strip():
         raise ConfigError("there is no question: -q is empty, or standard input")
     screen = Screen()
-    stats = answers.stats if answers.stats is not None else not screen.plain
+    stats = screen.stats_wanted(answers.stats)
     with asking.server(OPTIONS, given) as (remote, own):
         conversation = Conversation(
             model_of(remote, given.get("model_name")),

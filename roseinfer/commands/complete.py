@@ -23,8 +23,9 @@ def run(args: Namespace) -> int:
     given = asking.read(OPTIONS, args)
     answers = OPTIONS.build(AskConfig, given)
 
-    from roseinfer.terminal.answer import Asking, describe
-    from roseinfer.terminal.chat import explain, model_of, stream_to
+    from roseinfer.terminal.answer import Asking
+    from roseinfer.terminal.chat import explain, model_of, stream_to, tell
+    from roseinfer.terminal.conversation import asked_of
     from roseinfer.terminal.screen import Screen
 
     prompt = args.quick if args.quick is not None else sys.stdin.read()
@@ -34,9 +35,9 @@ def run(args: Namespace) -> int:
     slo = parse_objectives(answers.slo or "")
     with asking.server(OPTIONS, given) as (remote, _):
         body = {"model": model_of(remote, given.get("model_name")), "prompt": prompt, **answers.fields}
-        reply = Asking(remote, "/v1/completions", {**body, "slo": {**slo, "report": True}} if slo else body)
+        reply = Asking(remote, "/v1/completions", {**body, **asked_of(slo)})
         outcome = stream_to(screen, reply)
-    if not outcome.nothing and (answers.stats or (answers.stats is None and not screen.plain)):
-        screen.note(describe(reply.answer, slo))
+    if not outcome.nothing:
+        tell(screen, reply.answer, slo, stats=screen.stats_wanted(answers.stats))
     explain(screen, outcome)
     return 0 if outcome.error is None else 1

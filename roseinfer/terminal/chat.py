@@ -1,12 +1,12 @@
 """The conversation at a terminal: questions, commands, answers as they stream."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.terminal.answer import Asking, describe
+from roseinfer.terminal.answer import Answer, Asking, describe
 from roseinfer.terminal.conversation import Conversation
 from roseinfer.terminal.refusals import advice
 from roseinfer.terminal.remote import RefusedError, Remote, RemoteError
@@ -39,9 +39,7 @@ class Chat:
             self.conversation.take_back()
         else:
             self.conversation.answered(asking.answer.text)
-            self.last = describe(asking.answer, self.conversation.slo)
-            if self.stats:
-                self.screen.note(self.last)
+            self.last = tell(self.screen, asking.answer, self.conversation.slo, stats=self.stats)
         explain(self.screen, outcome)
         return outcome.error is None
 
@@ -92,6 +90,17 @@ def stream_to(screen: Screen, asking: Asking) -> Outcome:
         error = raised
     screen.end()
     return Outcome(asking.answer.first_s is None and (stopped or error is not None), stopped, error)
+
+
+def tell(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: bool) -> str:
+    """What is known of an answer: a line if `stats` are wanted, which is returned; and why a promise was broken."""
+    line = describe(answer, promised)
+    if stats:
+        screen.note(line)
+    why = answer.slo.get("why") or {}
+    if answer.slo.get("met") is False and why.get("summary"):
+        screen.note(str(why["summary"]))
+    return line
 
 
 def explain(screen: Screen, outcome: Outcome) -> None:

@@ -11,6 +11,11 @@ from roseinfer.core.errors import ConfigError
 Message = dict[str, str]
 
 
+def asked_of(slo: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request with these objectives says: with some it also asks how they were kept, and why not."""
+    return {"slo": {**slo, "why": True}} if slo else {}
+
+
 @dataclass(slots=True)
 class Conversation:
     """`messages` are the turns so far, without the system's. `extra`: further fields of every request."""
@@ -22,10 +27,10 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
-        """The request for the next answer. With objectives the server is asked how they were kept."""
+        """The request for the next answer."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         body: dict[str, Any] = {"model": self.model, "messages": [*first, *self.messages], **self.extra}
-        return {**body, "slo": {**self.slo, "report": True}} if self.slo else body
+        return {**body, **asked_of(self.slo)}
 
     def ask(self, question: str) -> None:
         self.messages.append({"role": "user", "content": question})

@@ -24,6 +24,10 @@ class Screen:
         self._thinking = False
         self._in_line = False
 
+    def stats_wanted(self, asked: bool | None) -> bool:
+        """Whether answers have a line with tokens and times behind them: if nobody says, on a terminal."""
+        return not self.plain if asked is None else asked
+
     def piece(self, text: str, *, thought: bool) -> None:
         """A part of an answer. Thoughts are dim, and left out where it is plain."""
         if self.plain:

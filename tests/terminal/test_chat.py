@@ -115,6 +115,20 @@ def test_an_answer_that_is_cut_stays_as_far_as_it_came() -> None:
     assert talking.messages[-1] == {"role": "assistant", "content": "as far as"}
 
 
+def test_a_broken_promise_says_why() -> None:
+    slo = {"ttft_ms": 900.0, "tpot_ms": 5.0, "met": False, "why": {"summary": "Late: all seats were taken."}}
+    events = [
+        {"choices": [{"delta": {"content": "yes"}}]},
+        {"choices": [], "usage": {"completion_tokens": 2, "slo": slo}},
+    ]
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    with saying(f"HTTP/1.1 200 OK\r\n\r\n{lines}data: [DONE]\n\n".encode()) as url:
+        talking = Talking(url, slo={"ttft_ms": 200.0})
+        said = talking.ask("hi")
+    assert "Late: all seats were taken." in said
+    assert talking.chat.last == "2 tokens · 200.0 tokens/s · TTFT 900 ms (promised 200) · promise broken"
+
+
 def test_thoughts_are_dim_and_not_part_of_the_answer() -> None:
     deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "hm"}, {"content": "yes"}, {}]
     events = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
