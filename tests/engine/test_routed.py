@@ -76,7 +76,7 @@ async def test_keys_are_computed_once_and_the_same_prefix_goes_to_the_same_engin
 @fleet_test(engines=1)
 async def test_one_engine_needs_no_router(fleet: Fleet) -> None:
     asked = fleet.submit()
-    assert fleet.routed._dispatcher is None and asked.live.journey is None and not fleet.models[0].adds[0].keys
+    assert fleet.routed._dispatcher is None and asked.live.route is None and not fleet.models[0].adds[0].keys
     refused = fleet.submit()
     sample = fleet.samples(refused)[0]
     fleet.models[0].refuse(sample, 2.5, Cause.IDLE)
@@ -348,6 +348,9 @@ async def test_from_an_engine_that_drains_what_waits_goes_and_what_has_begun_sta
     begun.check_whole()
     said = fleet.observed.said
     assert ("placed again", 0, "drain") in said and ("resumed", 0, "drain") in said
+    ways = [one.live.route for one in (begun, waits)]
+    # What has begun has lost both engines under it; what waited was sent on, and had nothing when that one died.
+    assert [(way.engine, way.placed_again, way.resumes) for way in ways] == [(0, 0, 2), (0, 2, 0)]
 
 
 @fleet_test()
@@ -372,6 +375,7 @@ async def test_a_refusal_is_hidden_where_another_engine_still_keeps_the_objectiv
     fleet.models[0].refuse(fleet.samples(asked)[0])
     assert fleet.where(asked) == 1 and not asked.reader.chunks
     assert fleet.observed.said == [("placed", 0), ("retried", 0)]
+    assert asked.live.route is not None and (asked.live.route.engine, asked.live.route.retries) == (1, 1)
     fleet.models[1].refuse(fleet.samples(asked)[0], 9.0)
     assert [chunk.finish_reason for chunk in asked.reader.chunks] == [FinishReason.REJECTED], "once"
     asked.live.cancel()  # as the server does: its other sample has no use
