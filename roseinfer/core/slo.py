@@ -57,6 +57,7 @@ class Cause(StrEnum):
     PARENT = "parent"  # sample 0 of the same request, which computes the prompt for all
     GRAMMAR = "grammar"  # its grammar, which was being compiled
     ENGINE = "engine"  # another engine, which it left: that died, was quiet, or was to be restarted
+    TRANSIT = "transit"  # nothing: it was being read and tokenised, or on its way to the scheduler
     OTHER = "other"  # the policy does not say
 
 

@@ -1,5 +1,6 @@
 """Why a request was late, refused or kept: of a record one name, and one sentence for people."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from roseinfer.core.slo import Cause, Rejection, Slo
@@ -13,7 +14,7 @@ _WAITED = {
     Cause.IDLE: "although nothing stood against it",
     Cause.PRICE: "as more was asked than could be done, and it was more work than what was served",
     Cause.PACE: "as the short steps that it needs would have cost too many others their place",
-    Cause.QUEUE: "behind other prompts, or on its way to the scheduler",
+    Cause.QUEUE: "behind other prompts",
     Cause.UTILISATION: "as it and those that ran would not have had their tokens in time",
     Cause.BLOCKS: "for room in the KV cache",
     Cause.SEATS: "for a seat (--max-num-seqs)",
@@ -23,6 +24,7 @@ _WAITED = {
     Cause.PARENT: "for the first choice, which computed the prompt for all",
     Cause.GRAMMAR: "for its grammar, which was being compiled",
     Cause.ENGINE: "on the way from another engine, or there",
+    Cause.TRANSIT: "on its way to the engine (to be read, tokenised and sent)",
     Cause.OTHER: "for what the scheduling policy does not tell",
 }
 # "... as ..."
@@ -40,6 +42,7 @@ _REFUSED = {
     Cause.PARENT: "its first choice had not computed the prompt",
     Cause.GRAMMAR: "its grammar was still being compiled",
     Cause.ENGINE: "the engine that it had been in is gone",
+    Cause.TRANSIT: "it was on its way for too long",
     Cause.OTHER: "there was too much load",
 }
 _NAMES = dict(zip(OBJECTIVES, ("first token", "time per token", "whole answer"), strict=True))
@@ -80,33 +83,46 @@ class Losses(NamedTuple):
 
 def waits_before_seat(record: RequestRecord) -> tuple[float, list[tuple[Cause | None, float]]]:
     """When it first got a seat, in seconds from its arrival (until now if it has not), and what it waited for until
-    then, None = nobody says. In the order in which it is known to be: on another engine, for the step that ran, then
-    the others with the longest first, last room that it had lost again.
+    then, None = nobody says. In the order in which it is known to be: on another engine, on its way, for the step that
+    ran, then the others with the longest first, last room that it had lost again.
+
+    The engine names all waits that it knows of; beside them a request was on its way there.
     """
     told = record.told
     until_s = told.first_s if told.first_s is not None else record.age_s
-    named = [] if told.why is None else [wait for wait in told.why.waited if not _elsewhere(record, wait[0])]
-    named.sort(key=lambda wait: _EARLY.get(wait[0], 3 if wait[0] is Cause.BLOCKS and told.preemptions else 2))
-    seat_s = told.scheduled_s
-    if seat_s is None:
-        seat_s = sum(seconds for _, seconds in named) if named and told.first_s is not None else until_s
-    seat_s = min(seat_s, until_s)
-    known_s = 0.0
-    waits: list[tuple[Cause | None, float]] = []
-    for cause, seconds in named:
-        seconds = min(seconds, seat_s - known_s)
-        if seconds > 0:
-            waits.append((cause, seconds))
-            known_s += seconds
-    if waits and seat_s - known_s < _BRIEF_S:
-        return known_s, waits
-    if seat_s > known_s:
-        waits.append((None, seat_s - known_s))
-    return seat_s, waits
+    if told.why is None:
+        seat_s = min(until_s if told.scheduled_s is None else told.scheduled_s, until_s)
+        return seat_s, [(None, seat_s)] if seat_s > 0 else []
+    named = dict(wait for wait in told.why.waited if not _elsewhere(record, wait[0]))
+    named_s = sum(named.values())
+    if told.scheduled_s is not None:
+        seat_s = min(told.scheduled_s, until_s)
+    else:  # if it runs, its engine has said what it waited for, and not yet until when
+        seat_s = until_s if told.first_s is None else min(named_s, until_s)
+    if seat_s - named_s > _BRIEF_S:
+        named[Cause.TRANSIT] = named.get(Cause.TRANSIT, 0.0) + seat_s - named_s
+    else:
+        seat_s = min(seat_s, named_s)
+    return seat_s, _cut(sorted(named.items(), key=lambda wait: _rank(record, wait[0])), seat_s)
 
 
 _BRIEF_S = 0.001  # what is not worth telling: from the plan that seats a request to the step itself
-_EARLY = {Cause.ENGINE: 0, Cause.STEP: 1}
+_EARLY = {Cause.ENGINE: 0, Cause.TRANSIT: 1, Cause.STEP: 2}
+
+
+def _rank(record: RequestRecord, cause: Cause) -> int:
+    return _EARLY.get(cause, 4 if cause is Cause.BLOCKS and record.told.preemptions else 3)
+
+
+def _cut(waits: Sequence[tuple[Cause, float]], until_s: float) -> list[tuple[Cause | None, float]]:
+    """Those that fit until then."""
+    kept: list[tuple[Cause | None, float]] = []
+    left_s = until_s
+    for cause, seconds in waits:
+        if left_s > 0:
+            kept.append((cause, min(seconds, left_s)))
+            left_s -= seconds
+    return kept
 
 
 def _elsewhere(record: RequestRecord, cause: Cause) -> bool:
@@ -117,10 +133,7 @@ def _elsewhere(record: RequestRecord, cause: Cause) -> bool:
 def losses(record: RequestRecord) -> Losses:
     told = record.told
     seat_s, told_waits = waits_before_seat(record)
-    unnamed = Cause.OTHER if told.why is None else Cause.QUEUE  # the engine says all that it knows: it was not there
-    waits: dict[str, float] = {}
-    for cause, seconds in told_waits:
-        waits[cause or unnamed] = waits.get(cause or unnamed, 0.0) + seconds
+    waits: dict[str, float] = {cause or Cause.OTHER: seconds for cause, seconds in told_waits}
     first_s = told.first_s if told.first_s is not None else record.age_s
     last_s = told.last_s if told.last_s is not None else first_s
     why, decode_s = told.why, last_s - first_s

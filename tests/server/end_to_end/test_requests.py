@@ -292,3 +292,23 @@ def test_leaving_before_the_answer_frees_everything(real: RealServer, n: int) ->
         until(lambda: real.metrics("vllm:num_requests_running")[0] == n)
     real.until_idle()
     until(lambda: real.metrics("vllm:request_success_total", finished_reason="abort")[0] == before + n)
+
+
+def test_the_engine_says_why(client: openai.OpenAI, real: RealServer) -> None:
+    """The answer's usage and the record of it, and that of a request that was turned away."""
+    slo: Any = {"extra_body": {"ignore_eos": True, "slo": {"ttft_ms": 30_000, "why": True}}}
+    usage: Any = (answer := client.completions.create(model="tiny", prompt="def f(x):\n", max_tokens=12, **slo)).usage
+    why = usage.slo["why"]
+    assert usage.slo["met"] is True and why["summary"].startswith("Kept: ")
+    assert (why["steps"], why["chunks"], why["sat_out"]) == (12, 1, 0)
+    record = real.fresh(f"/v1/requests/{answer.id}").json()
+    assert record["why"] == why and record["outcome"] == "met"
+    first = next(phase["to_ms"] for phase in why["timeline"] if phase["phase"] == "prefill")
+    assert first == record["seen"]["ttft_ms"] == usage.slo["ttft_ms"]
+
+    hopeless: Any = {"extra_body": {"slo": {"ttft_ms": 0.01}}}
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(model="tiny", prompt="x", max_tokens=1, **hopeless)
+    record = real.fresh(f"/v1/requests/{refused.value.request_id}").json()
+    assert (record["status"], record["outcome"], record["why"]["verdict"]) == (429, "rejected", "idle")
+    assert record["why"]["refused"]["hopeless"] and record["why"]["summary"].startswith("Refused: 0.01 ms")

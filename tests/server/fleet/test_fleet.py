@@ -1,5 +1,6 @@
 """`roseinfer serve --api-workers 2`: real processes, seen from outside, and what happens when one of them dies."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -12,12 +13,15 @@ import pytest
 from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, alive, children, priced, until
 
 WORKERS = 2
+LOGS = ("--log-format", "json")
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "import os\n", "extra_body": {"ignore_eos": True}, "stream": True}
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RealServer]:
-    with RealServer("--api-workers", str(WORKERS), "--max-num-queued-reqs", "6", "--worker-timeout", "5") as server:
+    with RealServer(
+        "--api-workers", str(WORKERS), "--max-num-queued-reqs", "6", "--worker-timeout", "5", *LOGS
+    ) as server:
         yield server
 
 
@@ -158,6 +162,17 @@ def test_a_worker_that_hangs_gets_no_connections_and_is_replaced(fleet: RealServ
     until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
     assert metric(fleet, "vllm:kv_cache_usage_perc") == 0, "what it had asked for is aborted"
     assert "has not moved for 5 s: killing it" in fleet.log()
+
+
+def test_every_line_of_the_log_is_json(fleet: RealServer) -> None:
+    """Also of what dying and hanging workers leave behind, as in the tests above."""
+    with fleet.client() as client:
+        id = client.completions.create(model="tiny", prompt="secret", max_tokens=2).id.removeprefix("cmpl-")
+    until(lambda: id in fleet.log())
+    lines = [json.loads(line) for line in fleet.log().splitlines()]
+    [line] = [line for line in lines if line.get("request") == id]
+    assert line["message"] == "request ended" and line["output_tokens"] == 2 and line["time"].endswith("Z")
+    assert "secret" not in fleet.log()
 
 
 def test_a_client_that_leaves_is_noticed(fleet: RealServer) -> None:

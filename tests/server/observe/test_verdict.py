@@ -104,8 +104,8 @@ def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> N
             "slow_steps",
             "300 ms was expected",
         ),
-        # Nobody has named what it waited for.
-        (told(0.6, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "queue", "600 ms"),
+        # Its engine has named no wait, or nothing at all.
+        (told(0.6, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "transit", "600 ms"),
         (told(0.6, 0.7, 1.0), Outcome.MISSED_TTFT, "other", "600 ms"),
         # It had its seat, and steps left it out.
         (told(0.0, 0.7, 1.0, why=waited(steps=10, sat_out=8)), Outcome.MISSED_TTFT, "sat_out", "8 of 10 steps"),
@@ -208,7 +208,7 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
     [
         (
             record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.STEP, 0.06))), Outcome.MET),
-            [("step", 60), ("seats", 200), ("wait", 40), ("prefill", 100), ("decode", 500)],
+            [("transit", 40), ("step", 60), ("seats", 200), ("prefill", 100), ("decode", 500)],
         ),
         (
             record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.ENGINE, 0.1))), Outcome.MET),
@@ -222,7 +222,7 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
         # Tokens of an engine that it has left since are no wait for the first one.
         (
             record(told(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6))), Outcome.MET, way=Way(1, "promise", 0, 0, 1)),
-            [("wait", 100), ("prefill", 100), ("decode", 800)],
+            [("transit", 100), ("prefill", 100), ("decode", 800)],
         ),
         (record(told(0.1, 0.2, 0.2, 1), Outcome.MET), [("wait", 100), ("prefill", 100)]),
         (record(told(None, None, None, 0), Outcome.ABORTED), [("wait", 1000)]),
