@@ -7,14 +7,15 @@ import re
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 from zlib import crc32
 
-from roseinfer.bench.open_loop import DONE, ERROR_CHARACTERS, READ_BUFFER_BYTES, EventReader, error_code
+from roseinfer.bench.exchange import Exchange, exchange
+from roseinfer.bench.open_loop import READ_BUFFER_BYTES
 from roseinfer.bench.report import percentile
 from roseinfer.core.slo import Slo
 from roseinfer.priced.drawn import drawn_length, key_of, length_of_draw
@@ -27,34 +28,17 @@ SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
 
 
 @dataclass(slots=True)
-class Seen:
-    """What became of one request, at its client. Times in seconds: `due_s`, `start_s` and `end_s` since the load began,
-    `chunk_s` since it was sent. `ok`: its stream had a proper end.
-    """
+class Seen(Exchange):
+    """What became of one request with these objectives, at its client."""
 
     slo: Slo | None
-    due_s: float
-    start_s: float = 0.0
-    end_s: float = 0.0
-    status: int | None = None
-    error: str | None = None
-    code: str | None = None
-    ok: bool = False
-    tokens: int = 0
-    text: str = ""
-    finish_reason: str | None = None
-    chunk_s: list[float] = field(default_factory=list)
-
-    @property
-    def tpot_s(self) -> float:
-        return (self.chunk_s[-1] - self.chunk_s[0]) / max(1, self.tokens - 1)
 
     @property
     def good(self) -> bool:
         """It ended well and kept its objectives."""
         if not self.ok or not self.chunk_s or self.error is not None:
             return False
-        return self.slo is None or not self.slo.missed(self.chunk_s[0], self.tpot_s, self.chunk_s[-1])
+        return self.slo is None or not self.slo.missed(self.ttft_s, self.tpot_s, self.latency_s)
 
     @property
     def failed(self) -> bool:
@@ -198,45 +182,10 @@ async def put(
 
 
 async def _send(session: Any, url: str, request: Planned, began_s: float, texts: bool) -> Seen:
-    """Never raises for what the server does: that is a result. Nothing is tried twice."""
-    seen = Seen(request.slo, request.at_s)
-    await asyncio.sleep(max(0.0, began_s + request.at_s - time.monotonic()))
-    sent_s = time.monotonic()
-    seen.start_s = sent_s - began_s
+    seen = Seen(request.slo, due_s=request.at_s)
     headers = {"Content-Type": "application/json"}
-    try:
-        async with session.post(f"{url}/v1/completions", data=request.body, headers=headers) as response:
-            seen.status = response.status
-            if response.status == 200:
-                await _read(response, seen, sent_s, texts)
-            else:
-                text = await response.text()
-                seen.error, seen.code = text[:ERROR_CHARACTERS], error_code(text)
-    except Exception as error:
-        seen.error = repr(error)[:ERROR_CHARACTERS]
-    seen.end_s = time.monotonic() - began_s
+    await exchange(session, f"{url}/v1/completions", request.body, headers, seen, began_s, texts=texts)
     return seen
-
-
-async def _read(response: Any, seen: Seen, sent_s: float, texts: bool) -> None:
-    reader = EventReader()
-    usage: int | None = None
-    async for data in response.content.iter_any():
-        now_s = time.monotonic() - sent_s
-        for event in reader.feed(data):
-            if event == DONE:
-                seen.ok = True
-            elif b'"error"' in event[:12]:
-                seen.error = event[:ERROR_CHARACTERS].decode(errors="replace")
-            elif b'"usage":{' in event:
-                usage = json.loads(event)["usage"]["completion_tokens"]
-            else:
-                seen.chunk_s.append(now_s)
-                if texts:
-                    choice = json.loads(event)["choices"][0]
-                    seen.text += choice["text"]
-                    seen.finish_reason = choice["finish_reason"] or seen.finish_reason
-    seen.tokens = len(seen.chunk_s) if usage is None else usage
 
 
 def adherence(seen: Sequence[Seen]) -> float:
@@ -253,7 +202,7 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
         "refused": sum(each.status == 429 for each in seen),
         "failed": sum(each.failed for each in seen),
         "TTFT p50 ms": percentile([1e3 * each.chunk_s[0] for each in served], 50),
-        "TPOT p50 ms": percentile([1e3 * each.tpot_s for each in served if each.tokens > 1], 50),
+        "TPOT p50 ms": percentile([1e3 * each.tpot_s for each in served if each.output_tokens > 1], 50),
         "late ms": percentile([1e3 * (each.start_s - each.due_s) for each in seen], 99),
     }
 

@@ -73,7 +73,7 @@ async def streams_us(server: ServerUnderTest, streams: int, tokens: int, first: 
     """Microseconds of the API process for each token of one pass."""
     before = cpu_s(server.process.pid)
     seen = await put(server.url, [request(first + number, tokens) for number in range(streams)])
-    if not all(each.ok and each.tokens == tokens for each in seen):
+    if not all(each.ok and each.output_tokens == tokens for each in seen):
         raise RuntimeError(next(each.error or "a stream was cut short" for each in seen if not each.ok))
     return 1e6 * (cpu_s(server.process.pid) - before) / (streams * tokens)
 

@@ -61,12 +61,13 @@ class Group:
             choices=tuple(self.choices.get(f.name) or f.metadata.get("choices") or ()),
             metavar=f.metadata.get("metavar"),
             aliases=tuple(f.metadata.get("aliases") or ()),
+            spaced=bool(f.metadata.get("spaced")),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `type` is that of one value; `many` options take several."""
+    """One option. `type` is that of one value; `many` options take several, each with its flag or, `spaced`, not."""
 
     name: str
     type: Any
@@ -77,6 +78,7 @@ class Option:
     choices: tuple[str, ...]
     metavar: str | None
     aliases: tuple[str, ...] = ()
+    spaced: bool = False
 
     @property
     def flag(self) -> str:
@@ -92,7 +94,9 @@ class Option:
         if self.type is bool:
             group.add_argument(*self.flags, action=argparse.BooleanOptionalAction, **common)
             return
-        common["action"] = "append" if self.many else "store"
+        common["action"] = "extend" if self.spaced else "append" if self.many else "store"
+        if self.spaced:
+            common["nargs"] = "+"
         if self.choices:
             group.add_argument(*self.flags, choices=self.choices, **common)
         else:

@@ -290,3 +290,19 @@ def test_aliases_are_the_same_option():
     for flag in ("--no-chunked-prefill", "--no-enable-chunked-prefill", "--no_chunked_prefill"):
         assert options.read(parser.parse_args([flag])) == {"enable_chunked_prefill": False}
     assert options.resolve("chunked_prefill") == "enable_chunked_prefill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spaced:
+    """Several values may follow a flag once."""
+
+    limits: tuple[str, ...] = option((), "which", spaced=True)
+
+
+def test_spaced_values_follow_one_flag_or_several():
+    options = OptionSet(Group(Spaced, "spaced"))
+    parser = OptionParser()
+    options.add_to(parser)
+    for argv in (["--limits", "a", "b", "--limits", "c"], ["--limits", "a", "--limits=b", "--limits", "c"]):
+        assert options.read(parser.parse_args(argv)) == {"limits": ("a", "b", "c")}
+    assert options.build(Spaced, {}).limits == ()

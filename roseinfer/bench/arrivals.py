@@ -2,20 +2,50 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from roseinfer.bench.config import OpenLoopConfig, parse_numbers
 from roseinfer.bench.schemas import constrained, record_schema
 from roseinfer.bench.slo_classes import LoadClass, read_classes
+from roseinfer.core.errors import ConfigError
 
 # Ids below are special tokens of most vocabularies.
 FIRST_ID = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt: its tokens, its text unless it is sent as tokens, and how many to generate. `at_s`: when it is due, if
+    the dataset says so."""
+
+    prompt_ids: list[int]
+    output_len: int
+    text: str | None = None
+    at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Requests a second from `start` for the first request to `end` for the last, in a line or by equal factors."""
+
+    strategy: str
+    start: float
+    end: float
+
+    def rate(self, number: int, count: int) -> float:
+        progress = number / max(count - 1, 1)
+        if self.strategy == "linear":
+            return self.start + (self.end - self.start) * progress
+        return self.start * (self.end / self.start) ** progress
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
-    """A request to come: `at_s` seconds after the load begins. `schema`: what its output follows."""
+    """A request to come: `at_s` seconds after the load begins. `schema`: what its output follows. `text`: sent instead
+    of its tokens.
+    """
 
     number: int
     at_s: float
@@ -23,6 +53,7 @@ class Planned:
     output_len: int
     slo: LoadClass | None = None
     schema: dict[str, Any] | None = None
+    text: str | None = None
 
 
 def classes_of(config: OpenLoopConfig) -> tuple[LoadClass, ...]:
@@ -61,6 +92,38 @@ def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[Plan
         schema = record_schema(output_len) if constrained(number, config.schema_share) else None
         planned.append(Planned(number, at_s, prompt_ids, output_len, slo, schema))
     return planned
+
+
+def plan(
+    config: OpenLoopConfig, samples: Sequence[Sample], classes: Sequence[LoadClass] = (), ramp: Ramp | None = None
+) -> list[Planned]:
+    """A dataset's samples, due when they say so, else at the load's rate. Raises `ConfigError`."""
+    if any(entry.prompts or entry.outputs for entry in classes):
+        raise ConfigError("slo_classes with lengths of their own need dataset_name ids")
+    rng = random.Random(f"classes {config.seed} {len(samples)}")
+    shares = [entry.share for entry in classes]
+    times = arrival_times(config, len(samples), ramp)
+    planned = []
+    for number, (sample, at_s) in enumerate(zip(samples, times, strict=True)):
+        slo = rng.choices(classes, shares)[0] if classes else None
+        schema = record_schema(sample.output_len) if constrained(number, config.schema_share) else None
+        due_s = at_s if sample.at_s is None else sample.at_s
+        planned.append(Planned(number, due_s, sample.prompt_ids, sample.output_len, slo, schema, sample.text))
+    return sorted(planned, key=lambda each: each.at_s)
+
+
+def arrival_times(config: OpenLoopConfig, count: int, ramp: Ramp | None = None) -> list[float]:
+    """Seconds after the load begins. Without a ramp they are stretched so that the last is due at count / rate,
+    whatever was drawn: rates of runs with other seeds can be compared.
+    """
+    rng = random.Random(f"arrivals {config.seed} {count}")
+    rates = [ramp.rate(number, count) for number in range(count)] if ramp else [config.rate] * count
+    gaps = [_gap_s(replace(config, rate=rate), rng) if rate > 0 else 0.0 for rate in rates]
+    times = list(accumulate(gaps))
+    if ramp is None and times and times[-1] > 0:
+        stretch = count / config.rate / times[-1]
+        times = [at_s * stretch for at_s in times]
+    return times
 
 
 def _key(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> str:

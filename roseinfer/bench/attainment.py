@@ -70,7 +70,7 @@ def _counts(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
         "good": kept,
         "adherence": kept / len(promised) if promised else None,
         "rejected": len(refused),
-        "rejected_by_code": dict(Counter(f"{o.status} {o.code or 'without a code'}" for o in refused).most_common()),
+        "rejected_by_code": dict(Counter(o.refusal for o in refused).most_common()),
         "accepted": accepted,
         "accepted_missed": accepted_missed,
         "accepted_missed_share": accepted_missed / accepted if accepted else None,

@@ -96,15 +96,17 @@ class OpenLoopConfig:
     that another has warmed; the same options and seed draw the same ones.
     """
 
-    url: str = option("http://127.0.0.1:8000", "address of an OpenAI-compatible server")
+    url: str = option("http://127.0.0.1:8000", "address of an OpenAI-compatible server", aliases=("base_url",))
     model: str | None = option(None, "model to ask for; default: the first that the server lists", metavar="NAME")
     workload: str = option(
         "burst",
-        "arrivals: all at once, Poisson, gamma (see burstiness), or evenly spaced",
+        "arrivals: all at once, Poisson, gamma (see burstiness), evenly spaced (default: gamma, without a rate burst)",
         choices=("burst", "poisson", "gamma", "uniform"),
     )
-    num: int = option(128, "requests")
-    rate: float = option(10.0, "arrivals per second, but for a burst")
+    num: int = option(128, "requests (default: 1000; of ids 128)", aliases=("num_prompts",))
+    rate: float = option(
+        10.0, "arrivals per second (default: inf = all at once; of workloads but burst 10)", aliases=("request_rate",)
+    )
     burstiness: float = option(1.0, "gamma: shape of the gaps' distribution; 1 = Poisson, less = burstier")
     in_len: int = option(128, "prompt tokens; with in_min the longest prompt", aliases=("input_len",))
     in_min: int = option(0, "shortest prompt, lengths being uniform; 0 = all have in_len", aliases=("input_len_min",))
@@ -116,7 +118,7 @@ class OpenLoopConfig:
     shared_prefix: int = option(0, "tokens that all prompts begin with")
     same_prompt: bool = option(False, "all requests send the first one's prompt")
     vocab: int = option(30_000, "token ids are drawn from [10, vocab)")
-    temperature: float = option(0.0, "of every request; 0 = greedy")
+    temperature: float | None = option(None, "of every request (default: the server's; of ids 0 = greedy)")
     schema_share: float = option(
         0.0, "share of the requests whose outputs follow a JSON schema (one that no output can complete)", metavar="S"
     )
@@ -124,8 +126,12 @@ class OpenLoopConfig:
         None, "draw a class of latency objectives for each request: JSON, or a server's classes.toml", metavar="FILE"
     )
     send_objectives: bool = option(True, "tell the server; off: the same load for one that knows no objectives")
-    api_key: str | None = option(None, "sent with every request", metavar="KEY")
-    procs: int = option(4, "client processes that share the requests, so that the client is not what is measured")
+    api_key: str | None = option(None, "sent with every request (default: OPENAI_API_KEY's)", metavar="KEY")
+    procs: int = option(
+        4,
+        "client processes that share the requests, so that the client is not what is measured "
+        "(default: 4; 1 with max_concurrency or probe_request_rate)",
+    )
     seed: int = option(0, "seeds arrivals, lengths and prompts")
     timeout: float = option(300.0, "seconds after which a request has failed")
     json: str | None = option(None, "write the result to this file", metavar="FILE")

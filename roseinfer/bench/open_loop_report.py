@@ -68,9 +68,8 @@ def _by_constraint(good: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _error(outcome: Outcome) -> str:
-    """The texts of refusals differ by the figures in them."""
     if outcome.status in REJECTED and outcome.code:
-        return f"{outcome.status} {outcome.code}"
+        return outcome.refusal
     return (outcome.error or "")[:ERROR_CHARACTERS]
 
 
@@ -103,6 +102,15 @@ def as_text(summary: dict[str, Any]) -> str:
         lines.append(attainment.as_text(summary["slo"]))
     lines += [f"{count} times: {error}" for error, count in summary["errors"].items()]
     return "\n".join(lines)
+
+
+def merged_chunks(outcomes: Sequence[Outcome]) -> str:
+    """A line if chunks held several tokens and nobody counted them, so that ITL is of chunks; nothing otherwise."""
+    good = [outcome for outcome in outcomes if outcome.ok and not outcome.chunk_tokens]
+    tokens, chunks = sum(o.output_tokens for o in good), sum(len(o.chunk_s) for o in good)
+    if tokens <= chunks:
+        return ""
+    return f"Chunks:     {tokens / chunks:.2f} tokens each, so ITL is of chunks; --token-itl gives that of tokens\n"
 
 
 def _rate(count: int, seconds: float) -> float:

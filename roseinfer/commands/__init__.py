@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from roseinfer.commands import (
+    bench_compare,
     bench_latency,
     bench_serve,
     bench_streaming,
@@ -51,6 +52,7 @@ COMMANDS: tuple[Command, ...] = (
     bench_throughput,
     bench_streaming,
     bench_serve,
+    bench_compare,
     simulate,
     calibrate,
     train_predictor,

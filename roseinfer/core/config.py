@@ -23,9 +23,12 @@ def option(
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
     aliases: tuple[str, ...] = (),
+    spaced: bool = False,
 ) -> Any:
-    """A dataclass field that is also a command-line option. `aliases` are other names for its flag."""
-    metadata = {"help": help, "choices": choices, "metavar": metavar, "aliases": aliases}
+    """A dataclass field that is also a command-line option. `aliases` are other names for its flag. `spaced`: several
+    values may follow the flag once, with spaces between them.
+    """
+    metadata = {"help": help, "choices": choices, "metavar": metavar, "aliases": aliases, "spaced": spaced}
     return field(default=default, metadata=metadata)
 
 

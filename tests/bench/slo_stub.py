@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-REFUSAL = {"error": {"message": "no", "type": "overloaded_error", "code": "slo_unattainable", "predicted_ttft_ms": 700}}
+REFUSAL = {
+    "error": {
+        "message": "no",
+        "type": "overloaded_error",
+        "code": "slo_unattainable",
+        "predicted_ttft_ms": 700,
+        "cause": "seats",
+    }
+}
 
 
 class StubHandler(BaseHTTPRequestHandler):
@@ -21,13 +29,17 @@ class StubHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.asked.append((body, dict(self.headers)))
-        if self.headers.get("x-slo-ttft-ms") == "500":
+        if self.path != "/v1/completions":
+            self._answer(404, b'{"error": {"message": "not here"}}')
+        elif self.headers.get("x-slo-ttft-ms") == "500":
             self._answer(429, json.dumps(REFUSAL).encode())
         elif body.get("kind") == "limited":
             self._answer(429, b'{"error": {"message": "slow down", "code": "rate_limit_exceeded"}}')
         else:
             tokens = body["max_tokens"] - (body.get("kind") == "cut")
-            said = b'data: {"choices":[{"text":"a"}]}\n\n' * tokens
+            said = b'data: {"choices":[{"text":"a"}]}\n\n' * (tokens - 1)
+            reason = b"null" if body.get("kind") == "broken" else b'"length"'
+            said += b'data: {"choices":[{"text":"a","finish_reason":%b}]}\n\n' % reason
             usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % tokens
             self._answer(200, said + usage + b"data: [DONE]\n\n")
 

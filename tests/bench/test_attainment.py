@@ -11,7 +11,8 @@ from roseinfer import cli
 from roseinfer.bench.arrivals import classes_of, draw
 from roseinfer.bench.attainment import as_text, attainment
 from roseinfer.bench.config import OpenLoopConfig
-from roseinfer.bench.open_loop import Outcome, error_code, run
+from roseinfer.bench.exchange import error_field
+from roseinfer.bench.open_loop import Outcome, run
 from roseinfer.bench.open_loop_report import summarise
 from roseinfer.bench.slo_classes import LoadClass, read_classes
 from roseinfer.core.errors import ConfigError
@@ -53,7 +54,9 @@ def test_what_became_of_each_class(classes: str) -> None:
     assert late["missed"] == {"ttft": counts["late"], "tpot": 0, "e2e": 0} and late["adherence"] == 0
     assert slow["missed"] == {"ttft": 0, "tpot": 0, "e2e": counts["slow"]}
     refused, limited, cut = (found["classes"][name] for name in ("refused", "limited", "cut"))
-    assert refused["rejected_by_code"] == {"429 slo_unattainable": counts["refused"]} and refused["accepted"] == 0
+    assert (
+        refused["rejected_by_code"] == {"429 slo_unattainable (seats)": counts["refused"]} and refused["accepted"] == 0
+    )
     assert limited["rejected_by_code"] == {"429 rate_limit_exceeded": counts["limited"]}
     assert (cut["cut_off"], cut["good"], cut["accepted_missed"]) == (counts["cut"], 0, counts["cut"])
     assert found["rejected"] == counts["refused"] + counts["limited"]
@@ -174,7 +177,7 @@ def test_one_token_has_no_tpot() -> None:
     ],
 )
 def test_the_code_of_an_error(text: str, code: str | None) -> None:
-    assert error_code(text) == code
+    assert error_field(text, "code") == code
 
 
 def test_classes_of_a_server(tmp_path: Path) -> None:

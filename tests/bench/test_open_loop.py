@@ -11,7 +11,8 @@ import pytest
 from roseinfer import cli
 from roseinfer.bench.arrivals import Planned, draw
 from roseinfer.bench.config import OpenLoopConfig
-from roseinfer.bench.open_loop import EventReader, Outcome, StreamClient, read_event, run
+from roseinfer.bench.exchange import NO_DONE, NO_FINISH_REASON, NO_USAGE, EventReader, read_event
+from roseinfer.bench.open_loop import Outcome, StreamClient, run
 from roseinfer.bench.open_loop_report import as_text, summarise
 from roseinfer.core.config import ServerConfig
 from tests.server.live import LiveServer
@@ -65,8 +66,9 @@ async def send(status: str, pieces: Sequence[bytes], readings: Sequence[float]) 
     return outcome, canned.body
 
 
-def token(text: str) -> bytes:
-    return b"data: " + json.dumps({"choices": [{"text": text}], "usage": None}).encode() + b"\n\n"
+def token(text: str, finish_reason: str | None = None) -> bytes:
+    choice = {"text": text, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice], "usage": None}).encode() + b"\n\n"
 
 
 def usage(tokens: int) -> bytes:
@@ -75,7 +77,7 @@ def usage(tokens: int) -> bytes:
 
 def test_figures_of_one_request():
     """Two chunks read at once, one cut in two, merged tokens, a comment, the usage, the end."""
-    cut = token("c")
+    cut = token("c", "length")
     pieces = [token("a") + token("b"), b": hi\n\n" + cut[:9], cut[9:] + usage(7), b"data: [DONE]\n\n"]
     outcome, body = asyncio.run(send("200 OK", pieces, [100, 100, 100.5, 101, 101.5, 102, 103, 104]))
     assert json.loads(body) == {
@@ -93,9 +95,40 @@ def test_figures_of_one_request():
     assert (outcome.ttft_s, outcome.latency_s, outcome.tpot_s, outcome.itl_s) == (0.5, 1.5, 1 / 6, [0.0, 1.0])
 
 
-def test_without_usage_a_chunk_is_a_token():
-    outcome, _ = asyncio.run(send("200 OK", [token("a"), token("b"), b"data:[DONE]\n\n"], [0, 0, 0, 1, 3, 4, 5]))
-    assert (outcome.output_tokens, outcome.tpot_s) == (2, 2.0)
+def test_without_usage_a_chunk_is_a_token_and_the_request_has_failed():
+    pieces = [token("a"), token("b", "stop"), b"data:[DONE]\n\n"]
+    outcome, _ = asyncio.run(send("200 OK", pieces, [0, 0, 0, 1, 3, 4, 5]))
+    assert (outcome.output_tokens, outcome.tpot_s, outcome.ok, outcome.error) == (2, 2.0, False, NO_USAGE)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error"),
+    [
+        ([token("a"), token("b", "stop"), usage(2)], NO_DONE),
+        ([token("a"), token("b"), usage(2), b"data: [DONE]\n\n"], NO_FINISH_REASON),
+    ],
+)
+def test_a_stream_that_is_cut_has_failed_however_politely(pieces, error):
+    outcome, _ = asyncio.run(send("200 OK", pieces, range(9)))
+    assert (outcome.ok, outcome.error) == (False, error)
+
+
+def test_tokens_of_a_chunk_are_counted_where_the_server_counts_them():
+    """A chunk of two tokens after 3 s is two gaps of 1.5 s."""
+
+    def chunk(tokens: int, reason: str | None = None) -> bytes:
+        content = {"choices": [{"text": "x", "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
+        return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+    pieces = [chunk(1), chunk(3), chunk(4, "length"), b"data: [DONE]\n\n"]
+    outcome, _ = asyncio.run(send("200 OK", pieces, [0, 0, 0, 1, 4, 5, 6, 7]))
+    assert outcome.ok and outcome.chunk_tokens == [1, 2, 1] and outcome.itl_s == [1.5, 1.5, 1.0]
+
+
+def test_what_a_chat_sends_beside_tokens_is_no_chunk():
+    assert read_event(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}') == (None, False)
+    assert read_event(b'{"choices":[{"delta":{},"finish_reason":"stop"}]}') == (None, False)
+    assert read_event(b'{"choices":[{"delta":{"content":""}}]}') == (None, True), "a token without text"
 
 
 @pytest.mark.parametrize(

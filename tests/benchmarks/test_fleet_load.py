@@ -51,7 +51,7 @@ def test_a_load_is_put_and_judged():
 
 def test_who_is_good_and_who_failed():
     def seen(**fields) -> Seen:
-        return Seen(Slo(1.0, 0.1), 0.0, **{"ok": True, "status": 200, "tokens": 11, "chunk_s": [0.5, 1.0], **fields})
+        return Seen(Slo(1.0, 0.1), **{"ok": True, "status": 200, "output_tokens": 11, "chunk_s": [0.5, 1.0], **fields})
 
     assert seen().good and not seen().failed
     assert not seen(chunk_s=[1.5, 2.0]).good, "late"

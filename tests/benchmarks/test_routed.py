@@ -12,7 +12,9 @@ from tests.bench.slo_stub import stub
 
 
 def seen(due_s: float, *, good: bool = True, text: str = "a", ok: bool = True) -> Seen:
-    return Seen(Slo(1.0), due_s, ok=ok, status=200, tokens=2, text=text, chunk_s=[0.5 if good else 1.5, 2.0])
+    return Seen(
+        Slo(1.0), due_s=due_s, ok=ok, status=200, output_tokens=2, text=text, chunk_s=[0.5 if good else 1.5, 2.0]
+    )
 
 
 def test_how_long_it_takes_until_a_fleet_is_back():

@@ -1,0 +1,102 @@
+"""Two results side by side: of `bench serve`, as it saves them or as `--json` writes them, or of `vllm bench serve`."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+
+# Figures of which more is better, in the order of the table; of times, which end in _ms, less is.
+COUNTS = ("completed", "failed", "cut_off", "duration", "total_input_tokens", "total_output_tokens")
+RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+PEAKS = ("max_output_tokens_per_s", "max_concurrent_requests")
+WORSE_IF_MORE = frozenset({"failed", "cut_off", "duration"})
+_TIME = re.compile(r"(?:mean|median|std|p[0-9.]+)_(?P<of>\w+)_ms")
+# Of what `--json` writes: its names and those of saved results.
+_OWN = {
+    "ok": "completed",
+    "wall_s": "duration",
+    "out_tokens": "total_output_tokens",
+    "out_tok_s": "output_throughput",
+    "req_s": "request_throughput",
+}
+_OWN_TIMES = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "itl", "e2e_ms": "e2el"}
+
+
+def read_figures(path: str) -> dict[str, float]:
+    """The figures of a result by the names that saved results have; of several in a file the last one's.
+
+    Raises `ConfigError` for a file that is no result.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    found = _last_object(path, text)
+    summary = found.get("summary")
+    figures = _own_figures(summary) if isinstance(summary, dict) else _saved_figures(found)
+    if not figures:
+        raise ConfigError(f"{path} is no result of bench serve")
+    return figures
+
+
+def _last_object(path: str, text: str) -> dict[str, Any]:
+    """Of the whole file, or of its last line: results may have been appended."""
+    for part in (text, text.rstrip().rpartition("\n")[2]):
+        try:
+            found = json.loads(part)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    raise ConfigError(f"{path} is no JSON object")
+
+
+def _saved_figures(found: Mapping[str, Any]) -> dict[str, float]:
+    names = (*COUNTS, *RATES, *PEAKS, *(name for name in found if _TIME.fullmatch(name)))
+    return {name: float(found[name]) for name in names if _is_number(found.get(name))}
+
+
+def _own_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    figures = {_OWN[name]: float(value) for name, value in summary.items() if name in _OWN and _is_number(value)}
+    if {"failed", "rejected"} <= summary.keys():
+        figures["failed"] = float(summary["failed"] + summary["rejected"])
+    for key, name in _OWN_TIMES.items():
+        for p, value in (summary.get(key) or {}).items():
+            if _is_number(value):
+                figures[f"{'median' if p == 'p50' else p}_{name}_ms"] = float(value)
+    return figures
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def changes(before: Mapping[str, float], after: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A row for each figure that both have: `change` in percent, and whether that is better."""
+    order = [*COUNTS, *RATES, *PEAKS]
+    times = sorted((name for name in before if name not in order), key=_place)
+    return [_row(name, before[name], after[name]) for name in [*order, *times] if name in before and name in after]
+
+
+def _place(name: str) -> tuple[int, str, float]:
+    """Metrics in the order in which they are printed, of each mean, median, percentiles, deviation."""
+    match = _TIME.fullmatch(name)
+    assert match is not None
+    metrics = ("ttft", "tpot", "itl", "e2el")
+    kind = name.partition("_")[0]
+    place = {"mean": -2.0, "median": -1.0, "std": 101.0}
+    of = match["of"]
+    return (metrics.index(of) if of in metrics else len(metrics), of, place[kind] if kind in place else float(kind[1:]))
+
+
+def _row(name: str, before: float, after: float) -> dict[str, Any]:
+    change = None if before == 0 else 100 * (after - before) / before
+    less_is_better = name in WORSE_IF_MORE or name.endswith("_ms")
+    judged = name in RATES or less_is_better or name in ("completed", "max_output_tokens_per_s")
+    better = after < before if less_is_better else after > before
+    verdict = "" if not judged or after == before else "better" if better else "worse"
+    shown = "-" if change is None else f"{change:+.1f}%"
+    return {"figure": name, "A": before, "B": after, "change": shown, "": verdict}
