@@ -1,6 +1,6 @@
 """The queue of waiting requests, in which the samples of one request wait as one entry; and that of times to live."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from roseinfer.core.request import Request, Status
@@ -174,8 +174,11 @@ class Expiries:
             self._heap = [entry for entry in self._heap if entry[1] in self._requests]
             heapify(self._heap)
 
-    def due(self, now_s: float) -> Iterator[Request]:
+    def due(self, now_s: float) -> Iterable[Request]:
         """Those whose time is over and that have not ended, each once."""
+        return self._take(now_s) if self._heap and self._heap[0][0] <= now_s else ()
+
+    def _take(self, now_s: float) -> Iterator[Request]:
         while self._heap and self._heap[0][0] <= now_s:
             request = self._requests.get(heappop(self._heap)[1])
             if request is None or request.status is Status.FINISHED or request.deadline_s is None:

@@ -15,7 +15,9 @@ from roseinfer.sched.policy import Decision, Explaining, Foreseeing, Policy
 from roseinfer.sched.queue import WaitingQueue
 
 _CAUSES = tuple(Cause)
-_INDEX = {cause: index for index, cause in enumerate(_CAUSES)}
+# Causes are numbers in here: to look one up by its name takes longer than all that is done with it.
+_NUMBER = {cause: number for number, cause in enumerate(_CAUSES)}
+_STEP, _BLOCKS, _PARENT = (_NUMBER[cause] for cause in (Cause.STEP, Cause.BLOCKS, Cause.PARENT))
 NOTHING = Foreseen()
 _seconds = itemgetter(1)
 
@@ -28,9 +30,9 @@ class _Account:
     __slots__ = ("cause", "foreseen", "joined", "rows", "seated", "since_s", "steps", "waited")
 
     def __init__(self, request: Request) -> None:
-        self.waited = dict(request.waited)
+        self.waited = {_NUMBER[cause]: seconds for cause, seconds in request.waited.items()} if request.waited else {}
         self.since_s = request.arrival_s + sum(self.waited.values())
-        self.cause: Cause | None = Cause.STEP
+        self.cause: int | None = _STEP
         self.joined: list[float] | None = None
         self.seated: int | None = None
         self.steps = self.rows = 0
@@ -59,7 +61,8 @@ class Waits:
         self._fresh: list[Request] = []  # came since the last plan
         self._parents: list[Request] = []  # started, and others wait for them to compute the prompt
         self._clocks = [0.0] * len(_CAUSES)
-        self._line = Cause.OTHER
+        self._named, self._line = Cause.OTHER, _NUMBER[Cause.OTHER]
+        self._run = [self._line]  # the clocks that have run
         self._now_s = 0.0
 
     def add(self, request: Request) -> None:
@@ -70,7 +73,7 @@ class Waits:
     def begin(self, now_s: float) -> None:
         """A plan is being made: what was named in the last one held until now."""
         if now_s > self._now_s:
-            self._clocks[_INDEX[self._line]] += now_s - self._now_s
+            self._clocks[self._line] += now_s - self._now_s
             self._now_s = now_s
         if self._parents:
             self._release_samples()
@@ -84,7 +87,7 @@ class Waits:
         if request.fork_of is None:
             others = self._queue.behind(request)
             for other in others:
-                self._name(self._accounts[other.request_id], Cause.PARENT)
+                self._name(self._accounts[other.request_id], _PARENT)
             if others:
                 self._parents.append(request)
 
@@ -95,7 +98,7 @@ class Waits:
         account.steps += step - account.seated
         account.rows += request.planned - request.rowless
         account.seated = None
-        account.cause, account.since_s = Cause.BLOCKS, self._now_s
+        account.cause, account.since_s = _BLOCKS, self._now_s
 
     def explain(self, decision: Decision, lacking: Cause | None, exhausted: Cause | None) -> None:
         """What those wait for whom the plan has not started. `lacking`: what kept one from starting whom the policy let
@@ -109,7 +112,7 @@ class Waits:
         self._fresh.clear()
         if not self._queue:
             return
-        self._line = lacking or exhausted or Cause.OTHER
+        self._set_line(lacking or exhausted or Cause.OTHER)
         explains = self._explains.get(type(decision))
         if explains is None:
             explains = self._explains[type(decision)] = isinstance(decision, Explaining)
@@ -122,16 +125,15 @@ class Waits:
     def _ask(self, decision: Explaining, lacking: Cause | None) -> None:
         """Who does not wait is left out: the mechanism may have started it although the policy said no."""
         if lacking is None:
-            self._line = _CAUSES[_INDEX[decision.line()]]
+            self._set_line(decision.line())
         for request, cause in decision.waits():
             account = self._accounts.get(request.request_id)
-            if account is None or not account.waits or account.cause is Cause.PARENT:
+            if account is None or not account.waits or account.cause == _PARENT:
                 continue
-            known = _CAUSES[_INDEX[cause]]  # of that name, or an error
-            self._name(account, known)
+            self._name(account, _NUMBER[cause])
             if request.fork_of is None:
                 for other in self._queue.behind(request):
-                    self._name(self._accounts[other.request_id], known)
+                    self._name(self._accounts[other.request_id], _NUMBER[cause])
 
     def _release_samples(self) -> None:
         """Those whose prompt is computed, or will not be by sample 0, wait like all others from now on."""
@@ -139,30 +141,39 @@ class Waits:
             if parent.computed >= parent.prompt_len or parent.status is Status.FINISHED:
                 accounts = [self._accounts[other.request_id] for other in self._queue.behind(parent)]
                 for account in accounts:
-                    if account.cause is Cause.PARENT:
+                    if account.cause == _PARENT:
                         self._join(account)
         self._parents = [p for p in self._parents if p.computed < p.prompt_len and p.status is not Status.FINISHED]
 
     # --- clocks -------------------------------------------------------------------------------------------------
+    def _set_line(self, cause: Cause) -> None:
+        if cause is not self._named:
+            self._named, self._line = cause, _NUMBER[cause]
+            if self._line not in self._run:
+                self._run.append(self._line)
+
     def _settle(self, account: _Account, now_s: float) -> None:
         """Add to `waited` what it has waited for since it was named, or joined the line."""
-        waited = account.waited
-        if account.cause is not None:
-            waited[account.cause] = waited.get(account.cause, 0.0) + max(0.0, now_s - account.since_s)
-            return
-        assert account.joined is not None, "it stands in line"
-        for cause, clock_s, joined_s in zip(_CAUSES, self._clocks, account.joined, strict=True):
-            if clock_s > joined_s:
-                waited[cause] = waited.get(cause, 0.0) + clock_s - joined_s
-        waited[self._line] = waited.get(self._line, 0.0) + max(0.0, now_s - self._now_s)
+        waited, cause, joined = account.waited, account.cause, account.joined
+        if cause is None:
+            assert joined is not None, "it stands in line"
+            clocks = self._clocks
+            for number in self._run:
+                if clocks[number] > joined[number]:
+                    waited[number] = waited.get(number, 0.0) + clocks[number] - joined[number]
+            cause, since_s = self._line, self._now_s
+        else:
+            since_s = account.since_s
+        if now_s > since_s:
+            waited[cause] = waited.get(cause, 0.0) + now_s - since_s
 
     def _join(self, account: _Account) -> None:
         if account.cause is not None:
             self._settle(account, self._now_s)
             account.cause, account.joined = None, self._clocks.copy()
 
-    def _name(self, account: _Account, cause: Cause) -> None:
-        if account.cause is not cause:
+    def _name(self, account: _Account, cause: int) -> None:
+        if account.cause != cause:
             self._settle(account, self._now_s)
             account.cause, account.since_s = cause, self._now_s
 
@@ -195,7 +206,7 @@ class Waits:
 def why_unqueued(request: Request, now_s: float) -> Why:
     """Of one that ends before a scheduler has heard of it."""
     account = _Account(request)
-    account.waited[Cause.STEP] = now_s - account.since_s
+    account.waited[_STEP] = now_s - account.since_s
     return _say(request, account, 0)
 
 
@@ -204,5 +215,7 @@ def _say(request: Request, account: _Account, steps: int) -> Why:
     if account.seated is not None:
         planned += steps - account.seated
         rows += request.planned - request.rowless
-    waited = sorted([item for item in account.waited.items() if item[1] > 0], key=_seconds, reverse=True)
+    waited = [(_CAUSES[number], seconds) for number, seconds in account.waited.items() if seconds > 0]
+    if len(waited) > 1:
+        waited.sort(key=_seconds, reverse=True)
     return Why(tuple(waited), account.foreseen or NOTHING, request.chunks, planned, planned - rows)
