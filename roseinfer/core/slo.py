@@ -47,7 +47,7 @@ class Cause(StrEnum):
     IDLE = "idle"  # nothing: an idle machine would have missed the objective as well
     PRICE = "price"  # more is asked than can be done, and it is more work than what is served
     PACE = "pace"  # more is asked than can be done, and steps as short as it needs cost too many others their place
-    QUEUE = "queue"  # the prompts before its own, here or on its way to the scheduler
+    QUEUE = "queue"  # the prompts before its own
     UTILISATION = "utilisation"  # those that run: they and it would not have a token in time
     BLOCKS = "blocks"  # room in the KV cache
     SEATS = "seats"  # one of `max_num_seqs`

@@ -17,10 +17,10 @@ class Foreseen(NamedTuple):
 class Why(NamedTuple):
     """What one sequence has waited for so far, and how it has run.
 
-    `waited`: seconds without a seat by what they were for, the longest first; times before it came to this engine
-    count as `Cause.ENGINE`. `chunks`: rows of its prompt, and those behind a preemption that computed several tokens
-    again. `steps`: that the engine planned from its start on while it had a seat, up to its last token; in `sat_out` of
-    them it computed nothing.
+    `waited`: seconds without a seat by what they were for, the longest first; times before it was sent to this engine
+    count as `Cause.TRANSIT` or, if another one has had it, `Cause.ENGINE`. `chunks`: rows of its prompt, and those
+    behind a preemption that computed several tokens again. `steps`: that the engine planned from its start on while it
+    had a seat, up to its last token; in `sat_out` of them it computed nothing.
     """
 
     waited: tuple[tuple[Cause, float], ...] = ()

@@ -192,8 +192,9 @@ class EngineCore:
         """Those of its samples that have not ended."""
         now_s = self._clock.now()
         arrival_s, deadline_s = times_of(new, now_s)
-        moved = new.moved or new.outputs is not None
-        waited = {Cause.ENGINE: max(0.0, _sent_s(new, now_s) - arrival_s)} if moved else {}
+        waited = {Cause.TRANSIT: new.age_s}
+        if new.moved or new.outputs is not None:
+            waited = {Cause.ENGINE: max(0.0, _sent_s(new, now_s) - arrival_s)}
         seed = new.seed if new.params.seed is None else new.params.seed
         if seed is None:
             seed = self._seeds.draw(new.n)

@@ -6,6 +6,7 @@ settles what really happened.
 """
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
@@ -79,6 +80,7 @@ class Scheduler:
         self._prefix_queries = self._prefix_hits = 0
         self._preemptions = self._prompt_tokens = self._generation_tokens = 0
         self._steps_done, self._last_tokens, self._last_rows, self._last_duration_s = 0, 0, 0, 0.0
+        self._last_end_s = 0.0
         self._clock = StepClock()
         self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
         self._liveness = Liveness(config.max_num_seqs)
@@ -101,7 +103,7 @@ class Scheduler:
         else:
             self.waiting.add(request)
         self._expiries.add(request)
-        self._waits.add(request)
+        self._waits.add(request, inf if self._step > self._steps_done else self._last_end_s)
         self.policy.observe(Queued(request))
 
     def check_fits(self, request: Request) -> None:
@@ -488,7 +490,7 @@ class Scheduler:
         self._generation_tokens += len(outputs) + several
         if outputs:
             self._liveness.got_further()
-        self._last_rows = len(plan.rows)
+        self._last_rows, self._last_end_s = len(plan.rows), now_s
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs

@@ -17,7 +17,9 @@ from roseinfer.sched.queue import WaitingQueue
 _CAUSES = tuple(Cause)
 # Causes are numbers in here: to look one up by its name takes longer than all that is done with it.
 _NUMBER = {cause: number for number, cause in enumerate(_CAUSES)}
-_STEP, _BLOCKS, _PARENT = (_NUMBER[cause] for cause in (Cause.STEP, Cause.BLOCKS, Cause.PARENT))
+_TRANSIT, _STEP, _BLOCKS, _PARENT = (
+    _NUMBER[cause] for cause in (Cause.TRANSIT, Cause.STEP, Cause.BLOCKS, Cause.PARENT)
+)
 NOTHING = Foreseen()
 _seconds = itemgetter(1)
 
@@ -32,7 +34,7 @@ class _Account:
     def __init__(self, request: Request) -> None:
         self.waited = {_NUMBER[cause]: seconds for cause, seconds in request.waited.items()} if request.waited else {}
         self.since_s = request.arrival_s + sum(self.waited.values())
-        self.cause: int | None = _STEP
+        self.cause: int | None = _TRANSIT
         self.joined: list[float] | None = None
         self.seated: int | None = None
         self.steps = self.rows = 0
@@ -46,7 +48,8 @@ class _Account:
 class Waits:
     """Of one scheduler's requests, from `add` to `ended`. Times are those of its plans, in seconds.
 
-    From its arrival to the first plan that could have started it a request waits for a step to end. One that is
+    Until the first plan that could have started it a request waits for the step to end that ran when it was sent, or is
+    on its way if none did. One that is
     preempted waits for blocks, until the policy says more. A sample that shares a prompt waits for what sample 0 waits
     for, and once that has started for the prompt.
     """
@@ -65,8 +68,11 @@ class Waits:
         self._run = [self._line]  # the clocks that have run
         self._now_s = 0.0
 
-    def add(self, request: Request) -> None:
-        self._accounts[request.request_id] = _Account(request)
+    def add(self, request: Request, last_end_s: float) -> None:
+        """`last_end_s`: when the newest step ended, inf if one runs."""
+        account = self._accounts[request.request_id] = _Account(request)
+        if account.since_s < last_end_s:
+            account.cause = _STEP
         self._fresh.append(request)
 
     # --- within a plan ------------------------------------------------------------------------------------------
@@ -206,7 +212,7 @@ class Waits:
 def why_unqueued(request: Request, now_s: float) -> Why:
     """Of one that ends before a scheduler has heard of it."""
     account = _Account(request)
-    account.waited[_STEP] = now_s - account.since_s
+    account.waited[_TRANSIT] = account.waited.get(_TRANSIT, 0.0) + now_s - account.since_s
     return _say(request, account, 0)
 
 

@@ -60,6 +60,30 @@ def test_one_that_comes_within_a_step_waits_for_its_end_and_then_runs() -> None:
     assert whys["b"] == Why(((Cause.STEP, 0.75),), chunks=1, steps=2)
 
 
+def test_one_that_comes_while_nothing_runs_is_on_its_way_until_it_starts() -> None:
+    core = make_core()
+    fill(core, "a", 4, 1)
+    run(core)
+    core._clock.advance(1.0)
+    sent_s = core._clock.now()
+    core._clock.advance(0.25)
+    core.add(Add("b", [1, 2], SamplingParams(max_tokens=1), age_s=0.5, sent_s=sent_s))
+    core._clock.advance(0.25)
+    assert run(core)["b"].waited == ((Cause.TRANSIT, 1.0),)
+
+
+def test_what_a_message_waited_to_be_read_was_for_the_step_that_ran() -> None:
+    core, done = make_core(), {}
+    fill(core, "a", 4, 3)
+    turn(core, done)
+    late = core._clock.now() - 0.5
+    core.add(Add("b", [1, 2], SamplingParams(max_tokens=1), age_s=0.25, sent_s=late))
+    core.add(Add("c", [1, 2], SamplingParams(max_tokens=1), meta=RequestMeta(arrival_s=late)))
+    whys = run(core)
+    assert whys["b"].waited == ((Cause.STEP, 0.5), (Cause.TRANSIT, 0.25))
+    assert whys["c"].waited == ((Cause.STEP, 0.5),)
+
+
 def test_it_is_said_with_the_first_token_and_with_the_end() -> None:
     core = make_core(max_num_seqs=1)
     fill(core, "a", 2, 3)
@@ -159,7 +183,7 @@ def test_what_passed_in_another_engine() -> None:
     whys = run(core)
     assert dict(whys["resumed"].waited) == {Cause.ENGINE: 7.0, Cause.SEATS: 2.0}
     assert dict(whys["again"].waited) == {Cause.ENGINE: 5.0, Cause.SEATS: 4.0}
-    assert dict(whys["plain"].waited) == {Cause.STEP: 5.0, Cause.SEATS: 7.0}
+    assert dict(whys["plain"].waited) == {Cause.TRANSIT: 5.0, Cause.SEATS: 7.0}
 
 
 class SlowGuides(ArithmeticGuides):
@@ -189,7 +213,7 @@ def test_its_grammar() -> None:
     guides.blueprints[0].ready = True
     while core.busy:
         turn(core, done)
-    assert dict(why_of(done["guided:0"]).waited) == {Cause.GRAMMAR: 2.0, Cause.SEATS: 1.0, Cause.STEP: 0.5}
+    assert dict(why_of(done["guided:0"]).waited) == {Cause.GRAMMAR: 2.0, Cause.SEATS: 1.0, Cause.TRANSIT: 0.5}
     assert why_of(done["gone:0"]) == Why(((Cause.ENGINE, 3.0), (Cause.GRAMMAR, 1.0)))
 
 
