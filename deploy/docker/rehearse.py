@@ -140,7 +140,8 @@ def main() -> None:
     parser.add_argument("dockerfile", nargs="?", type=Path, default=REPOSITORY / "deploy/docker/cpu.Dockerfile")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--folder", type=Path, help="an empty one to do it in; default: a temporary one")
-    parser.add_argument("--serve", nargs="*", default=[], metavar="ARGUMENT", help="what the image would be run with")
+    run_with = "the rest of the line: what the image would be run with"
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], metavar="ARGUMENT", help=run_with)
     args = parser.parse_args()
     given = dict(word.split("=", 1) for word in args.build_arg)
     with tempfile.TemporaryDirectory(prefix="roseinfer-image-", dir=args.folder) as folder:
