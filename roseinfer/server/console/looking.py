@@ -1,5 +1,6 @@
 """One reader's look at the whole server: what is new in all of its processes since its last one."""
 
+import random
 import time
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -45,17 +46,19 @@ def tell_of_machine(colleagues: Colleagues, kept: Kept, owner: Owner) -> None:
 
 
 class Known:
-    """What this process knows that answers requests."""
+    """What this process knows that answers requests, under a name that no other has."""
 
     def __init__(self, service: Service, observation: Observation) -> None:
         self._service = service
         self._observation = observation
+        self._source = random.getrandbits(63)
 
     def __call__(self, since: Since) -> News:
         seen, now_s = self._observation.snapshot(), self._service.clock.now()
-        machine = machine_news(since, self._observation.steps, seen.engines) if seen.engines else None
-        requests, dropped = request_news(since, self._observation.records, now_s)
-        return News(machine, requests, dropped, routed_news(seen.numbers), seen.breakers)
+        news = request_news(since, self._source, self._observation.records, now_s)
+        news.machine = machine_news(since, self._observation.steps, seen.engines) if seen.engines else None
+        news.routed, news.breakers = routed_news(seen.numbers), seen.breakers
+        return news
 
 
 class Look:
@@ -77,7 +80,7 @@ class Look:
         news = [self._known(since)]
         news += map(_news, await self._colleagues.ask(TOPIC, _encode(since)))
         machine = next((each.machine for each in news if each.machine is not None), None)
-        self._note(at_s, machine)
+        self._note(news, machine)
         told, dropped = _requests(news)
         return {
             "at": at_s,
@@ -88,13 +91,14 @@ class Look:
             "dropped": dropped,
         }
 
-    def _note(self, at_s: float, machine: Machine | None) -> None:
-        """What is told now. Who owns the engines may have been too busy to answer."""
+    def _note(self, news: Iterable[News], machine: Machine | None) -> None:
+        """What is told now. Who was too busy to answer goes on where it was."""
         self._count += 1
         steps = self._seen.steps
         if machine is not None:
             self._engines, steps = machine.engines, machine.steps.ever
-        self._seen = Since(steps, at_s, not self._count % LIVE_EVERY)
+        ended = self._seen.ended | {each.source: each.ended for each in news}
+        self._seen = Since(steps, ended, not self._count % LIVE_EVERY)
 
 
 def _requests(news: Iterable[News]) -> tuple[list[orjson.Fragment], int]:

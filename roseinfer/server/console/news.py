@@ -10,7 +10,7 @@ import orjson
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.console.events import engines_json
 from roseinfer.server.console.steps import Kept, NewSteps, steps_since
-from roseinfer.server.observe.records import RING, RequestRecord, RequestRecords
+from roseinfer.server.observe.records import RequestRecord, RequestRecords
 from roseinfer.server.observe.routing import PLACED_AGAIN, PLACEMENTS, RESUMES, RETRIES
 from roseinfer.server.observe.tallies import Numbers
 from roseinfer.server.observe.telling import record_json
@@ -22,12 +22,12 @@ _ROUTED = (PLACEMENTS, RETRIES, PLACED_AGAIN, RESUMES)
 
 
 class Since(msgspec.Struct, array_like=True):
-    """What a reader has been told: of so many steps, of requests that had ended before `at_s` (Unix time; 0 = of none).
-    `live`: whether it wants to know how those do that run.
+    """What a reader has been told: of the first so many steps, and of the first so many requests that had ended in each
+    process, by its `source`. `live`: whether it wants to know how those do that run.
     """
 
     steps: int = 0
-    at_s: float = 0.0
+    ended: dict[int, int] = {}
     live: bool = True
 
 
@@ -46,12 +46,15 @@ class Told(NamedTuple):
 
 
 class News(msgspec.Struct, array_like=True):
-    """`requests`: those that have ended, the newest first, then those that run. `dropped`: how many more have ended.
-    `routed`: what was counted of requests between engines; None with one engine.
+    """`requests`: those that have ended, the newest first, then those that run. `ended`: how many there were, ever, in
+    the process that is called `source`; `dropped`: those since the last time that are not among `requests`. `routed`:
+    what was counted of requests between engines; None with one engine.
     """
 
     machine: Machine | None = None
     requests: list[Told] = []
+    source: int = 0
+    ended: int = 0
     dropped: int = 0
     routed: Numbers | None = None
     breakers: list[int] = []
@@ -61,15 +64,15 @@ def machine_news(since: Since, kept: Kept, reports: Iterable[EngineReport]) -> M
     return Machine(engines_json(reports), steps_since(kept, since.steps, MAX_STEPS_TOLD))
 
 
-def request_news(since: Since, records: RequestRecords, now_s: float) -> tuple[list[Told], int]:
-    """What `News` says of them. `now_s`: on the clock of their arrivals."""
-    newest = records.newest(RING, now_s, live=False)
-    ended = list(takewhile(lambda record: record.created_s + record.age_s >= since.at_s, newest))
-    told = ended[:MAX_REQUESTS_TOLD]
-    dropped = len(ended) - len(told) if since.at_s else 0
+def request_news(since: Since, source: int, records: RequestRecords, now_s: float) -> News:
+    """From a process that answers requests. `now_s`: on the clock of their arrivals."""
+    newest = records.newest(MAX_REQUESTS_TOLD, now_s, live=False)
+    ever, before = newest[0].number if newest else 0, since.ended.get(source)
+    told = list(takewhile(lambda record: record.number > (before or 0), newest))
+    dropped = 0 if before is None else ever - before - len(told)
     if since.live and len(told) < MAX_REQUESTS_TOLD:
         told += records.newest(MAX_REQUESTS_TOLD - len(told), now_s, ended=False)
-    return [_told(record) for record in told], dropped
+    return News(None, [_told(record) for record in told], source, ever, dropped)
 
 
 def _told(record: RequestRecord) -> Told:

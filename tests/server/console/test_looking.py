@@ -1,7 +1,6 @@
 """What a reader is told of several processes, one of which owns the engines."""
 
 import asyncio
-from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -16,6 +15,8 @@ from roseinfer.server.console.news import Machine, News, Since, Told
 from roseinfer.server.console.steps import NewSteps
 from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import StepMetrics
+from roseinfer.server.observe.records import RequestRecord
+from roseinfer.server.observe.records import Told as Sample
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.service import Service
@@ -113,7 +114,69 @@ def test_those_that_run_are_told_of_now_and_then() -> None:
     for _ in range(2 * looking.LIVE_EVERY + 1):
         tick(reader)
     assert [i for i, since in enumerate(seen) if since.live] == [0, looking.LIVE_EVERY, 2 * looking.LIVE_EVERY]
-    assert seen[0].at_s == 0 and all(a.at_s <= b.at_s for a, b in pairwise(seen))
+
+
+def test_each_process_is_asked_on_from_what_it_said() -> None:
+    asked: list[dict[int, int]] = []
+
+    def own(since: Since) -> News:
+        asked.append(since.ended)
+        return News(source=1, ended=5)
+
+    other = Together(knowing(News(source=2, ended=7)))
+    reader = look(own, other)
+    tick(reader)
+    other.others = [knowing(News(source=3, ended=1))]
+    tick(reader)
+    tick(reader)
+    assert asked == [{}, {1: 5, 2: 7}, {1: 5, 2: 7, 3: 1}], "who does not answer is not forgotten"
+
+
+class Ended:
+    """As much of records as is asked for: `count` requests, ever, that have ended, and those that run."""
+
+    def __init__(self, count: int, live: int = 0, kept: int = 1024) -> None:
+        self.numbers = list(range(count, max(0, count - kept), -1))
+        self.live = live
+
+    def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
+        assert live != ended
+        shown = self.numbers if ended else [0] * self.live
+        return [record(number) for number in shown[:limit]]
+
+
+def record(number: int) -> RequestRecord:
+    return RequestRecord(
+        number=number, live=not number, id=f"r{number}", request_id="", api="chat", model="m", stream=True,
+        created_s=1.0, age_s=1.0, slo=None, outcome=None, finish="stop", reason="", status=200, prompt_tokens=1,
+        cached_tokens=0, output_tokens=1, choices=1, seen=None, told=Sample(), way=None, rejection=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "count", "told", "dropped"),
+    [
+        ({}, 3, [3, 2, 1], 0),
+        ({}, 9, [9, 8, 7, 6], 0),  # what was before anybody looked is not missed
+        ({7: 5}, 5, [], 0),
+        ({7: 5}, 7, [7, 6], 0),
+        ({7: 5}, 12, [12, 11, 10, 9], 3),
+        ({8: 5}, 2, [2, 1], 0),  # of another process
+    ],
+)
+def test_requests_that_have_ended_are_told_of_once(
+    before: dict[int, int], count: int, told: list[int], dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(news, "MAX_REQUESTS_TOLD", 4)
+    new = news.request_news(Since(ended=before, live=False), 7, Ended(count), 0.0)  # type: ignore[arg-type]
+    assert [orjson.loads(each.record)["id"] for each in new.requests] == [f"r{number}" for number in told]
+    assert (new.source, new.ended, new.dropped) == (7, count, dropped)
+
+
+def test_those_that_run_fill_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news, "MAX_REQUESTS_TOLD", 4)
+    new = news.request_news(Since(ended={7: 5}), 7, Ended(6, live=9), 0.0)  # type: ignore[arg-type]
+    assert [each.live for each in new.requests] == [False, True, True, True] and not new.dropped
 
 
 def test_routers_of_all_processes_together() -> None:
