@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from heapq import merge
 from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
@@ -10,11 +11,22 @@ from typing import Any, NamedTuple
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.core.why import Why
-from roseinfer.server.http.errors import SloUnattainable
-from roseinfer.server.request.job import Account, Job, Measured, Outcome, PromptRun, SampleRecord, measured, tpot_s
+from roseinfer.server.http.errors import ApiError, SloUnattainable
+from roseinfer.server.request.job import (
+    Account,
+    Job,
+    Measured,
+    Outcome,
+    PromptRun,
+    SampleRecord,
+    Visit,
+    measured,
+    tpot_s,
+)
 
-# Of requests that have ended, the newest that a process remembers.
-RING = 1024
+# Of requests that have ended, the newest that a process remembers; of those that were turned away before anything was
+# known of them fewer, and apart: when the server is full they come by the thousand.
+RING, TURNED_AWAY = 1024, 128
 API_NAMES = {
     "text_completion": "completions",
     "chat.completion": "chat",
@@ -111,6 +123,7 @@ class RequestRecords:
         self._wall = wall
         self._live: dict[int, _Live] = {}
         self._ended: deque[RequestRecord] = deque(maxlen=size)
+        self._turned_away: deque[RequestRecord] = deque(maxlen=TURNED_AWAY)
         self._count = 0
 
     def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
@@ -126,6 +139,35 @@ class RequestRecords:
         self._ended.append(record)
         return record
 
+    def turned_away(self, visit: Visit, age_s: float, error: ApiError) -> None:
+        """One that nobody has read. `age_s`: since it came."""
+        self._count += 1
+        record = RequestRecord(
+            number=self._count,
+            live=False,
+            id=visit.request_id,
+            request_id=visit.request_id,
+            api=visit.path.split("/")[2],
+            model=visit.model,
+            stream=False,
+            created_s=self._wall() - age_s,
+            age_s=age_s,
+            slo=None,
+            outcome=Outcome.REJECTED,
+            finish="rejected",
+            reason=error.code or "",
+            status=error.status,
+            prompt_tokens=0,
+            cached_tokens=0,
+            output_tokens=0,
+            choices=0,
+            seen=None,
+            told=Told(),
+            way=None,
+            rejection=None,
+        )
+        self._turned_away.append(record)
+
     def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
         """At most `limit`, those that run before those that have ended."""
         return list(islice(self._all(now_s, live, ended), limit))
@@ -135,7 +177,7 @@ class RequestRecords:
         for live in reversed(self._live.values()):
             if id in (live.job.id, live.job.request_id):
                 return self._of_live(live, now_s)
-        return next((each for each in reversed(self._ended) if id in (each.id, each.request_id)), None)
+        return next((each for each in self._all(now_s, False, True) if id in (each.id, each.request_id)), None)
 
     def of(self, job: Job, account: Account, now_s: float, outcome: Outcome) -> RequestRecord:
         """Of a request all of whose samples have ended, while its answer has not."""
@@ -146,11 +188,16 @@ class RequestRecords:
             for each in reversed(self._live.values()):
                 yield self._of_live(each, now_s)
         if ended:
-            yield from reversed(self._ended)
+            yield from merge(reversed(self._ended), reversed(self._turned_away), key=ended_s, reverse=True)
 
     def _of_live(self, live: _Live, now_s: float) -> RequestRecord:
         end = End(None, status=live.state["status"])
         return _record(0, live.created_s, live.job, live.account, now_s, end)
+
+
+def ended_s(record: RequestRecord) -> float:
+    """Unix time."""
+    return record.created_s + record.age_s
 
 
 def _record(number: int, created_s: float, job: Job, account: Account, now_s: float, end: End) -> RequestRecord:

@@ -119,6 +119,7 @@ class RequestReports:
         self.first_token = metrics.first_token
         self.inter_token = metrics.inter_token
         self.refused = metrics.refused
+        self.turned_away = records.turned_away
 
     def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
         self._records.started(job, account, state, now_s)

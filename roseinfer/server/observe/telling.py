@@ -33,7 +33,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.output_tokens,
         "choices": record.choices,
-        "engine": 0 if way is None else way.engine,
+        "engine": (0 if record.choices else None) if way is None else way.engine,
         "routing": None
         if way is None
         else {

@@ -85,6 +85,7 @@ class TracedObserver:
         self._records = records
         self.started = inner.started
         self.why = inner.why
+        self.turned_away = inner.turned_away
         self.prompt_done = inner.prompt_done
         self.first_token = inner.first_token
         self.inter_token = inner.inter_token

@@ -59,6 +59,20 @@ class Verdict(NamedTuple):
     summary: str
 
 
+# By the code of the error.
+_TURNED_AWAY = {
+    "too_many_inflight": Verdict(
+        Cause.QUEUE, "Refused: as many requests were in the engine as it takes (--max-inflight-requests)."
+    ),
+    "queue_full": Verdict(
+        Cause.QUEUE, "Refused: as many prompts were in the server as it takes (--max-num-queued-reqs)."
+    ),
+    "too_many_bodies": Verdict(Cause.QUEUE, "Refused: too many request bodies were on their way (--max-body-readers)."),
+    "draining": Verdict(None, "Refused: the server was shutting down."),
+    "engine_unhealthy": Verdict(Cause.ENGINE, "Refused: no engine took requests."),
+}
+
+
 class Losses(NamedTuple):
     """Where a request's time went, in seconds. `waits`: before it had a seat, by cause; `preempted`: without one,
     later; `prefill` and `decode` with a seat, the share `idle` of it in steps that left it out.
@@ -263,9 +277,7 @@ def _of_timeout(record: RequestRecord) -> Verdict:
 
 def _of_failure(record: RequestRecord) -> Verdict:
     if record.outcome is Outcome.REJECTED:
-        return Verdict(
-            Cause.QUEUE, "Refused: as many requests were in the engine as it takes (--max-inflight-requests)."
-        )
+        return _TURNED_AWAY.get(record.reason, Verdict(None, "Refused: it could not be taken."))
     if record.outcome is None:
         return Verdict(None, "Refused: the request asked for what cannot be done.")
     if record.reason.partition(":")[0] in _GONE:

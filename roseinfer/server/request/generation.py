@@ -7,8 +7,8 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
-from roseinfer.server.http.errors import SloUnattainable, deadline_exceeded
-from roseinfer.server.request.job import Account, Job, Prompt, PromptRun, SampleRecord
+from roseinfer.server.http.errors import ApiError, SloUnattainable, deadline_exceeded
+from roseinfer.server.request.job import Account, Job, Prompt, PromptRun, SampleRecord, Visit
 
 _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 
@@ -34,6 +34,10 @@ class Observer(Protocol):
 
     def refused(self, reason: str) -> None:
         """A request was turned away; `reason` names the limit."""
+        ...
+
+    def turned_away(self, visit: Visit, seconds: float, error: ApiError) -> None:
+        """There was no place for it when it came, `seconds` ago."""
         ...
 
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:

@@ -96,7 +96,11 @@ class Inference:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         arrival_s = service.clock.now()
-        backend, body = await service.read(scope, receive)
+        try:
+            backend, body = await service.read(scope, receive)
+        except ApiError as error:
+            service.turned_away(scope["state"]["request_id"], self.path, arrival_s, error)
+            raise
         call = Call(service, backend, scope["state"], arrival_s, scope["headers"])
         with service.lifecycle.ticket() as ticket:
             job = await self._format.plan(call, body)

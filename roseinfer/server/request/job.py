@@ -100,6 +100,14 @@ class Job:
         return len(self.prompts) * self.n
 
 
+class Visit(NamedTuple):
+    """What is known of a request before anybody has read it. `path`: of the API; `model`: what is served."""
+
+    request_id: str
+    path: str
+    model: str
+
+
 # --- what is noted of it while it runs, for usage, metrics and the log ------------------------------------------------
 @dataclass(slots=True)
 class SampleRecord:

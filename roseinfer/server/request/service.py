@@ -18,6 +18,7 @@ from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, model_not_found,
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.grammars import GrammarObserver, Grammars
+from roseinfer.server.request.job import Visit
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
 from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy
 from roseinfer.server.request.prompts import Offload, PromptEncoder
@@ -175,6 +176,12 @@ class Service:
         arrived = wire.arrived  # then nothing is waited for, and nothing can change meanwhile
         body = await self.bodies.read_json(scope, receive, self.limits)
         return backend if arrived else self.admit(), body
+
+    def turned_away(self, request_id: str, path: str, arrival_s: float, error: ApiError) -> None:
+        """It brought what `read` raises. There is nobody to tell while the engine is loading."""
+        if error.status == 503 and self._backend is not None:
+            visit = Visit(request_id, path, self.served_names[0])
+            self._backend.observer.turned_away(visit, self.clock.now() - arrival_s, error)
 
     def _on_refused_body(self) -> None:
         if self._backend is not None:

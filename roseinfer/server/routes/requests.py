@@ -15,7 +15,7 @@ from roseinfer.server.formats.request_document import RequestList, RequestState
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.observe.colleagues import Colleagues
-from roseinfer.server.observe.records import RING, RequestRecord, RequestRecords
+from roseinfer.server.observe.records import RING, RequestRecord, RequestRecords, ended_s
 from roseinfer.server.observe.telling import record_json
 from roseinfer.server.request.service import Service
 
@@ -79,7 +79,7 @@ def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Col
 
 
 def _found(record: RequestRecord) -> Found:
-    return Found(record.live, record.created_s + (0.0 if record.live else record.age_s), record_json(record))
+    return Found(record.live, record.created_s if record.live else ended_s(record), record_json(record))
 
 
 _PARAMETERS = [

@@ -11,16 +11,20 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import RequestTimes
+from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause
 from roseinfer.core.why import Foreseen, Why
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.server.formats.request_document import RequestList, RequestState
-from roseinfer.server.observe.records import RING
+from roseinfer.server.http.errors import ApiError
+from roseinfer.server.observe.records import RING, TURNED_AWAY, End, RequestRecords
+from roseinfer.server.request.job import Account, Job, Outcome, Prompt, PromptRun, SampleRecord, Visit
 from tests.server.fake_engine import Step, Wait, rejected, timed_out
 from tests.server.live import PATIENCE_S, LiveServer, http_post
 
 Serve = Callable[..., LiveServer]
 BODY = {"prompt": "a secret", "max_tokens": 5}
+PROMPT = Prompt(ids=[1, 2, 3], params=SamplingParams(max_tokens=5))
 WHY = Why(((Cause.SEATS, 0.25),), Foreseen(0.5, 0.1), chunks=1, steps=5, sat_out=0)
 
 
@@ -223,3 +227,41 @@ def test_records_are_behind_the_key(serve: Serve) -> None:
     for path in ("/v1/requests", "/v1/requests/x"):
         assert server.get(path).status_code == 401
     assert server.get("/v1/requests", headers={"authorization": "Bearer k"}).json()["data"] == []
+
+
+def test_what_finds_no_place_leaves_a_record_too(serve: Serve) -> None:
+    server = serve(max_num_queued_reqs=1)
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", BODY, "host: x\r\nx-request-id: first"))
+        server.until(lambda: len(server.engine.requests) == 1)
+        answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+        assert answer.status_code == 503
+        found = record(server, answer.headers["x-request-id"])
+        server.call(server.engine.release)
+        eventually(lambda: record(server, "first")["state"] == "ended")
+    assert (found["api"], found["status"], found["outcome"], found["engine"]) == ("chat", 503, "rejected", None)
+    assert found["why"]["verdict"] == "queue" and "--max-num-queued-reqs" in found["why"]["summary"]
+    assert [each["request_id"] for each in listed(server)] == ["first", found["request_id"]]
+
+
+def test_what_is_turned_away_does_not_displace_what_was_served() -> None:
+    """The older of two, and a flood of those: the newest first, each of its own ring."""
+    clock, wall = ManualClock(10.0), ManualClock(1e9)
+    records = RequestRecords(2, wall.now)
+    error = ApiError(503, "full", code="queue_full")
+    records.turned_away(Visit("early", "/v1/responses", "m"), 0.0, error)
+    for id in ("one", "two", "three"):
+        job = Job(api="message", id=id, request_id=id, model="m", created=0, arrival_s=clock.now(), prompts=(PROMPT,))
+        account = Account([PromptRun(3, 5, clock.now(), [SampleRecord()])])
+        records.started(job, account, {"status": 0}, clock.now())
+        wall.advance(1)
+        clock.advance(1)
+        records.ended(job, account, clock.now(), End(Outcome.ABORTED, "abort", status=499))
+    assert [each.id for each in records.newest(9, clock.now())] == ["three", "two", "early"]
+    for i in range(TURNED_AWAY):
+        wall.advance(1)
+        records.turned_away(Visit(str(i), "/v1/responses", "m"), 0.0, error)
+    newest = [each.id for each in records.newest(RING, clock.now())]
+    assert newest == [*map(str, reversed(range(TURNED_AWAY))), "three", "two"]
+    assert records.find("one", clock.now()) is records.find("early", clock.now()) is None

@@ -194,6 +194,18 @@ def test_whatever_becomes_of_it_has_words(made: RequestRecord, name: str | None,
     assert found.summary.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        ("queue_full", "queue"), ("too_many_bodies", "queue"), ("too_many_inflight", "queue"),
+        ("engine_unhealthy", "engine"), ("draining", None), ("unheard_of", None),
+    ],
+)  # fmt: skip
+def test_what_found_no_place_is_told_where(reason: str, name: str | None) -> None:
+    found = verdict(record(told(None, None, None, 0, finish=""), Outcome.REJECTED, reason=reason))
+    assert found.name == name and found.summary.startswith("Refused: ") and found.summary.endswith(".")
+
+
 def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
     for outcome in (*Outcome, None):
         for sample in (LATE_START, told(None, None, None, 0), LATE_START._replace(why=waited((Cause.SEATS, 0.6)))):
