@@ -16,7 +16,7 @@ from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineS
 from roseinfer.engine.board import Board, Standing
 from roseinfer.engine.client import EngineWatch
 from roseinfer.engine.messages import ClientMessage, Drain, EngineMessage
-from roseinfer.engine.silence import INTERVAL_S, Listening, Vitals, vitals
+from roseinfer.engine.silence import INTERVAL_S, Listening, Silence, Vitals, vitals
 from roseinfer.engine.transport import OnDeath, OnMessage, Transport
 
 log = logging.getLogger("roseinfer.engine.crew")
@@ -44,9 +44,17 @@ class Process(Transport, Protocol):
 
     def kill(self) -> None: ...
 
+    def ask_stacks(self) -> None:
+        """Have it write where its threads are, which `stacks` returns a little later."""
+        ...
+
+    def stacks(self) -> str: ...
+
 
 class Life(EngineWatch):
-    """One process of an engine, from its launch to its end. `signs`: messages from it."""
+    """One process of an engine, from its launch to its end. `signs`: messages from it. `stacks_asked`, `stacks_told`:
+    of a silent one, once.
+    """
 
     def __init__(self, process: Process, clock: Clock) -> None:
         super().__init__(process, clock)
@@ -54,6 +62,7 @@ class Life(EngineWatch):
         self.ended = asyncio.Event()
         self.signs = 0
         self.killed = False  # which may take it a while
+        self.stacks_asked = self.stacks_told = False
         self._began_s = clock.now()
 
     async def launch(self) -> None:
@@ -252,12 +261,26 @@ class Member:
         silence = self._listening.look(
             life.signs + self._board.written(self.index), 0.0 if promise is None else promise.step_s, seen
         )
+        self._look_at_stacks(life, silence, stopped=seen is not None and seen.stopped)
         if silence.hung:
             self._kill(life, f"has given no sign of life for {silence.seconds:g} s")
         elif silence.quiet != self._quiet:
             self._quiet = silence.quiet
             log.warning("engine %d %s", self.index, "gives no sign of life" if silence.quiet else "is heard again")
             self._say(self._phase)
+
+    def _look_at_stacks(self, life: Life, silence: Silence, *, stopped: bool) -> None:
+        """Of one that does nothing, though it could, the log says once where: it writes that until the next look."""
+        if life.stacks_told:
+            return
+        if life.stacks_asked:
+            where = life.process.stacks()
+            life.stacks_told = bool(where)
+            if where:
+                log.error("engine %d: where its threads were when it gave no sign of life:\n%s", self.index, where)
+        elif silence.quiet and not stopped:
+            life.stacks_asked = True
+            life.process.ask_stacks()
 
     def _look_at_start(self, life: Life, *, stopped: bool) -> None:
         self._stopped_looks = self._stopped_looks + 1 if stopped else 0

@@ -33,6 +33,7 @@ from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.engine.sockets import ClientSockets
+from roseinfer.engine.stacks import stacks_path, tell_stacks
 from roseinfer.engine.starting import LoggedStages
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
@@ -162,6 +163,7 @@ def main() -> int:
     engine = boot.index if boot.config.engines > 1 else None
     logs.configure(as_json=boot.log_json, level=boot.log_level, engine=engine)
     watch = (sys.stdin.fileno(), Path(boot.private))
+    tell_stacks(stacks_path(Path(boot.private), boot.index))
     threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()
     clients = ClientSockets(socket.socket(fileno=boot.listener))
     try:

@@ -26,6 +26,7 @@ from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Ready, Received, Shutdown, StartFailed
 from roseinfer.engine.private import private_folder, remove_folder
+from roseinfer.engine.stacks import ask_stacks, read_stacks, stacks_path
 
 log = logging.getLogger(__name__)
 
@@ -276,6 +277,14 @@ class ProcessTransport:
     def send(self, message: ClientMessage) -> None:
         assert self._link is not None, "start comes first"
         self._link.send(message)
+
+    def ask_stacks(self) -> None:
+        """Have an engine that is up write where its threads are, for `stacks` to read."""
+        if self._process is not None and self._process.returncode is None:
+            ask_stacks(self._process.pid)
+
+    def stacks(self) -> str:
+        return read_stacks(stacks_path(self._place.private, self._place.index))
 
     def kill(self) -> None:
         """For an engine that does nothing any more: it ends, as `on_death` is told."""

@@ -52,6 +52,7 @@ class FakeProcess:
     closed: bool = False
     killed: bool = False
     sent: list[ClientMessage] = field(default_factory=list)
+    asked: int = 0
     info: EngineInfo = INFO
 
     def __post_init__(self) -> None:
@@ -94,6 +95,12 @@ class FakeProcess:
     def kill(self) -> None:
         self.killed = True
         self.die("it was killed")
+
+    def ask_stacks(self) -> None:
+        self.asked += 1
+
+    def stacks(self) -> str:
+        return "in a lock" if self.asked else ""
 
     def slowly(self) -> asyncio.Event:
         """Its end takes until that is set."""
@@ -540,6 +547,27 @@ def test_one_that_is_silent_is_quiet_then_killed_and_started_again(monkeypatch: 
     play(act)
 
 
+def test_where_a_silent_one_is_stuck_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not of one that is stopped: it would write that when it goes on."""
+    monkeypatch.setattr(FakeProcess, "kill", lambda process: None)
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        stopped = True
+        monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, stopped))
+        for _ in range(10):
+            scene.crew._members[0].look()
+        assert scene.now().asked == 0 and scene.states == [EngineState.QUIET]
+        stopped = False
+        for _ in range(100):
+            scene.crew._members[0].look()
+        assert scene.now().asked == 1 and caplog.text.count("when it gave no sign of life:\nin a lock") == 1
+
+    play(act)
+
+
 def test_one_whose_end_takes_long_is_killed_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -826,7 +854,14 @@ def test_when_the_owner_is_killed_its_engines_end_and_nothing_is_left(tmp_path: 
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(cost)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
-    assert sorted(path.name for path in folder.iterdir()) == ["board", "engine0", "engine1", "locked"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "board",
+        "engine0",
+        "engine1",
+        "locked",
+        "stacks0",
+        "stacks1",
+    ]
     engines = children(owner.pid)
     assert len(engines) == 2
     for pid in engines:

@@ -1,0 +1,24 @@
+"""An engine process, without a model, whose first step never ends. Run with -m, as the other one."""
+
+import sys
+import threading
+
+from roseinfer.core.plan import StepPlan
+from roseinfer.engine import process
+from roseinfer.engine.transport import ProcessTransport
+from roseinfer.priced.machine import PricedRunner
+
+
+class HangingTransport(ProcessTransport):
+    module = "tests.helpers.hanging_engine"
+
+
+def wait_for_ever(self: PricedRunner, plan: StepPlan) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+if __name__ == "__main__":
+    PricedRunner.submit = wait_for_ever  # type: ignore[method-assign, assignment]
+    sys.exit(process.main())
