@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 
 from roseinfer import __version__
 from roseinfer.commands import COMMANDS, Command
@@ -21,11 +22,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, 1 if it failed, 2 if it was asked the wrong way; what the user can mend is told in
     one line, only our own bugs show a traceback."""
     prepare_cpu_libraries()
+    _print_whatever_comes()
     parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"roseinfer {__version__}")
     _add_commands(parser, COMMANDS)
     args = parser.parse_args(argv)
     return _run(args.command, args, args.parser)
+
+
+def _print_whatever_comes() -> None:
+    """What a model writes may not be in the terminal's encoding: a question mark is no reason to end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def run_alone(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:

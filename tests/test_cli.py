@@ -36,7 +36,8 @@ def test_help_needs_nothing_heavy(argv):
     """In an interpreter where the heavy packages cannot be imported."""
     code = (
         "import sys\n"
-        "for name in ('torch', 'numpy', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvloop', 'jinja2', 'yaml'):\n"
+        "for name in ('torch', 'numpy', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvloop', 'jinja2', 'yaml',\n"
+        "             'rich', 'prometheus_client'):\n"
         "    sys.modules[name] = None\n"
         "from roseinfer.cli import main\n"
         f"main({argv!r})"

@@ -303,6 +303,7 @@ def test_what_decides_needs_the_standard_library_only():
 
 def test_only_execution_needs_torch():
     parts = ("engine", "priced", "server", "text", "grammar", "hub", "options", "commands", "cli", "sim", "calibration")
+    parts += ("terminal", "doctor")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported
 

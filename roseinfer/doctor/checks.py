@@ -103,7 +103,7 @@ def _device(facts: Facts) -> Check:
         return warning(
             "device", f"{cpu}; there is an NVIDIA GPU that this PyTorch cannot use", "install its CUDA build"
         )
-    if facts.gpu_files or torch.gpu_error:
+    if facts.gpu_files:
         reason = torch.gpu_error or "PyTorch does not find it"
         return warning("device", f"{cpu}; there is an NVIDIA GPU, but {reason}", _GPU_ADVICE)
     return ok("device", f"{cpu}; no GPU")

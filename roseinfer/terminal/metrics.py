@@ -35,6 +35,14 @@ class Scrape:
         values = [sample.value for sample in self.of(name, **labels)]
         return sum(values) / len(values) if values else None
 
+    def buckets(self, name: str, **labels: str) -> dict[float, float]:
+        """Of a histogram: counts by upper bound, together."""
+        counts: dict[float, float] = {}
+        for sample in self.of(f"{name}_bucket", **labels):
+            bound = float(sample.labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + sample.value
+        return counts
+
     def values(self, label: str, name: str, **labels: str) -> list[str]:
         """The values that a label has among them, in order; numbers by size."""
         found = {sample.labels.get(label, "") for sample in self.of(name, **labels)}
@@ -80,11 +88,10 @@ class Window:
         """Of what a histogram took in meanwhile, as Prometheus' `histogram_quantile` has it: straight lines between the
         bounds of buckets, and the last finite bound for what lies above it. None if it took in nothing.
         """
-        counts: dict[float, float] = {}
-        for bound in self.after.values("le", f"{name}_bucket", **labels):
-            gained = self.gained(f"{name}_bucket", le=bound, **labels)
-            counts[float(bound)] = gained or 0.0
-        return _quantile(share, dict(sorted(counts.items())))
+        then, now = (scrape.buckets(name, **labels) for scrape in (self.before, self.after))
+        gained = {bound: count - then.get(bound, 0.0) for bound, count in now.items()}
+        began_anew = any(count < 0 for count in gained.values())
+        return _quantile(share, dict(sorted((now if began_anew else gained).items())))
 
 
 def _quantile(share: float, counts: Mapping[float, float]) -> float | None:

@@ -9,7 +9,7 @@ from roseinfer.terminal.screen import printable
 Row = Mapping[str, Any]
 UNKNOWN = "-"
 GAP = 2  # characters between columns
-ELASTIC_LEAST = 18
+ELASTIC_LEAST = 24
 
 
 class Column(NamedTuple):
@@ -30,18 +30,22 @@ class Sheet(NamedTuple):
     missing: str = ""
 
 
-def fitting(sheet: Sheet, width: int) -> list[Column]:
-    """The columns that a line of `width` characters has room for: the first ones, and the elastic one."""
-    elastic = [column for column in sheet.columns if column.elastic]
-    left = width - sum(ELASTIC_LEAST + GAP for _ in elastic)
-    kept: list[Column] = []
+def fitting(sheet: Sheet, width: int) -> list[tuple[Column, int]]:
+    """The columns that a line of `width` characters has room for, and how wide each is: the first ones whole, and the
+    elastic one, of which there is one at most, as wide as is left.
+    """
+    elastic = next((column for column in sheet.columns if column.elastic), None)
+    left = width - (0 if elastic is None else ELASTIC_LEAST + GAP)
+    kept: list[tuple[Column, int]] = []
     for column in sheet.columns:
-        if not column.elastic:
-            left -= max(map(len, [column.title, *(printable(column.write(row)) for row in sheet.rows)])) + GAP
-            if left < 0:
-                break
-            kept.append(column)
-    return [*kept, *elastic]
+        if column is elastic:
+            continue
+        needed = max(map(len, [column.title, *(printable(column.write(row)) for row in sheet.rows)]))
+        if needed + GAP > left:
+            break
+        left -= needed + GAP
+        kept.append((column, needed))
+    return kept if elastic is None else [*kept, (elastic, left + ELASTIC_LEAST)]
 
 
 def number(value: float | None, digits: int = 0, unit: str = "") -> str:

@@ -94,22 +94,28 @@ def _table(sheet: Sheet, style: str, width: int) -> RenderableType:
         return Text(f"\n{sheet.title}: {sheet.missing}", style="dim")
     table = Table(title=f"\n{sheet.title}", title_justify="left", title_style="bold", box=None, padding=(0, GAP, 0, 0))
     columns = fitting(sheet, width)
-    for column in columns:
+    for column, its_width in columns:
         table.add_column(
             column.title,
             justify="right" if column.right else "left",
             style=style,
             header_style="dim",
             no_wrap=True,
+            width=its_width,
             overflow="ellipsis",
         )
     for row in sheet.rows:
-        cells = [Text(printable(column.write(row))) for column in columns]
+        cells = [Text(printable(column.write(row))) for column, _ in columns]
         table.add_row(*cells, style=_colour(row))
     return table
 
 
 def _colour(row: Row) -> str | None:
+    outcome = str(row.get("outcome"))
+    if outcome == "rejected":
+        return "red"
+    if outcome.startswith("missed"):
+        return "yellow"
     kept = row.get("attainment_lately")
     if not isinstance(kept, float):
         return None

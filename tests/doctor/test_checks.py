@@ -46,7 +46,7 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"packages": (Package("numpy", "numpy<3", "4.0", "is not <3"),)}, "packages", State.WARNING),
         ({"torch": Torch(error="it hangs")}, "PyTorch", State.PROBLEM),
         ({"gpu_files": True}, "device", State.WARNING),
-        ({"torch": replace(CUDA, gpus=(), gpu_error="driver too old")}, "device", State.WARNING),
+        ({"torch": replace(CUDA, gpus=(), gpu_error="too old"), "gpu_files": True}, "device", State.WARNING),
         ({"torch": replace(CUDA, triton=None)}, "kernels", State.WARNING),
         ({"torch": replace(CUDA, kernel_error="no gcc")}, "kernels", State.PROBLEM),
         ({"cores": 1}, "cores", State.WARNING),
@@ -74,6 +74,10 @@ def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], nam
 def test_a_model_must_fit_the_gpu_that_it_goes_to() -> None:
     assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, weight_bytes=100 * GB))) == []
     assert worst(replace(GOOD, torch=replace(CUDA, gpus=(OLD,)), model=replace(MODEL, weight_bytes=20 * GB)))
+
+
+def test_a_cuda_build_without_a_gpu_is_fine() -> None:
+    assert worst(replace(GOOD, torch=replace(CUDA, gpus=(), gpu_error="no driver"))) == []
 
 
 def test_limits_that_are_none() -> None:

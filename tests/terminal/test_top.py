@@ -14,7 +14,7 @@ from roseinfer.terminal.metrics import Scrape, Window, parse_metrics
 from roseinfer.terminal.overview import overview, slowest_of
 from roseinfer.terminal.remote import Remote, RemoteError
 from roseinfer.terminal.top_text import as_text
-from roseinfer.terminal.watching import Watching
+from roseinfer.terminal.watching import Seen, Watching
 from tests.server.fake_engine import rejected
 from tests.server.live import LiveServer
 from tests.terminal.pseudo_terminal import PseudoTerminal
@@ -69,6 +69,8 @@ def test_quantiles_are_those_of_prometheus() -> None:
     assert window.quantile(0.7, name) == pytest.approx(0.15)
     assert window.quantile(0.99, name) == pytest.approx(0.2)
     assert Window(window.after, window.after).quantile(0.5, name) is None
+    restarted = Window(window.after, vllm(2.0, 0, 10, 10, 10))
+    assert restarted.quantile(0.5, name) == pytest.approx(0.05)
 
 
 def test_engines_are_in_order_of_their_numbers() -> None:
@@ -158,10 +160,23 @@ def _answer(body: str) -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-def drawn(watching: Watching, width: int = 100) -> str:
+def drawn(watching: Watching, width: int = 100, *, plain: bool = False) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, force_terminal=True).print(top_screen.picture("http://x", watching.seen, width))
+    Console(file=out, width=width, force_terminal=not plain).print(top_screen.picture("http://x", watching.seen, width))
     return out.getvalue()
+
+
+@pytest.mark.parametrize(("width", "kept"), [(200, 9), (90, 6), (45, 2)])
+def test_columns_are_whole_or_not_there(width: int, kept: int) -> None:
+    seen, wanted = {"e2e_ms": 1234.0, "ttft_ms": 196.0, "tpot_ms": 31.0}, {"ttft_ms": 500.0, "tpot_ms": 30.0}
+    why = {"summary": "Late: it ran without a break, and each token took longer than was promised."}
+    records = [record("chatcmpl-193df56c3072", outcome="missed_tpot", seen=seen, objectives=wanted, why=why)]
+    now = vllm(0.0, 0, 0, 0, 0)
+    watching = Watching(Remote("http://x"), 1.0, 5)
+    watching.seen = Seen(overview(Window(now, now), records, 3, 102.0))
+    *_, titles, row, _ = drawn(watching, width, plain=True).splitlines()
+    assert titles.split()[-1] == "why" and len(titles.split()) == kept
+    assert row.startswith("193df56c3072  ") and "Late:" in row and row.rstrip().endswith("…") == (width < 200)
 
 
 def test_a_narrow_screen(server: LiveServer) -> None:
