@@ -39,7 +39,8 @@ def test_a_newcomer_sees_a_refusal_and_a_kept_promise_in_five_clicks(
 ) -> None:
     page = open_page(server.url, **({"viewport": size} if size else {}))
     clicks = count_clicks(page)
-    page.keyboard.type("Say something")  # where to write has the focus
+    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    page.keyboard.type("Say something")
     page.get_by_role("button", name="Tight").click()
     page.get_by_role("button", name="Send", exact=True).click()
     refused = page.get_by_role("alert").filter(has_text="Refused")

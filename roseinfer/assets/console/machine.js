@@ -6,7 +6,7 @@ import { count, decimal, known, ms, percent, rate } from "./format.js";
 import { useStore } from "./store.js";
 
 const WINDOW_S = 30;
-const GAP_S = 0.5; // So long without a step is a pause, not a line.
+const GAP_S = 0.25; // So long from one step to the next is a pause, not a line.
 const SPARK = { width: 120, height: 28, most: 120, least: 24 };
 // Of a row of `steps`, see the events of the console.
 const [END, DURATION, BUDGET, ROWS, PROMPT] = [1, 2, 3, 4, 5];
@@ -53,7 +53,8 @@ function columnsOf(steps, now) {
   };
   for (let i = first; i < steps.length; i++) {
     const step = steps[i];
-    if (i > first && step[END] - steps[i - 1][END] > GAP_S) push(steps[i - 1][END] + 1e-3, null, null, null, null);
+    const idle = i > first ? step[END] - step[DURATION] / 1000 - steps[i - 1][END] : 0;
+    if (idle > GAP_S) push(steps[i - 1][END] + 1e-3, null, null, null, null);
     push(step[END], step[DURATION], step[BUDGET], step[ROWS], step[PROMPT]);
   }
   return {
@@ -72,7 +73,7 @@ function lastStep({ last }) {
 const seconds = (_, ticks) => ticks.map((at) => (at === 0 ? "now" : `${decimal(at, 0)} s`));
 // As far back as there are steps, in fives.
 const time = { time: false, range: (plot) => [Math.min(-5, Math.max(-WINDOW_S, 5 * Math.floor((plot.data[0][0] ?? 0) / 5))), 0] };
-// Of the columns by number, what is above zero: from the power of ten below to the one above.
+// Of the columns by number, what is above zero: from the power of ten below it.
 const decades = (columns) => (plot) => {
   let low = Infinity;
   let high = 0;
@@ -83,18 +84,19 @@ const decades = (columns) => (plot) => {
       if (value > high) high = value;
     }
   }
-  return high ? [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high) + 1e-9)] : [1, 100];
+  return high ? [10 ** Math.floor(Math.log10(low)), high * 1.3] : [1, 100];
 };
 const fromZero = (_, low, high) => [0, Math.max(high || 0, 1) * 1.1];
 
 // Logarithmic: budgets are often a hundred times what steps take, and a stall a hundred times either.
 function durations(theme) {
-  const named = (_, ticks) => ticks.map((value) => (value === null ? "" : `${value} ms`));
+  const named = (_, ticks) => ticks.map(ms);
+  const splits = (_, axis, low, high) => [0.01, 0.1, 1, 10, 100, 1000, 10_000, 100_000].filter((value) => value >= low && value <= high);
   return {
     legend: { show: false },
     padding: [6, 48, 0, 0],
     scales: { x: time, y: { distr: 3, range: decades([1, 2]) } },
-    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 60, values: named })],
+    axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 60, values: named, splits, filter: (_, ticks) => ticks })],
     series: [
       {},
       { stroke: theme.ink, width: 1.25, points: { show: false } },
@@ -133,8 +135,8 @@ function Tiles({ held, said }) {
     { label: "Running", value: count(now.running), note: `${said.max_num_seqs ? `of ${count(said.max_num_seqs * engines.length)} seats, ` : ""}${count(now.waiting)} waiting`, line: "running" },
     { label: "Tokens/s", value: rate(smooth("tokensPerS")), note: `prompts ${rate(smooth("promptsPerS"))}/s`, line: "tokensPerS" },
     { label: "KV cache", value: percent(now.kv), note: `${count(total("kv_blocks_used"))} of ${count(total("kv_blocks"))} blocks`, line: "kv", full: 1 },
-    { label: "Promised", value: percent(now.utilisation), note: "of the machine, to those that run", line: "utilisation", full: 1 },
-    { label: "Prefix cache", value: percent(queries ? total("prefix_hits") / queries : null), note: `of ${count(queries)} prompt tokens found` },
+    { label: "Promised", value: percent(now.utilisation), note: "of the machine", line: "utilisation", full: 1 },
+    { label: "Prefix cache", value: percent(queries ? total("prefix_hits") / queries : null), note: `of ${count(queries)} prompt tokens` },
     { label: "Preempted", value: count(total("preemptions")), note: "gave their blocks to others" },
   ];
   const drafted = total("drafted_tokens");

@@ -161,5 +161,5 @@ function Race({ turn }) {
 
 function dueTokens(at, { ttft_ms: ttft, tpot_ms: tpot }) {
   if (tpot === null || at < (ttft ?? 0)) return null;
-  return 1 + Math.floor((at - (ttft ?? 0)) / tpot);
+  return 1 + (at - (ttft ?? 0)) / tpot;
 }

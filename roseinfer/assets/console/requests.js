@@ -88,9 +88,9 @@ function Summary({ records, version }) {
       const terms = [ttft && `first ${ms(ttft)}`, tpot && `per token ${ms(tpot)}`].filter(Boolean).join(" · ");
       return html`<li key=${one.name}>
         <span class="class-name">${one.name === "none" ? "no promise" : one.name}</span>
-        <strong>${judged ? percent(one.kept / judged) : count(one.plain)}</strong><span class="class-kept">${judged ? "kept" : "served"}</span>
+        <strong>${judged ? percent(one.kept / judged) : count(one.plain || one.live)}</strong><span class="class-kept">${judged ? "kept" : one.plain ? "served" : "running"}</span>
         <span class="stack" aria-hidden="true">${["kept", "late", "refused"].map((kind) => one[kind] > 0 && html`<span class=${kind} style=${{ flexGrow: one[kind] }}></span>`)}</span>
-        <span class="class-counts">${judged ? `${count(one.kept)} kept, ${count(one.late)} late, ${count(one.refused)} refused` : "best effort"}${terms && html`<br />${terms}`}</span>
+        <span class="class-counts">${judged ? `${count(one.kept)} kept, ${count(one.late)} late, ${count(one.refused)} refused` : one.name === "none" ? "best effort" : ""}${terms && html`<br />${terms}`}</span>
       </li>`;
     })}
   </ul>`;
