@@ -1,5 +1,6 @@
 """The list of requests, and one of them in detail."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,3 +122,22 @@ def test_of_a_thousand_requests_those_in_sight_are_in_the_document(open_page: Op
     rows.press("End")
     expect(page.locator('[aria-rowindex="1001"]')).to_be_visible()
     assert page.locator(".window").get_by_role("row").count() < 60
+
+
+def test_who_has_scrolled_down_reads_on(open_page: OpenPage, asked: RealServer) -> None:
+    (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]
+    page = open_page(asked.url + "/#requests")
+    add = "many => import('/console/data.js').then((data) => data.addRequests(many))"
+    old = [{**known, "id": f"cmpl-{n}", "request_id": f"old-{n}", "created": 1000.0 - n} for n in range(100)]
+    new = [{**known, "id": f"cmpl-new-{n}", "request_id": f"new-{n}", "created": 4e9 + n} for n in range(7)]
+    page.get_by_role("searchbox", name="Filter").fill("cmpl")
+    page.evaluate(add, old)
+    rows = page.get_by_role("grid")
+    expect(rows).to_have_attribute("aria-label", re.compile("^10[0-9] requests"))
+    for _ in range(5):
+        rows.press("PageDown")
+    at = page.locator(".row.at")
+    before = at.bounding_box()["y"]
+    page.evaluate(add, new)
+    page.wait_for_function("document.querySelectorAll('.rows')[0].ariaLabel.startsWith('11')")
+    assert at.bounding_box()["y"] == before

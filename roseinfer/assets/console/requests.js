@@ -119,6 +119,7 @@ function List({ rows, all, open, onOpen }) {
     measured.observe(box.current);
     return () => measured.disconnect();
   }, []);
+  useSteady(box, rows, height);
   const index = rows.findIndex((record) => record.key === at);
   const move = (to) => {
     const next = Math.max(0, Math.min(rows.length - 1, to));
@@ -158,6 +159,19 @@ function List({ rows, all, open, onOpen }) {
         }} />`)}
     </div>
   </div>`;
+}
+
+// Who has scrolled down reads on: rows that come in above move what is in sight by as much.
+function useSteady(box, rows, height) {
+  const topmost = useRef({ key: "", index: 0 });
+  useLayoutEffect(() => {
+    const { key, index } = topmost.current;
+    const element = box.current;
+    const now = element.scrollTop > 0 && key !== "" ? rows.findIndex((record) => record.key === key) : -1;
+    if (now > index) element.scrollTop += (now - index) * height;
+    const first = Math.floor(element.scrollTop / height);
+    topmost.current = { key: rows[first]?.key ?? "", index: first };
+  });
 }
 
 function reveal(box, top, height) {
