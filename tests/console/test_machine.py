@@ -47,6 +47,34 @@ def test_what_runs_shows_while_it_runs(open_page: OpenPage, server: RealServer) 
     expect(running).to_have_text("0")
 
 
+def test_several_engines_and_their_router(open_page: OpenPage, server: RealServer) -> None:
+    page = open_page(server.url + "/#machine")
+    expect(page.get_by_role("region", name="Engines")).to_be_visible()
+    router = {
+        "placements": {"0": 12, "1": 7},
+        "reasons": {"only_one": 3, "best": 0},
+        "retries": 2,
+        "placed_again": {},
+        "resumes": {"died": 1},
+        "breakers": [1],
+    }
+    page.evaluate(
+        """async (router) => {
+            const { machine } = await import("/console/data.js");
+            const [engine] = machine.get().engines;
+            const show = () => machine.set({ router, engines: [engine, { ...engine, engine: 1, state: "dead" }] });
+            machine.subscribe(() => machine.get().router || show());  // the server, which has one, goes on telling
+            show();
+        }""",
+        router,
+    )
+    shown = page.get_by_role("region", name="Router")
+    for text in ("engine 0: 12, engine 1: 7", "only one: 3", "died: 1"):
+        expect(shown.get_by_text(text, exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="engine 1")).to_be_visible()
+    expect(page.get_by_role("region", name="Engines").get_by_text("dead")).to_be_visible()
+
+
 def test_keys_and_addresses_choose_the_tab(page: Any) -> None:
     page.keyboard.press("Escape")
     page.get_by_role("log").focus()

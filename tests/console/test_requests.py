@@ -1,6 +1,5 @@
 """The list of requests, and one of them in detail."""
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,16 +127,16 @@ def test_who_has_scrolled_down_reads_on(open_page: OpenPage, asked: RealServer) 
     (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]
     page = open_page(asked.url + "/#requests")
     add = "many => import('/console/data.js').then((data) => data.addRequests(many))"
-    old = [{**known, "id": f"cmpl-{n}", "request_id": f"old-{n}", "created": 1000.0 - n} for n in range(100)]
-    new = [{**known, "id": f"cmpl-new-{n}", "request_id": f"new-{n}", "created": 4e9 + n} for n in range(7)]
-    page.get_by_role("searchbox", name="Filter").fill("cmpl")
+    old = [{**known, "id": f"steady-{n}", "created": 1000.0 - n} for n in range(100)]
+    new = [{**known, "id": f"steady-new-{n}", "created": 4e9 + n} for n in range(7)]
+    page.get_by_role("searchbox", name="Filter").fill("steady")
     page.evaluate(add, old)
-    rows = page.get_by_role("grid")
-    expect(rows).to_have_attribute("aria-label", re.compile("^10[0-9] requests"))
+    rows, at = page.get_by_role("grid"), page.locator(".row.at")
+    expect(rows).to_have_attribute("aria-rowcount", "101")
     for _ in range(5):
         rows.press("PageDown")
-    at = page.locator(".row.at")
+    expect(at).to_have_attribute("aria-rowindex", "42")
     before = at.bounding_box()["y"]
     page.evaluate(add, new)
-    page.wait_for_function("document.querySelectorAll('.rows')[0].ariaLabel.startsWith('11')")
+    expect(at).to_have_attribute("aria-rowindex", "49")
     assert at.bounding_box()["y"] == before

@@ -4,7 +4,7 @@ import { clock, count, ms } from "./format.js";
 import { ICONS, OBJECTIVES, outcomeOf, waitedFor, whyRefused } from "./words.js";
 
 const MAX_SEGMENTS = 120;
-const PHASES = { wait: "waited", prefill: "computed its prompt", decode: "wrote its answer" };
+const PHASES = { prefill: "computed its prompt", decode: "wrote its answer" };
 
 export function Detail({ record, id, onClose }) {
   const heading = useRef(null);
@@ -68,10 +68,15 @@ function Timeline({ record }) {
     ${marks.length > 0 && html`<p class="marks">${marks.map((mark) => html`<span class="key promised">${mark.name} ${ms(mark.at)}</span>`)}</p>`}
     <ol class="phases">
       ${segments.map((one) => html`<li><i class=${`swatch ${one.phase}`} aria-hidden="true"></i>
-        <span>${PHASES[one.phase] ?? one.phase}${one.phase === "wait" && html` for ${waitedFor(one.cause)}`}</span>
+        <span>${phaseOf(one)}</span>
         <span class="num">${ms(one.to_ms - one.from_ms)}</span><span class="num dim">from ${ms(one.from_ms)}</span></li>`)}
     </ol>
   </section>`;
+}
+
+function phaseOf({ phase, cause }) {
+  if (phase !== "wait") return PHASES[phase] ?? phase;
+  return cause === "transit" ? "was on its way to the engine" : `waited for ${waitedFor(cause)}`;
 }
 
 function Promises({ record }) {

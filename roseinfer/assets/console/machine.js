@@ -26,6 +26,7 @@ export function Machine() {
           aria-pressed=${one.engine === engine} onClick=${() => setChosen(one.engine)}>engine ${one.engine}</button>`)}</div>`}
         <p class="now">${lastStep(columns)}</p>
       </header>
+      ${columns.durations[0].length === 0 && html`<p class="no-steps">No steps in the last ${WINDOW_S} s</p>`}
       <figure><figcaption>Duration of each step <span class="key ink">duration</span> <span class="key promised">budget</span> <span class="key late">over budget</span></figcaption>
         <${Chart} label="Duration of the steps of the last 30 seconds against their budget, in milliseconds" build=${durations} data=${columns.durations} height=${200} /></figure>
       <figure><figcaption>What each step computes <span class="key ink">rows</span> <span class="key second">prompt tokens, right</span></figcaption>
@@ -183,13 +184,20 @@ function Engines({ engines }) {
     </table></div></section>`;
 }
 
-// The router's counters by name; what has parts of its own is shown with them.
+// Counts since the start: where requests were placed and why, and what had to be done again.
 function Router({ router }) {
-  const rows = Object.entries(router).flatMap(([name, value]) =>
-    value !== null && typeof value === "object" ? Object.entries(value).map(([part, inner]) => [`${name} ${part}`, inner]) : [[name, value]],
-  );
-  const said = (value) => (typeof value === "number" ? (Number.isInteger(value) ? count(value) : decimal(value)) : typeof value === "object" ? JSON.stringify(value) : String(value));
-  return html`<section class="card"><h2>Router</h2><dl class="facts columns">
-    ${rows.map(([name, value]) => html`<div><dt>${name.replaceAll("_", " ")}</dt><dd>${said(value)}</dd></div>`)}
+  const listed = (counts, name = (key) => key.replaceAll("_", " ")) =>
+    Object.entries(counts ?? {}).filter(([, n]) => n > 0).map(([key, n]) => `${name(key)}: ${count(n)}`).join(", ") || "none";
+  const engine = (number) => `engine ${number}`;
+  const rows = [
+    ["Placed on", listed(router.placements, engine)],
+    ["Because of", listed(router.reasons)],
+    ["Tried again", count(router.retries)],
+    ["Placed again", listed(router.placed_again)],
+    ["Went on elsewhere", listed(router.resumes)],
+    ["Not used now", (router.breakers ?? []).map(engine).join(", ") || "none"],
+  ];
+  return html`<section class="card" aria-labelledby="router-title"><h2 id="router-title">Router</h2><dl class="facts columns">
+    ${rows.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
   </dl></section>`;
 }

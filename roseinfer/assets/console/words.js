@@ -13,6 +13,7 @@ const REFUSED = {
   prompt_budget: "Its prompt does not fit into the steps that are left until then.",
   tenant: "Its tenant already has more than its share.",
   engine: "It came from another engine, and too late.",
+  transit: "It reached the scheduler too late.",
 };
 
 export const whyRefused = (cause) => REFUSED[cause] ?? "The scheduler does not say what stood against it.";
@@ -30,6 +31,7 @@ const WAITED = {
   parent: "the first sample to compute the prompt",
   grammar: "its grammar to compile",
   engine: "another engine, which it left",
+  transit: "its way to the engine",
   idle: "nothing",
 };
 
@@ -57,6 +59,7 @@ const SHORT = {
   parent: "its first sample",
   grammar: "grammar",
   engine: "another engine",
+  transit: "on its way",
   other: "not said",
   ...VERDICTS,
 };
