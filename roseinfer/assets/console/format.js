@@ -20,6 +20,7 @@ export function count(value) {
   return Math.abs(value) < 1e6 ? `${digits(value / 1e3, 0)}k` : `${digits(value / 1e6, 1)}M`;
 }
 
+export const counted = (value, name) => `${count(value)} ${name}${value === 1 ? "" : "s"}`;
 export const decimal = (value, places = 2) => (known(value) ? digits(value, places) : DASH);
 export const percent = (share) => (known(share) ? `${digits(share * 100, share < 0.0995 && share > 0 ? 1 : 0)}%` : DASH);
 export const rate = (value) => (known(value) ? (value < 99.5 ? digits(value, 1) : count(value)) : DASH);

@@ -2,7 +2,7 @@
 import { html, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { hello, machine } from "./data.js";
-import { count, decimal, known, ms, percent, rate } from "./format.js";
+import { count, counted, decimal, known, ms, percent, rate } from "./format.js";
 import { useStore } from "./store.js";
 
 const WINDOW_S = 30;
@@ -68,13 +68,13 @@ function columnsOf(steps, now) {
 function lastStep({ last }) {
   if (!last) return "No step yet.";
   const budget = known(last[BUDGET]) ? ` of ${ms(last[BUDGET])}` : ", no budget";
-  return `Newest: ${ms(last[DURATION])}${budget}, ${count(last[ROWS])} rows, ${count(last[PROMPT])} prompt tokens`;
+  return `Newest: ${ms(last[DURATION])}${budget}, ${counted(last[ROWS], "row")}, ${counted(last[PROMPT], "prompt token")}`;
 }
 
 const seconds = (_, ticks) => ticks.map((at) => (at === 0 ? "now" : `${decimal(at, 0)} s`));
 // As far back as there are steps, in fives.
 const time = { time: false, range: (plot) => [Math.min(-5, Math.max(-WINDOW_S, 5 * Math.floor((plot.data[0][0] ?? 0) / 5))), 0] };
-// Of the columns by number, what is above zero: from the power of ten below it.
+// Of the columns by number, what is above zero: from the power of ten below it, a decade at least.
 const decades = (columns) => (plot) => {
   let low = Infinity;
   let high = 0;
@@ -85,7 +85,9 @@ const decades = (columns) => (plot) => {
       if (value > high) high = value;
     }
   }
-  return high ? [10 ** Math.floor(Math.log10(low)), high * 1.3] : [1, 100];
+  if (!high) return [1, 100];
+  const floor = 10 ** Math.floor(Math.log10(low));
+  return [floor, Math.max(high * 1.3, floor * 12)];
 };
 const fromZero = (_, low, high) => [0, Math.max(high || 0, 1) * 1.1];
 

@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { conversation } from "./conversation.js";
-import { count, decimal, known, ms, rate } from "./format.js";
+import { count, known, ms, rate } from "./format.js";
 import { isRunning } from "./send.js";
 
 // Sliders are logarithmic: as many steps from 1 to 10 ms as from 1 to 10 s.
@@ -146,7 +146,7 @@ function Race({ turn }) {
   const build = (theme) => ({
     legend: { show: false },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 4) * 1.05] } },
-    axes: [theme.axis({ values: (_, ticks) => ticks.map((at) => `${decimal(at, at < 10 && at % 1 ? 1 : 0)} s`) }), theme.axis({ size: 34 })],
+    axes: [theme.axis({ values: (_, ticks) => ticks.map((at) => at === 0 ? "0" : ms(at * 1000)) }), theme.axis({ size: 34 })],
     series: [
       {},
       { label: "promised", stroke: theme.promised, width: 2, dash: [5, 4], points: { show: false } },
