@@ -126,7 +126,7 @@ def test_an_answer_can_be_stopped(page: Any, server: RealServer) -> None:
 
 def test_completion(page: Any) -> None:
     page.get_by_role("button", name="Completion").click()
-    page.get_by_label("Prompt").fill("def f(")
+    page.get_by_role("textbox", name="Prompt", exact=True).fill("def f(")
     with page.expect_request("**/v1/completions") as sent:
         page.get_by_role("button", name="Send", exact=True).click()
     assert sent.value.post_data_json["prompt"] == "def f("
