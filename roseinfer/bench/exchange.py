@@ -19,6 +19,7 @@ NO_DONE = "cut off: the stream ended without [DONE]"
 NO_USAGE = "the stream ended without a usage"
 _FINISHED = (b'"finish_reason":"', b'"finish_reason": "')
 _USAGE = (b'"usage":{', b'"usage": {')
+_NO_TEXT = (b'"text":""', b'"text": ""')
 _NO_TOKEN = (b'"delta":{}', b'"delta": {}')
 
 
@@ -130,7 +131,7 @@ async def exchange(
 async def _read(response: Any, seen: Exchange, sent_s: float, clock: Clock, texts: bool) -> None:
     reader = EventReader()
     usage: int | None = None
-    finished = done = False
+    finished = done = bare_end = False
     try:
         async for data in response.content.iter_any():
             now_s = clock() - sent_s
@@ -141,7 +142,9 @@ async def _read(response: Any, seen: Exchange, sent_s: float, clock: Clock, text
                 if b'"error"' in event[:12]:
                     seen.error = event[:ERROR_CHARACTERS].decode(errors="replace")
                     break
-                finished = finished or any(mark in event for mark in _FINISHED)
+                ends = any(mark in event for mark in _FINISHED)
+                finished = finished or ends
+                bare_end = bare_end or (ends and any(mark in event for mark in _NO_TEXT))
                 tokens, chunk = read_event(event)
                 if chunk:
                     seen.chunk_s.append(now_s)
@@ -154,6 +157,8 @@ async def _read(response: Any, seen: Exchange, sent_s: float, clock: Clock, text
                 break
     finally:
         seen.output_tokens = len(seen.chunk_s) if usage is None else usage
+    if bare_end and seen.output_tokens < len(seen.chunk_s) and not seen.chunk_tokens:
+        seen.chunk_s.pop()  # it brought the finish reason and no token, whose time would be a gap of nothing
     if seen.error is None:
         seen.error = NO_DONE if not done else NO_FINISH_REASON if not finished else NO_USAGE if usage is None else None
         seen.ok = seen.error is None

@@ -125,6 +125,15 @@ def test_tokens_of_a_chunk_are_counted_where_the_server_counts_them():
     assert outcome.ok and outcome.chunk_tokens == [1, 2, 1] and outcome.itl_s == [1.5, 1.5, 1.0]
 
 
+def test_an_end_without_a_token_is_no_chunk():
+    """Unless it is one by the server's count: a token may have no text."""
+    pieces = [token("a"), token("b"), token("", "length")]
+    for tokens, chunks in ((2, [1, 2]), (3, [1, 2, 3])):
+        ended = [*pieces, usage(tokens), b"data: [DONE]\n\n"]
+        outcome, _ = asyncio.run(send("200 OK", ended, [0, 0, 0, 1, 2, 3, 4, 5, 6]))
+        assert outcome.ok and outcome.chunk_s == chunks
+
+
 def test_what_a_chat_sends_beside_tokens_is_no_chunk():
     assert read_event(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}') == (None, False)
     assert read_event(b'{"choices":[{"delta":{},"finish_reason":"stop"}]}') == (None, False)
