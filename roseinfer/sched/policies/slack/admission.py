@@ -11,12 +11,13 @@ from roseinfer.sched.ledger import Track
 from roseinfer.sched.lengths import peak_tokens
 from roseinfer.sched.policies.slack.attainable import Chances
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
-from roseinfer.sched.policies.slack.capacity import MOST_CONSTANT
+from roseinfer.sched.policies.slack.capacity import MOST_CONSTANT, PRICED
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 ROOMY_FOR_PATIENT = 0.9
+RATHER = (*PRICED, Cause.UTILISATION)  # what is named rather than others that hold as well
 SPARE_FOR_HASTY = 0.15  # of the machine, which requests that can wait leave free while not all can be served
 
 
@@ -31,6 +32,7 @@ class SlackAdmission:
         self.yields: list[Request] = []
         self.line: Cause | None = None
         self._limit = 1.0  # of those that are looked at
+        self._is_new = False  # the one that is looked at
         self._state = state
         self._tuning = state.tuning
         self._params = state.cost.params
@@ -69,7 +71,8 @@ class SlackAdmission:
             self._say_what_could_be()
 
     def _say_what_could_be(self) -> None:
-        """Of those turned away, behind those that start."""
+        """Of those turned away, behind those that start; and why, if they have not waited for anything."""
+        self._limit = 1.0
         chances = Chances(
             self._state,
             self._now_s,
@@ -82,11 +85,14 @@ class SlackAdmission:
         )
         for name, (request, rejection) in self.rejections.items():
             track = self._state.ledger.waiting[name]
-            least_s = chances.least_s(track, rejection.reason, self._view.uncached(request))
-            self.rejections[name] = Refusal(request, rejection._replace(attainable_s=least_s))
+            if track.uncached < 0:
+                track.uncached = self._view.uncached(request)
+            cause = self._too_late_for(track) if rejection.cause is Cause.OTHER else rejection.cause
+            least_s = chances.least_s(track, rejection.reason)
+            self.rejections[name] = Refusal(request, rejection._replace(cause=cause, attainable_s=least_s))
 
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
-        cause = Cause.IDLE if self._state.misses_alone(track) else track.waits_for or Cause.QUEUE
+        cause = Cause.IDLE if self._state.misses_alone(track) else track.waits_for or Cause.OTHER
         predicted_s = self._now_s - track.request.arrival_s + wait_s
         if self._state.worth(track):
             self._state.price.decided(refused=True)
@@ -99,16 +105,20 @@ class SlackAdmission:
         Whether they would is asked now and then: it costs as much as deciding.
         """
         known = track.waits_for
-        if cause is not Cause.UTILISATION and known is not None and not self._closely:
-            cause = known
-        elif cause is not Cause.UTILISATION and not self._fits(track):
-            cause = Cause.UTILISATION
+        if self._closely or (known is not cause and known not in RATHER):
+            self._think(track, cause)
         if self._limit == 1.0:
-            self.line = cause
-        elif cause is Cause.UTILISATION:
+            self.line = track.waits_for
+        return verdict
+
+    def _think(self, track: Track, cause: Cause) -> None:
+        if cause is not Cause.UTILISATION and not self._fits(track):
+            cause = Cause.UTILISATION
+        elif cause is Cause.QUEUE and not self._has_blocks(track):  # which it will lack for longer
+            cause = Cause.BLOCKS
+        if cause is Cause.UTILISATION and self._limit < 1.0:
             cause = self._state.objection(track) or cause
         self._state.name(track, cause)
-        return verdict
 
     def _fits(self, track: Track) -> bool:
         """Whether there is time for its tokens beside those that run."""
@@ -151,7 +161,8 @@ class SlackAdmission:
             if track.request.request_id in self.rejections:
                 continue
             state = self._state
-            if track.foreseen is None:
+            self._is_new = track.foreseen is None
+            if self._is_new:
                 track.foreseen = self._foresee(track)
             if state.unattainable(track) and rejectable(track.request):
                 reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
@@ -239,8 +250,8 @@ class SlackAdmission:
             own_s = p.prefill_s(len(track.tokens) - prompt, prompt)
             if own_s > time_s and rejectable(track.request):
                 share = self._prefill_time(1.0)
-                if track.waits_for is None or self._now_s - track.request.arrival_s <= 2 * ends_s:  # it has just come
-                    track.waits_for = Cause.QUEUE if own_s <= time_s + ahead_s else Cause.UTILISATION
+                if self._is_new:
+                    track.waits_for = None
                 self._reject(track, track.first_objective, (ahead_s + own_s) / share + p.step_s)
                 return None
         for due_s, seconds in self._line:
@@ -251,6 +262,23 @@ class SlackAdmission:
                     self._hold(track, Cause.QUEUE)
                     return None
         return prompt
+
+    def _too_late_for(self, track: Track) -> Cause:
+        """What one could have been in time without that was turned away before it waited for anything: the prompts
+        before its own, the step that ran when it came, or those that run.
+        """
+        waited_s = self._now_s - track.request.arrival_s
+        ends_s = self._state.chunk_ends_s
+        if waited_s > 2 * ends_s:  # nobody got to it
+            return self.line or Cause.QUEUE
+        left_s = track.due_s - self._now_s - ends_s
+        ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
+        own_s = self._params.prefill_s(len(track.tokens) - track.uncached, track.uncached)
+        if not self._fits(track):
+            return Cause.UTILISATION
+        if own_s <= self._prefill_time(left_s):
+            return Cause.QUEUE
+        return Cause.STEP if own_s <= self._prefill_time(left_s + waited_s) - ahead_s else Cause.UTILISATION
 
     def _verdict(self, track: Track, prompt: int, limit: float) -> Verdict:
         """Whether all that run, and this one, can keep their token deadlines, as far as one can see.

@@ -28,15 +28,13 @@ class Chances(NamedTuple):
     prefill_time: Callable[[float], float]
     has_place: Callable[[Track], bool]
 
-    def least_s(self, track: Track, reason: str, uncached: int) -> float | None:
+    def least_s(self, track: Track, reason: str) -> float | None:
         """The least value of the objective `reason` with which the request could start now, and be in time; None if
         that depends on when others end, or on how many come.
-
-        `uncached`: tokens of its prompt to compute.
         """
         if not self.has_place(track):
             return None
-        prefill_s = self.state.cost.params.prefill_s(len(track.tokens) - uncached, uncached)
+        prefill_s = self.state.cost.params.prefill_s(len(track.tokens) - track.uncached, track.uncached)
         first_s = self._first_s(track, prefill_s)
         if reason == "ttft":
             return first_s if self._fits(track, track.tpot_s, prefill_s, first_s) else None
@@ -45,7 +43,8 @@ class Chances(NamedTuple):
         pace_s = self._pace_s(track, prefill_s, first_s)
         if pace_s is None or reason == "tpot":
             return pace_s
-        behind = max(1.0, track.length + self.state.wrong_by(track))
+        length = max(track.length, self.state.lengths.total(track.request))  # as it would be expected now
+        behind = max(1.0, length + self.state.wrong_by(track))
         return (first_s + behind * max(pace_s, self.state.recent_step_s)) / 0.9
 
     def _first_s(self, track: Track, prefill_s: float) -> float:

@@ -365,14 +365,14 @@ class SlackState:
 
     def worth(self, track: Track) -> bool:
         """Whether a request is worth its cost while not all can be served."""
-        objection = self.objection(track)
-        if objection is None:
+        found = self.price.objection(track.price_s, track.tpot_s, track.patient)
+        if found is None:
             if track.waits_for in PRICED:  # and now for its turn, like most; the next look will tell
                 self.name(track, Cause.UTILISATION)
                 track.waits_for = None
-        elif track.waits_for in _UNPRICED:
-            self.name(track, objection)
-        return objection is None
+        elif track.waits_for is not found and track.waits_for in _UNPRICED:
+            self.name(track, self.objection(track) or found)
+        return found is None
 
     def objection(self, track: Track) -> Cause | None:
         """Why it is not worth its cost, if it is not; its tenant if that is all."""
