@@ -41,7 +41,7 @@ class Slo:
 class Cause(StrEnum):
     """What a request waits for, and what stood against one that was turned away: what it waited for last.
 
-    The first of them only refusals have, and those behind `TENANT` only waits.
+    `IDLE` only refusals have, and `PARENT`, `GRAMMAR` and `ENGINE` only waits.
     """
 
     IDLE = "idle"  # nothing: an idle machine would have missed the objective as well

@@ -265,7 +265,7 @@ class SlackAdmission:
 
     def _too_late_for(self, track: Track) -> Cause:
         """What one could have been in time without that was turned away before it waited for anything: the prompts
-        before its own, the step that ran when it came, or those that run.
+        before its own, the step that ran when it came, the way to here, or those that run.
         """
         waited_s = self._now_s - track.request.arrival_s
         ends_s = self._state.chunk_ends_s
@@ -278,7 +278,9 @@ class SlackAdmission:
             return Cause.UTILISATION
         if own_s <= self._prefill_time(left_s):
             return Cause.QUEUE
-        return Cause.STEP if own_s <= self._prefill_time(left_s + waited_s) - ahead_s else Cause.UTILISATION
+        if own_s > self._prefill_time(left_s + waited_s) - ahead_s:
+            return Cause.UTILISATION
+        return Cause.STEP if self._view.running else Cause.TRANSIT
 
     def _verdict(self, track: Track, prompt: int, limit: float) -> Verdict:
         """Whether all that run, and this one, can keep their token deadlines, as far as one can see.
