@@ -5,8 +5,9 @@ from typing import Any
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.core.why import Foreseen
+from roseinfer.server.observe.losses import waits_before_seat
 from roseinfer.server.observe.records import RequestRecord
-from roseinfer.server.observe.verdict import verdict, waits_before_seat
+from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.slo_classes import NO_CLASS
 
 

@@ -1,14 +1,14 @@
 """Why a request was late, refused or kept: of a record one name, and one sentence for people."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from roseinfer.core.slo import Cause, Rejection, Slo
+from roseinfer.server.observe.losses import PREEMPTED, SAT_OUT, losses, waits_before_seat
 from roseinfer.server.observe.records import RequestRecord
 from roseinfer.server.request.job import OBJECTIVES, Measured, Outcome
 
-# Names beside those of causes.
-PREEMPTED, SAT_OUT, SLOW_STEPS, CLIENT = "preempted", "sat_out", "slow_steps", "client"
+# Names beside those of causes and other losses.
+SLOW_STEPS, CLIENT = "slow_steps", "client"
 # "It waited 12 ms ..."
 _WAITED = {
     Cause.IDLE: "although nothing stood against it",
@@ -45,6 +45,7 @@ _REFUSED = {
     Cause.TRANSIT: "it was on its way for too long",
     Cause.OTHER: "there was too much load",
 }
+_UNTIL = {"ttft": "until its first token", "tpot": "a token"}
 _NAMES = dict(zip(OBJECTIVES, ("first token", "time per token", "whole answer"), strict=True))
 _MISSED = {Outcome.MISSED_TTFT: "ttft", Outcome.MISSED_TPOT: "tpot", Outcome.MISSED_E2E: "e2e"}
 _GONE = frozenset({"EngineDeadError", "EngineLostError", "EngineUnavailableError"})
@@ -71,93 +72,6 @@ _TURNED_AWAY = {
     "draining": Verdict(None, "Refused: the server was shutting down."),
     "engine_unhealthy": Verdict(Cause.ENGINE, "Refused: no engine took requests."),
 }
-
-
-class Losses(NamedTuple):
-    """Where a request's time went, in seconds. `waits`: before it had a seat, by cause; `preempted`: without one,
-    later; `prefill` and `decode` with a seat, the share `idle` of it in steps that left it out.
-    """
-
-    waits: dict[str, float]
-    preempted: float
-    prefill: float
-    decode: float
-    idle: float
-
-    def before_first(self) -> dict[str, float]:
-        """By what they would be named as."""
-        return {**self.waits, SAT_OUT: self.idle * self.prefill}
-
-    def behind_first(self) -> dict[str, float]:
-        return {PREEMPTED: self.preempted, SAT_OUT: self.idle * self.decode}
-
-    def all(self) -> dict[str, float]:
-        return {**self.waits, PREEMPTED: self.preempted, SAT_OUT: self.idle * (self.prefill + self.decode)}
-
-
-def waits_before_seat(record: RequestRecord) -> tuple[float, list[tuple[Cause | None, float]]]:
-    """When it first got a seat, in seconds from its arrival (until now if it has not), and what it waited for until
-    then, None = nobody says. In the order in which it is known to be: on another engine, on its way, for the step that
-    ran, then the others with the longest first, last room that it had lost again.
-
-    The engine names all waits that it knows of; beside them a request was on its way there.
-    """
-    told = record.told
-    until_s = told.first_s if told.first_s is not None else record.age_s
-    if told.why is None:
-        seat_s = min(until_s if told.scheduled_s is None else told.scheduled_s, until_s)
-        return seat_s, [(None, seat_s)] if seat_s > 0 else []
-    named = dict(wait for wait in told.why.waited if not _elsewhere(record, wait[0]))
-    named_s = sum(named.values())
-    if told.scheduled_s is not None:
-        seat_s = min(told.scheduled_s, until_s)
-    else:  # if it runs, its engine has said what it waited for, and not yet until when
-        seat_s = until_s if told.first_s is None else min(named_s, until_s)
-    if seat_s - named_s > _BRIEF_S:
-        named[Cause.TRANSIT] = named.get(Cause.TRANSIT, 0.0) + seat_s - named_s
-    else:
-        seat_s = min(seat_s, named_s)
-    return seat_s, _cut(sorted(named.items(), key=lambda wait: _rank(record, wait[0])), seat_s)
-
-
-_BRIEF_S = 0.001  # what is not worth telling: from the plan that seats a request to the step itself
-_EARLY = {Cause.ENGINE: 0, Cause.TRANSIT: 1, Cause.STEP: 2}
-
-
-def _rank(record: RequestRecord, cause: Cause) -> int:
-    return _EARLY.get(cause, 4 if cause is Cause.BLOCKS and record.told.preemptions else 3)
-
-
-def _cut(waits: Sequence[tuple[Cause, float]], until_s: float) -> list[tuple[Cause | None, float]]:
-    """Those that fit until then."""
-    kept: list[tuple[Cause | None, float]] = []
-    left_s = until_s
-    for cause, seconds in waits:
-        if left_s > 0:
-            kept.append((cause, min(seconds, left_s)))
-            left_s -= seconds
-    return kept
-
-
-def _elsewhere(record: RequestRecord, cause: Cause) -> bool:
-    """Whether a wait was its life on an engine where it had its first token, and so none for that."""
-    return cause is Cause.ENGINE and record.way is not None and record.way.resumes > 0
-
-
-def losses(record: RequestRecord) -> Losses:
-    told = record.told
-    seat_s, told_waits = waits_before_seat(record)
-    waits: dict[str, float] = {cause or Cause.OTHER: seconds for cause, seconds in told_waits}
-    first_s = told.first_s if told.first_s is not None else record.age_s
-    last_s = told.last_s if told.last_s is not None else first_s
-    why, decode_s = told.why, last_s - first_s
-    preempted = decode_s if told.preemptions else 0.0  # nobody says how long
-    idle = 0.0
-    if why is not None:
-        waited = sum(seconds for cause, seconds in why.waited if not _elsewhere(record, cause))
-        preempted = max(0.0, waited - sum(waits.values())) if told.preemptions else 0.0
-        idle = why.sat_out / why.steps if why.steps else 0.0
-    return Losses(waits, min(preempted, decode_s), max(0.0, first_s - seat_s), max(0.0, decode_s - preempted), idle)
 
 
 def verdict(record: RequestRecord) -> Verdict:
@@ -211,7 +125,7 @@ def _of_late(record: RequestRecord, objective: str, slo: Slo, seen: Measured) ->
         found, ran_s = lost.all(), lost.prefill + lost.decode
     name = _blamed(found, late_s, ran_s * (1 - lost.idle))
     text = f"Late: {_seen(objective, seen[at])}, and {_ms(_promised(slo, objective))} was promised"
-    return Verdict(name, f"{text}. {_because(record, name, found.get(name, 0.0), objective)}")
+    return Verdict(name, f"{text}. {_because(record, name, found.get(name, ran_s), objective)}")
 
 
 def _blamed(found: dict[str, float], late_s: float, ran_s: float) -> str:
@@ -237,11 +151,12 @@ def _because(record: RequestRecord, name: str, seconds: float, objective: str) -
     if objective == "ttft":
         expected = None if foreseen is None else foreseen.ttft_s
         chunks = "" if why is None or why.chunks < 2 else f" in {why.chunks} parts"
-        text = f"Its prompt of {record.prompt_tokens - record.cached_tokens} tokens was computed{chunks} meanwhile"
+        computed = f"{record.prompt_tokens - record.cached_tokens} tokens of its prompt"
+        text = f"Computing {computed}{chunks} took {_ms(seconds)}"
     else:
         expected = None if foreseen is None else foreseen.tpot_s if objective == "tpot" else None
         text = f"It ran without a break, {_ms(told.tpot_s)} a token" if told.tokens > 1 else "It ran without a break"
-    return f"{text}." if expected is None else f"{text}; {_ms(expected)} was expected."
+    return f"{text}." if expected is None else f"{text}; {_ms(expected)} {_UNTIL[objective]} was expected."
 
 
 def _kept(record: RequestRecord) -> str:

@@ -96,13 +96,18 @@ def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> N
         # The longest of several waits, without all of which it would have been in time.
         (told(0.6, 0.7, 1.0, why=waited((Cause.SEATS, 0.4), (Cause.STEP, 0.2))), Outcome.MISSED_TTFT, "seats", "400"),
         # It did not wait, but for the way to its engine.
-        (told(0.01, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "slow_steps", "80 tokens"),
+        (
+            told(0.01, 0.7, 1.0, why=waited()),
+            Outcome.MISSED_TTFT,
+            "slow_steps",
+            "Computing 80 tokens of its prompt took 690 ms",
+        ),
         (told(0.01, 0.7, 1.0, why=waited(chunks=3)), Outcome.MISSED_TTFT, "slow_steps", "in 3 parts"),
         (
             told(0.01, 0.7, 1.0, why=waited(foreseen=Foreseen(0.3))),
             Outcome.MISSED_TTFT,
             "slow_steps",
-            "300 ms was expected",
+            "300 ms until its first token was expected",
         ),
         # Its engine has named no wait, or nothing at all.
         (told(0.6, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "transit", "600 ms"),
@@ -116,7 +121,7 @@ def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> N
             told(0.0, 0.1, 1.1, why=waited(foreseen=Foreseen(0.3, 0.04))),
             Outcome.MISSED_TPOT,
             "slow_steps",
-            "40 ms was expected",
+            "40 ms a token was expected",
         ),
         # It lost its place for longer than it is late.
         (
@@ -238,6 +243,11 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
         ),
         (record(told(0.1, 0.2, 0.2, 1), Outcome.MET), [("wait", 100), ("prefill", 100)]),
         (record(told(None, None, None, 0), Outcome.ABORTED), [("wait", 1000)]),
+        # Its end came back from the engine after what it had waited for.
+        (
+            record(told(None, None, None, 0, why=waited((Cause.SEATS, 0.6), (Cause.STEP, 0.1))), Outcome.REJECTED),
+            [("step", 100), ("seats", 600), ("wait", 300)],
+        ),
         (record(told(0.4, None, None, 0), Outcome.ABORTED), [("wait", 400), ("prefill", 600)]),
         # While it runs its engine has said what it waited for, not until when.
         (
