@@ -56,6 +56,7 @@ COLUMNS = {
 }
 SHARES = ("adherence", "rejected", "missed", "best effort")
 REFUSED_BY = "refused by"  # shown where somebody was
+WAITED_FOR = "waited for"
 BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown where there is some
 
 
@@ -310,7 +311,8 @@ def print_points(points: Sequence[Mapping[str, Any]]) -> None:
                 value = None if value is None else value[part]
             shown = title in SHARES and value is not None
             row[title] = f"{value:.3f}" if shown else value
-        row[REFUSED_BY] = refusals(point["refused_by"])
+        row[REFUSED_BY] = shares(point["refused_by"])
+        row[WAITED_FOR] = shares(point["waited_s"], most=2)
         rows.append(row)
     if all(point["best_effort"] is None for point in points):
         rows = [{title: row[title] for title in row if title not in BEST_EFFORT} for row in rows]
@@ -319,11 +321,11 @@ def print_points(points: Sequence[Mapping[str, Any]]) -> None:
     print(table(rows))
 
 
-def refusals(counts: Mapping[str, float]) -> str:
-    """`price 91%, queue 9%` of those turned away, the most frequent first."""
+def shares(counts: Mapping[str, float], most: int | None = None) -> str:
+    """`price 91%, queue 9%` of all, the largest first, and no more than `most` of them."""
     whole = sum(counts.values())
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{cause} {count / whole:.0%}" for cause, count in ordered if count)
+    ordered = sorted(counts.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{cause} {count / whole:.0%}" for cause, count in ordered if count > 0.005 * whole)
 
 
 def print_classes(points: Sequence[Mapping[str, Any]]) -> None:

@@ -272,6 +272,7 @@ class Fleet:
             return
         self._forget(call)
         call.life.reason, call.life.rejection = end.reason, end.rejection
+        call.life.waited = end.why.waited if end.why is not None else ()
 
     def _retry(self, call: Call) -> bool:
         """Once, if another engine's promise still holds a request that was turned away."""

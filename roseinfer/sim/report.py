@@ -64,6 +64,7 @@ def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, An
         "adherence": adherence(lives),
         "rejected": 1 - len(kept) / len(promised) if promised else 0.0,
         "refused_by": _refused_by(promised),
+        "waited_s": _waited(lives),
         "false_rejected": _false_rejected(lives, replay),
         "accepted_missed": 1 - len(good) / len(kept) if kept else 0.0,
         "good_tok_s": sum(len(life.token_s) for life in good) / run.elapsed_s,
@@ -122,6 +123,15 @@ def _refused_by(lives: Sequence[Lifetime]) -> dict[str, int]:
     return {cause.value: found[cause] for cause in Cause}
 
 
+def _waited(lives: Sequence[Lifetime]) -> dict[str, float]:
+    """Seconds without a seat of all together, by what they were for."""
+    found = dict.fromkeys((cause.value for cause in Cause), 0.0)
+    for life in lives:
+        for cause, seconds in life.waited:
+            found[cause.value] += seconds
+    return found
+
+
 def _false_rejected(lives: Sequence[Lifetime], replay: Simulation | None) -> float | None:
     if replay is None:
         return None
@@ -147,7 +157,7 @@ def _by_class(lives: Sequence[Lifetime]) -> dict[str, Any]:
         served = [life for life in group if life.served]
         rejected = 1 - len(served) / len(group)
         found[name] = {"adherence": adherence(group), "rejected": rejected, "missed": _missed(group)}
-        found[name] |= _latencies(served)
+        found[name] |= {"waited_s": _waited(group), **_latencies(served)}
     return found
 
 

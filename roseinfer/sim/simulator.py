@@ -8,7 +8,7 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Rejection, Slo
+from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.engine.messages import Add
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.estimates import Estimates
@@ -19,7 +19,7 @@ from roseinfer.sim.workload import Arrival
 @dataclass(slots=True)
 class Lifetime:
     """When a request arrived and when each of its tokens was there, in simulated seconds; how it ended, and why it was
-    turned away if it was.
+    turned away if it was. `waited`: seconds without a seat, by what they were for.
     """
 
     arrival_s: float
@@ -29,6 +29,7 @@ class Lifetime:
     token_s: list[float] = field(default_factory=list)
     reason: FinishReason | None = None
     rejection: Rejection | None = None
+    waited: Sequence[tuple[Cause, float]] = ()
 
     @property
     def served(self) -> bool:
@@ -145,3 +146,4 @@ def _note(outputs: list[RequestOutput], lives: list[Lifetime], now_s: float) -> 
             life.token_s.append(now_s)
         if end is not None:
             life.reason, life.rejection = end.reason, end.rejection
+            life.waited = end.why.waited if end.why is not None else ()

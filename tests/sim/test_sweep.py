@@ -74,6 +74,22 @@ def test_the_refused_are_counted_by_cause() -> None:
     assert mean_of([found, {**found, "refused_by": dict.fromkeys(Cause, 0)}])["refused_by"]["price"] == 1
 
 
+def test_waits_are_added_up_by_cause_and_class() -> None:
+    lives = [life(0.5, 0.05), life(0.5, 0.05)]
+    lives[0].waited = ((Cause.SEATS, 2.0), (Cause.STEP, 0.5))
+    lives[1].waited = ((Cause.SEATS, 1.0),)
+    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    wanted = {cause.value: 0.0 for cause in Cause} | {"seats": 3.0, "step": 0.5}
+    assert found["waited_s"] == wanted == found["classes"][SLO.class_name]["waited_s"]
+
+
+def test_every_wait_of_a_run_has_a_cause() -> None:
+    for name in ("fifo", "slack", "qoserve"):
+        (point,) = sweep(name, rate=22.0)
+        waited = point["waited_s"]
+        assert sum(waited.values()) > 0 and waited["other"] == waited["transit"] == 0.0
+
+
 def test_every_refusal_of_a_run_has_a_cause() -> None:
     for name in ("slack", "scorpio"):
         (point,) = sweep(name, rate=22.0)
@@ -307,7 +323,8 @@ def test_the_command_compares_and_writes(tmp_path: Path, capsys: pytest.CaptureF
     flags = "--setup scorpio-8b --policies fifo,slack --rates 5,60 --requests 60 --seeds 2 --jobs 1"
     assert cli.main(["simulate", *flags.split(), "--json", str(file)]) == 0
     printed = capsys.readouterr().out
-    assert "adherence" in printed and re.search(r"price \d+%", printed)
+    assert "adherence" in printed and re.search(r"(seats|blocks|step|prompt_budget) \d+%", printed)
+    assert re.search(r"price \d+%", printed)
     points = json.loads(file.read_text())["points"]
     assert [(point["policy"], point["rate"]) for point in points] == [
         ("fifo", 5.0),
@@ -316,8 +333,8 @@ def test_the_command_compares_and_writes(tmp_path: Path, capsys: pytest.CaptureF
         ("slack", 60.0),
     ]
     wanted = (
-        "offered_req_s goodput_req_s goodput_window_req_s adherence rejected refused_by false_rejected classes ttft_ms "
-        "tpot_ms itl_ms good_tok_s fairness scheduler_us_per_step seeds"
+        "offered_req_s goodput_req_s goodput_window_req_s adherence rejected refused_by waited_s false_rejected "
+        "classes ttft_ms tpot_ms itl_ms good_tok_s fairness scheduler_us_per_step seeds"
     )
     assert all(set(wanted.split()) <= point.keys() for point in points)
     assert len(points[0]["seeds"]) == 2
