@@ -9,7 +9,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.terminal.answer import Answer, Asking, describe
 from roseinfer.terminal.conversation import Conversation
 from roseinfer.terminal.refusals import advice
-from roseinfer.terminal.remote import RefusedError, Remote, RemoteError
+from roseinfer.terminal.remote import RefusedError, Remote, RemoteError, UnreachableError
 from roseinfer.terminal.screen import Screen
 from roseinfer.terminal.slash import COMMANDS, Leave, run_command
 
@@ -28,6 +28,7 @@ class Chat:
         self.stats = stats
         self.last: str | None = None  # the line of the newest answer
         self.unanswered: str | None = None
+        self.lost = False  # the connection, at the last question
 
     def ask(self, question: str) -> bool:
         """One turn; whether there is an answer, if only a part of one. Ctrl+C ends it with what there is."""
@@ -35,6 +36,7 @@ class Chat:
         asking = Asking(self.remote, PATH, self.conversation.body())
         outcome = stream_to(self.screen, asking)
         self.unanswered = question if outcome.nothing else None
+        self.lost = isinstance(outcome.error, UnreachableError)
         if outcome.nothing:
             self.conversation.take_back()
         else:
@@ -43,12 +45,14 @@ class Chat:
         explain(self.screen, outcome)
         return outcome.error is None
 
-    def converse(self, check: Callable[[], None] = lambda: None) -> None:
-        """Reads questions and commands until the input ends. `check` is called before each, and may raise."""
+    def converse(self, check: Callable[[bool], None] = lambda lost: None) -> None:
+        """Reads questions and commands until the input ends. `check` is called before each with whether the connection
+        was lost in the one before, and may raise.
+        """
         _edit_lines()
         while True:
             try:
-                check()
+                check(self.lost)
                 self._turn(_read())
             except KeyboardInterrupt:
                 self.screen.note("\nCtrl+D leaves")

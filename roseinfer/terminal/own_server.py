@@ -20,6 +20,7 @@ _GREETING = re.compile(r" is served on (http://\S+);")
 _STAGE = " roseinfer.engine.starting: "
 _LINES_KEPT = 40
 _END_PATIENCE_S = 10.0
+_ABOUT_TO_S = 1.0
 
 
 class OwnServerError(RoseinferError):
@@ -68,10 +69,16 @@ class OwnServer:
     ) -> None:
         self.close()
 
-    def check(self) -> None:
-        """Raises `OwnServerError` if it has ended."""
+    def check(self, lost: bool) -> None:
+        """Raises `OwnServerError` if it has ended. `lost`: a connection to it was, so it may be about to."""
+        if lost:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_ABOUT_TO_S)
         if self.process.poll() is not None:
-            raise OwnServerError(f"the server has ended: {self._last_words()}")
+            self._listening.join(1.0)
+            code = self.process.returncode
+            how = f" by signal {-code}" if code < 0 else ""
+            raise OwnServerError(f"the server has ended{how}: {self._last_words()}")
 
     def close(self) -> None:
         """It is gone when this returns."""

@@ -12,6 +12,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Cause
 from roseinfer.terminal.chat import Chat
 from roseinfer.terminal.conversation import Conversation
+from roseinfer.terminal.own_server import OwnServerError
 from roseinfer.terminal.remote import Remote
 from roseinfer.terminal.screen import Screen, printable
 from roseinfer.terminal.slash import Leave, run_command
@@ -153,6 +154,21 @@ def test_save_writes_a_request_and_spares_files(talking: Talking, tmp_path: Path
     assert json.loads(path.read_text())["messages"] == talking.messages
     with pytest.raises(ConfigError, match="File exists"):
         run_command(talking.chat, f"/save {path}")
+
+
+def test_whoever_owns_the_server_is_asked_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["/stats off", "hi"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    checks = []
+
+    def check(lost: bool) -> None:
+        checks.append(lost)
+        if lost:
+            raise OwnServerError("it has ended")
+
+    with pytest.raises(OwnServerError):
+        Talking("http://127.0.0.1:1").chat.converse(check)
+    assert checks == [False, False, True]
 
 
 @pytest.mark.parametrize("line", ["/fly", "/stats maybe", "/save", "/slo soon"])
