@@ -143,6 +143,18 @@ def test_a_server_that_comes_is_found_by_itself(open_page: OpenPage, browser: An
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_a_server_that_loads_its_model_is_waited_for(open_page: OpenPage, server: RealServer) -> None:
+    page = open_page(server.url)
+    loading = {"error": {"message": "The model is still loading", "code": "loading"}}
+    page.route("**/console/events", lambda route: route.fulfill(status=503, json=loading))
+    page.reload()
+    expect(page.get_by_text("The server is loading its model.")).to_be_visible()
+    expect(page.locator(".link-state")).to_have_text("loading")
+    page.unroute("**/console/events")
+    expect(page.locator(".link-state")).to_have_text("live")
+    expect(page.get_by_text("The server is loading its model.")).to_have_count(0)
+
+
 def test_without_a_console_there_is_no_page(open_page: OpenPage) -> None:
     with LiveServer(byte_level(), ServerConfig(console=False)) as server:
         page = open_page(server.url)

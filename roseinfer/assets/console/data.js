@@ -7,7 +7,7 @@ export const MAX_REQUESTS = 1000;
 const MAX_STEPS = 4096; // Of one engine.
 const MAX_SAMPLES = 480; // Two minutes at four a second.
 
-export const connection = createStore({ state: "connecting", why: "", retryAt: 0 });
+export const connection = createStore({ state: "connecting", why: "" });
 export const hello = createStore({ version: "", models: [], policy: null, classes: {}, engines: 1 });
 // `version` counts changes; what it counts them of is changed in place.
 export const machine = createStore({ version: 0, at: 0, engines: [], router: null, steps: new Map(), samples: [] });

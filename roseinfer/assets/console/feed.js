@@ -4,21 +4,24 @@ import { settings } from "./settings.js";
 
 const PATIENCE_MS = 15_000; // Events come four times a second; after so long without one the connection is dead.
 const RETRY_MS = [500, 1000, 2000, 4000];
+const LOADING_MS = 500; // How often a server that is loading its model is asked whether it is ready.
 const HIDDEN_MS = 20_000; // How long a page that nobody sees goes on.
 
-// `on(state)` gets {state: "connecting" | "live" | "lost" | "locked" | "off" | "paused", why, retryAt};
+// `on(state)` gets {state: "connecting" | "loading" | "live" | "lost" | "locked" | "off" | "paused", why};
 // `onEvent(name, data)` gets what the server says.
 export function openFeed(on, onEvent) {
   let attempt = null;
   let failures = 0;
   let retry = 0;
+  let waiting = false; // for the model to be loaded
   let hidden = 0;
 
   async function connect() {
     clearTimeout(retry);
     attempt?.abort();
     const mine = (attempt = new AbortController());
-    on({ state: failures ? "lost" : "connecting", why: "", retryAt: 0 });
+    if (!failures && !waiting) on({ state: "connecting", why: "" });
+    waiting = false;
     let patience = setTimeout(() => mine.abort(), PATIENCE_MS);
     let why = "The server ended the connection";
     try {
@@ -28,19 +31,25 @@ export function openFeed(on, onEvent) {
         patience = setTimeout(() => mine.abort(), PATIENCE_MS);
         failures = 0;
         onEvent(event, JSON.parse(data));
-        on({ state: "live", why: "", retryAt: 0 });
+        on({ state: "live", why: "" });
       }
     } catch (error) {
       if (attempt !== mine) return; // Another attempt has taken over.
-      if (error instanceof ApiError && error.status === 401) return on({ state: "locked", why: error.message, retryAt: 0 });
-      if (error instanceof ApiError && error.status === 404) return on({ state: "off", why: error.message, retryAt: 0 });
+      if (error instanceof ApiError && error.status === 401) return on({ state: "locked", why: error.message });
+      if (error instanceof ApiError && error.status === 404) return on({ state: "off", why: error.message });
+      if (error instanceof ApiError && error.fields.code === "loading") {
+        waiting = true;
+        on({ state: "loading", why: error.message });
+        retry = setTimeout(connect, LOADING_MS);
+        return;
+      }
       why = error instanceof ApiError ? error.message : "The server does not answer";
     } finally {
       clearTimeout(patience);
     }
     if (attempt !== mine) return;
     const wait = RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)];
-    on({ state: "lost", why, retryAt: Date.now() + wait });
+    on({ state: "lost", why });
     retry = setTimeout(connect, wait);
   }
 
@@ -49,7 +58,7 @@ export function openFeed(on, onEvent) {
     const mine = attempt;
     attempt = null;
     mine?.abort();
-    on({ state: "paused", why: "", retryAt: 0 });
+    on({ state: "paused", why: "" });
   }
 
   document.addEventListener("visibilitychange", () => {

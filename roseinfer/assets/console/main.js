@@ -99,7 +99,7 @@ function Tabs({ tab }) {
   </div>`;
 }
 
-const STATES = { connecting: "connecting", live: "live", lost: "lost", locked: "needs a key", off: "no live data", paused: "paused" };
+const STATES = { connecting: "connecting", loading: "loading", live: "live", lost: "lost", locked: "needs a key", off: "no live data", paused: "paused" };
 
 function Server({ link }) {
   const { models, policy, version } = useStore(hello);
@@ -114,6 +114,7 @@ function Banner({ link, askKey }) {
   if (link.state === "locked") {
     return html`<div class="banner" role="alert"><p>This server asks for an API key.</p><button type="button" class="primary" onClick=${askKey}>Enter the key</button></div>`;
   }
+  if (link.state === "loading") return html`<div class="banner loading" role="status"><p>The server is loading its model. This page goes on by itself.</p></div>`;
   if (link.state !== "lost") return null;
   return html`<div class="banner lost" role="alert"><p><strong>No connection.</strong> ${link.why || "Connecting again"}. What you see is from before; trying again by itself.</p>
     <button type="button" onClick=${reconnect}>Try now</button></div>`;
