@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import time
 
 import pytest
@@ -139,6 +140,12 @@ def test_once_as_json(server: LiveServer, capsys: pytest.CaptureFixture[str]) ->
 def test_what_cannot_be_shown(argv: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["top", *argv]) == status
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_live_view_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert cli.main(["top"]) == 2
+    assert "pip install 'roseinfer[terminal]'" in capsys.readouterr().err
 
 
 def test_a_server_that_goes_away_and_comes_back() -> None:
