@@ -171,6 +171,24 @@ def test_what_those_that_run_held_up_until_it_was_late_says_so() -> None:
     assert state.rejected(state.begin())["new"].cause is Cause.UTILISATION
 
 
+def test_what_it_waited_for_last_is_why_it_is_refused() -> None:
+    state = State(scorpio(), seats=0)
+    state.run("old", tpot_s=2.0)
+    state.wait("new", tpot_s=3.0, ttft_s=5.0)
+    assert not state.rejected(state.begin())
+    state.now_s = 4.9999
+    assert state.rejected(state.begin())["new"].cause is Cause.SEATS
+
+
+def test_the_step_that_ran_when_it_came_took_its_time() -> None:
+    """A prefill of 1 s, and 1.2 s for it, of which 0.5 s have passed."""
+    state = State(scorpio(CostParams(0.0, 0.1, 0.0, 0.0, 0.0)))
+    state.run("old", tpot_s=2.0)
+    state.wait("new", tpot_s=3.0, ttft_s=1.2)
+    state.now_s = 0.5
+    assert state.rejected(state.begin())["new"].cause is Cause.STEP
+
+
 def test_an_end_that_is_out_of_reach_is_named_as_the_reason() -> None:
     state = State(scorpio(CostParams(0.010, 0.001, 0.0, 0.0, 0.0)))
     state.wait("a", 500, predicted=100, e2e_s=1.0)

@@ -138,6 +138,8 @@ class ScorpioPolicy:
                 batch.add(track.tpot_s, len(track.tokens))
         rejections, queue = self._guard_ttft(view)
         admitted, stops = self._guard_tpot(view, queue, batch)
+        for track in queue[len(admitted) :]:
+            track.waits_for = stops
         if rejections and len(admitted) == len(queue):
             rejections = [self._with_attainable(refusal, view, admitted, batch) for refusal in rejections]
         filling = list(self._ledger.filling.values())
@@ -168,9 +170,7 @@ class ScorpioPolicy:
             own_s = self._prefill_s(track, view.uncached(track.request))
             if track.due_s - view.now_s < ahead_s + own_s + ALLOWANCE_S and rejectable(track.request):
                 waited = view.now_s - track.request.arrival_s
-                cause = Cause.QUEUE if ahead_s else Cause.UTILISATION
-                if own_s > track.ttft_s:
-                    cause = Cause.IDLE
+                cause = _stands_against(track, view, own_s)
                 rejection = Rejection(track.first_objective, waited + ahead_s + own_s, cause)
                 rejections.append(Refusal(track.request, rejection))
             else:
@@ -262,3 +262,16 @@ class ScorpioPolicy:
                 if not running:
                     starts.append(track.request)
         return chunks, starts
+
+
+def _stands_against(track: Track, view: View, own_s: float) -> Cause:
+    """Why one is too late whose prompt takes `own_s`: what it waited for last or, if it has just come, the prompts
+    before its own, the step that ran, or its way here. If its time is too short even for an idle machine, it is that.
+    """
+    if own_s + ALLOWANCE_S > track.ttft_s:
+        return Cause.IDLE
+    if track.waits_for is not None:
+        return track.waits_for
+    if track.due_s - view.now_s >= own_s + ALLOWANCE_S:
+        return Cause.QUEUE
+    return Cause.STEP if view.running else Cause.TRANSIT
