@@ -15,11 +15,10 @@ ShownStep = tuple[int, float, float, float | None, int, int, int, float | None]
 
 
 class NewSteps(NamedTuple):
-    """`ever`: how many there were, to ask on from. `dropped`: those in between that are not among `steps`."""
+    """`ever`: how many there were, to ask on from."""
 
     ever: int
     steps: list[ShownStep]
-    dropped: int
 
 
 class Kept(Protocol):
@@ -31,11 +30,10 @@ class Kept(Protocol):
 
 def steps_since(kept: Kept, count: int, most: int) -> NewSteps:
     """Those after the first `count` there ever were, the newest `most` of them, oldest first."""
-    new = max(0, kept.count - count)
-    shown = min(new, most, len(kept.newest))
+    shown = min(max(0, kept.count - count), most, len(kept.newest))
     to_unix_s = time.time() - time.monotonic()
     steps = [_shown(*step, to_unix_s) for step in islice(kept.newest, len(kept.newest) - shown, None)]
-    return NewSteps(kept.count, steps, new - shown)
+    return NewSteps(kept.count, steps)
 
 
 def _shown(engine: int, record: StepRecord, to_unix_s: float) -> ShownStep:

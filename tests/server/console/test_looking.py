@@ -77,7 +77,7 @@ def test_engines_and_steps_come_from_their_owner_alone() -> None:
 
 
 def test_an_owner_that_does_not_answer_has_said_something_before() -> None:
-    machine = Machine([{"engine": 0}], NewSteps(7, [], 0))
+    machine = Machine([{"engine": 0}], NewSteps(7, []))
     colleagues = Together(knowing(News(machine)))
     seen: list[Since] = []
 
