@@ -9,11 +9,9 @@ function themeOf(element) {
   const font = `11px ${style.fontFamily}`;
   return {
     ink: colour("ink"),
-    soft: colour("ink-3"),
     promised: colour("promised"),
     late: colour("late"),
     second: colour("second"),
-    wash: colour("wash"),
     axis: (more) => ({
       stroke: colour("ink-3"),
       font,

@@ -1,27 +1,31 @@
 // The theme and the API key. The key lives as long as this tab: it is sent to this server and stored nowhere else.
 import { createStore, recall, remember } from "./store.js";
 
-const system = matchMedia("(prefers-color-scheme: dark)");
-const systemTheme = () => (system.matches ? "dark" : "light");
+const page = document.documentElement.dataset; // theme.js has set both of its values
 
 export const settings = createStore({
-  theme: document.documentElement.dataset.theme ?? systemTheme(),
+  theme: page.theme,
   key: recall("key", "", sessionStorage),
 });
 
-system.addEventListener("change", () => {
-  if (!document.documentElement.dataset.theme) settings.set({ theme: systemTheme() });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (system) => {
+  if (page.chosen === "false") show(system.matches ? "dark" : "light");
 });
+
+function show(theme) {
+  page.theme = theme;
+  settings.set({ theme });
+}
 
 export function switchTheme() {
   const theme = settings.get().theme === "dark" ? "light" : "dark";
-  document.documentElement.dataset.theme = theme;
+  page.chosen = "true";
   try {
     localStorage.setItem("roseinfer.theme", theme);
   } catch {
     // It holds until the page is closed.
   }
-  settings.set({ theme });
+  show(theme);
 }
 
 export function setKey(key) {

@@ -1,4 +1,4 @@
-// Runs before the first paint, so that a chosen theme does not flash. Without a choice the system's counts.
+// Runs before the first paint, so that the theme does not change before one's eyes. Without a choice the system's counts.
 (() => {
   let chosen = null;
   try {
@@ -6,5 +6,7 @@
   } catch {
     // Storage may be forbidden; then the system's theme stays.
   }
-  if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
+  const root = document.documentElement.dataset;
+  root.chosen = String(chosen === "dark" || chosen === "light");
+  root.theme = root.chosen === "true" ? chosen : matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 })();
