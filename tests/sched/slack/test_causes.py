@@ -85,6 +85,17 @@ def test_what_an_idle_machine_would_miss_as_well(objectives: dict[str, float], r
     assert (rejection.reason, rejection.cause, rejection.hopeless) == (reason, Cause.IDLE, True)
 
 
+@pytest.mark.parametrize("others", [0, 3])
+def test_an_end_that_an_idle_machine_would_not_promise_either(others: int) -> None:
+    """A prompt of 0.1 s, then 10 tokens of 11 ms; but it may have 64 more, and then nothing is left for the prompt."""
+    made = state()
+    for number in range(others):
+        made.run(f"other{number}", tpot_s=0.050)
+    made.wait("a", 90, predicted=10, e2e_s=0.6)
+    rejection = made.rejected(made.begin())["a"]
+    assert (rejection.reason, rejection.cause) == ("e2e", Cause.IDLE)
+
+
 @pytest.mark.parametrize(("objectives", "reason"), [({"ttft_s": 1.0, "e2e_s": 90.0}, "ttft"), ({"e2e_s": 9.0}, "e2e")])
 def test_the_objective_that_asks_for_the_first_token_is_the_reason(objectives: dict[str, float], reason: str) -> None:
     made = state(seats=0)

@@ -162,11 +162,15 @@ class SlackState:
             return
         arrival_s, behind = track.request.arrival_s, track.length + self.wrong_by(track)
         whole_s = track.end_s - arrival_s
-        steps_s = behind * max(FASTEST * self.alone_s(track), self.recent_step_s)
-        latest_s = max(whole_s - steps_s, 0.1 * whole_s)
+        latest_s = self._latest_s(track, max(FASTEST * self.alone_s(track), self.recent_step_s))
         if latest_s < track.ttft_s:
             track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
         track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, behind), FASTEST * self.alone_s(track)))
+
+    def _latest_s(self, track: Track, step_s: float) -> float:
+        """From its arrival to its first token at most, for the end of so long an output as it may have to be in time."""
+        whole_s = track.end_s - track.request.arrival_s
+        return max(whole_s - step_s * (track.length + self.wrong_by(track)), 0.1 * whole_s)
 
     def wrong_by(self, track: Track) -> float:
         """Tokens by which its expected length may be wrong: as others were, but at most half of it, or `LIKELY`."""
@@ -403,11 +407,11 @@ class SlackState:
         return track.tpot_s < self.alone_s(track) or least_s > track.end_s - track.request.arrival_s
 
     def misses_alone(self, track: Track) -> bool:
-        """Whether an idle machine would miss one of its objectives as well, had it started when it came."""
-        slo = track.request.slo
+        """Whether it would be turned away by an idle machine as well, had it started when it came."""
+        slo, alone_s = track.request.slo, self.alone_s(track)
         first_s = self.prefill_s(len(track.tokens))
-        whole_s = first_s + self.alone_s(track) * max(0.0, track.length - self.wrong_by(track))
-        late = slo is not None and first_s > (slo.ttft_s or inf)
+        whole_s = first_s + alone_s * max(0.0, track.length - self.wrong_by(track))
+        late = slo is not None and first_s > min(slo.ttft_s or inf, self._latest_s(track, FASTEST * alone_s))
         return late or whole_s > track.end_s - track.request.arrival_s or self.unattainable(track)
 
     def alone_s(self, track: Track) -> float:
