@@ -64,14 +64,18 @@ class HttpMetrics:
 
     def observe(self, path: str, method: str, status: int, seconds: float) -> None:
         """`status` 0: the client left before there was an answer, filed under 4xx."""
-        handler = path if path in self._routes else _MODEL if path.startswith(_MODELS) else "none"
+        handler = path if path in self._routes else _route_of(path)
         known = method in self._routes.get(handler, ())
         labels = (handler, method if known else "OTHER", f"{status // 100 or 4}xx")
         self._requests.labels(*labels).inc()
         self._duration.labels(*labels).observe(seconds)
 
 
-_MODELS, _MODEL = "/v1/models/", "/v1/models/{model_id}"
+def _route_of(path: str) -> str:
+    return next((route for route in _WITH_IDS if path.startswith(route.partition("{")[0])), "none")
+
+
+_WITH_IDS = ("/v1/models/{model_id}", "/v1/requests/{request_id}")
 
 
 class StepMetrics:

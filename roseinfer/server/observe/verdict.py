@@ -104,7 +104,8 @@ def _of_rejection(record: RequestRecord, rejection: Rejection) -> Verdict:
     promised = _promised(record.slo, rejection.reason)
     text = f"Refused: {_ms(promised)} for the {_NAMES.get(rejection.reason, rejection.reason)} could not be kept"
     text += f", as {_REFUSED[rejection.cause]}"
-    if rejection.reason == "ttft" and rejection.predicted_ttft_s < float("inf"):
+    # What was expected may be in time, and not leave the policy its margin.
+    if rejection.reason == "ttft" and (promised or 0.0) < rejection.predicted_ttft_s < float("inf"):
         text += f"; it would have come after {_ms(rejection.predicted_ttft_s)}"
     if rejection.attainable_s is not None:
         text += f". {_ms(rejection.attainable_s)} could have been kept"
@@ -124,6 +125,8 @@ def _of_late(record: RequestRecord, objective: str, slo: Slo, seen: Measured) ->
     else:
         found, ran_s = lost.all(), lost.prefill + lost.decode
     name = _blamed(found, late_s, ran_s * (1 - lost.idle))
+    if name == SLOW_STEPS and objective != "ttft" and record.way is not None and record.way.resumes:
+        name = Cause.ENGINE
     text = f"Late: {_seen(objective, seen[at])}, and {_ms(_promised(slo, objective))} was promised"
     return Verdict(name, f"{text}. {_because(record, name, found.get(name, ran_s), objective)}")
 
@@ -145,6 +148,8 @@ def _because(record: RequestRecord, name: str, seconds: float, objective: str) -
         return f"It lost its place to others {_times(told.preemptions)}, and was without one for {_ms(seconds)}."
     if name == SAT_OUT and why is not None:
         return f"{why.sat_out} of {why.steps} steps went by without it."
+    if name == Cause.ENGINE and record.way is not None and record.way.resumes:  # nobody says for how long
+        return f"It lost its engine {_times(record.way.resumes)} after its first token, and went on in another."
     if name != SLOW_STEPS:
         return f"It waited {_ms(seconds)} {_WAITED[Cause(name)]}."
     foreseen = None if why is None else why.foreseen

@@ -186,6 +186,7 @@ def test_http_answers_by_route(server: LiveServer) -> None:
         (ROUTE | {"status": "2xx"}, lambda: server.post("/v1/completions", {"prompt": "x"})),
         (ROUTE | {"status": "4xx"}, lambda: server.post("/v1/completions", {})),
         ({"handler": "/v1/models/{model_id}", "method": "GET"}, lambda: server.get("/v1/models/fake")),
+        ({"handler": "/v1/requests/{request_id}", "method": "GET"}, lambda: server.get("/v1/requests/secret")),
         ({"handler": "none", "method": "OTHER", "status": "4xx"}, lambda: server.get("/secret/path")),
         ({"handler": "/metrics", "method": "OTHER", "status": "4xx"}, lambda: server.post("/metrics", {})),
     ]

@@ -82,6 +82,19 @@ def test_who_was_refused_is_told_why(cause: Cause, attainable_s: float | None) -
     assert ("900 ms could have been kept" in found.summary) == (attainable_s is not None)
 
 
+def test_a_refusal_whose_first_token_was_expected_in_time_does_not_tell_when() -> None:
+    sample = told(None, None, None, 0, finish="rejected")
+    made = record(sample, Outcome.REJECTED, rejection=Rejection("ttft", 0.49, Cause.TRANSIT, 0.6))
+    assert "490 ms" not in verdict(made).summary and "600 ms could have been kept" in verdict(made).summary
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MISSED_TPOT, Outcome.MISSED_E2E])
+def test_who_lost_its_engine_on_the_way_did_not_run_without_a_break(outcome: Outcome) -> None:
+    sample = told(0.0, 0.1, 2.5, why=waited((Cause.ENGINE, 1.4)))
+    found = verdict(record(sample, outcome, way=Way(1, "rest", 0, 0, 1)))
+    assert found.name == "engine" and "lost its engine once after its first token" in found.summary
+
+
 def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> None:
     sample = told(None, None, None, 0, finish="rejected")
     tpot = verdict(record(sample, Outcome.REJECTED, rejection=Rejection("tpot", 0.1, Cause.UTILISATION)))

@@ -168,7 +168,7 @@ class SlackState:
         track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, behind), FASTEST * self.alone_s(track)))
 
     def _latest_s(self, track: Track, step_s: float) -> float:
-        """From its arrival to its first token at most, for the end of so long an output as it may have to be in time."""
+        """From its arrival to its first token at most, that so long an output as it may have can be in time."""
         whole_s = track.end_s - track.request.arrival_s
         return max(whole_s - step_s * (track.length + self.wrong_by(track)), 0.1 * whole_s)
 
