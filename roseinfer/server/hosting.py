@@ -228,7 +228,8 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket) -> 
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key else ""
     body = json.dumps({"model": name, "prompt": "def fibonacci(", "max_tokens": 64, "temperature": 0})
     command = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    return f"{name} is served on {url}; try\n  {command}"
+    ways = "open it in a browser, or try" if config.console else "try"
+    return f"{name} is served on {url}; {ways}\n  {command}"
 
 
 def settle_garbage_collector() -> None:
