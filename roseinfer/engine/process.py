@@ -161,7 +161,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
     engine = boot.index if boot.config.engines > 1 else None
-    logs.configure(as_json=boot.log_json, level=boot.log_level, engine=engine)
+    logs.configure(as_json=boot.log_json, engine=engine)
+    logging.getLogger("roseinfer").setLevel(boot.log_level)  # other libraries' loggers stay as they are
     watch = (sys.stdin.fileno(), Path(boot.private))
     tell_stacks(stacks_path(Path(boot.private), boot.index))
     threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()

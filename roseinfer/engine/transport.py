@@ -240,7 +240,7 @@ class ProcessTransport:
             str(self._folder),
             str(place.private),
             listener.fileno(),
-            logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+            logging.getLevelName(logging.getLogger("roseinfer").getEffectiveLevel()),
             logs.json_is_on(),
             place.index,
             None if place.board is None else str(place.board),
