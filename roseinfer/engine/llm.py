@@ -26,6 +26,7 @@ from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import NO_META, RequestMeta, kept_prompt_tokens, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
+from roseinfer.core.why import Why
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.core import HELD_BACK_S
 from roseinfer.engine.messages import Add
@@ -45,7 +46,9 @@ Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig, PricedConfig)
 
 @dataclass(slots=True)
 class Sample:
-    """One generated sequence. `error` is set when `finish_reason` is "error", `rejection` when it is "rejected"."""
+    """One generated sequence. `error` is set when `finish_reason` is "error", `rejection` when it is "rejected". `why`:
+    what it waited for and how it ran.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -54,6 +57,7 @@ class Sample:
     stop_reason: int | str | None = None
     error: str | None = None
     rejection: Rejection | None = None
+    why: Why | None = None
 
 
 @dataclass(slots=True)
@@ -311,6 +315,7 @@ class _Job:
             self.completion.cached_tokens = chunk.cached_tokens
         sample.finish_reason, sample.stop_reason = chunk.finish_reason, chunk.stop_reason
         sample.rejection = chunk.rejection
+        sample.why = chunk.why or sample.why
         if chunk.finish_reason is FinishReason.ERROR:
             sample.error = str(chunk.stop_reason)
             sample.stop_reason = None

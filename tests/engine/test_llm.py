@@ -13,7 +13,7 @@ from roseinfer.core.errors import ConfigError, EngineDeadError, InvalidRequestEr
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.core import HELD_BACK_S
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add, Said
@@ -49,6 +49,13 @@ def test_streamed_text_adds_up_to_the_completion(llm: LLM) -> None:
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [i for chunk in chunks for i in chunk.token_ids] == whole.samples[0].token_ids
     assert chunks[-1].finish_reason == whole.samples[0].finish_reason
+
+
+def test_each_sample_says_what_it_waited_for(llm: LLM) -> None:
+    first, second = llm.generate("def area(", SamplingParams(max_tokens=4, ignore_eos=True), n=2)[0].samples
+    assert first.why is not None and second.why is not None
+    assert Cause.PARENT in dict(second.why.waited) and Cause.PARENT not in dict(first.why.waited)
+    assert (first.why.steps, first.why.sat_out) == (second.why.steps, second.why.sat_out) == (4, 0)
 
 
 def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
