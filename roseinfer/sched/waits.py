@@ -113,7 +113,7 @@ class Waits:
         """
         for request in self._fresh if self._queue else ():
             account = self._accounts.get(request.request_id)
-            if account is not None and account.waits:
+            if account is not None and account.waits and account.cause != _PARENT:
                 self._join(account)
         self._fresh.clear()
         if not self._queue:

@@ -157,6 +157,15 @@ def test_samples_wait_for_what_sample_0_waits_for_and_then_for_the_prompt() -> N
     assert second.chunks == 1
 
 
+@pytest.mark.parametrize("policy", ["fifo", "slack", "scorpio", "qoserve"])
+def test_samples_whose_sample_0_starts_at_once_wait_for_the_prompt_alone(policy: str) -> None:
+    core = make_core(scheduling_policy=policy)
+    fill(core, "many", 8, 2, n=3)
+    whys = run(core)
+    assert whys["many"].waited == ()
+    assert whys["many:1"].waited == whys["many:2"].waited == ((Cause.PARENT, 1.0),)
+
+
 def test_who_ends_before_its_start_says_so_too() -> None:
     core, done = make_core(max_num_seqs=1), {}
     fill(core, "a", 2, 9)
