@@ -105,7 +105,7 @@ class SlackAdmission:
         Whether they would is asked now and then: it costs as much as deciding.
         """
         known = track.waits_for
-        if self._closely or (known is not cause and known not in RATHER):
+        if self._closely or cause is Cause.QUEUE or (known is not cause and known not in RATHER):
             self._think(track, cause)
         if self._limit == 1.0:
             self.line = track.waits_for
@@ -114,8 +114,8 @@ class SlackAdmission:
     def _think(self, track: Track, cause: Cause) -> None:
         if cause is not Cause.UTILISATION and not self._fits(track):
             cause = Cause.UTILISATION
-        elif cause is Cause.QUEUE and not self._has_blocks(track):  # which it will lack for longer
-            cause = Cause.BLOCKS
+        elif cause is Cause.QUEUE and (self._closely or track.waits_for is not cause) and not self._has_blocks(track):
+            cause = Cause.BLOCKS  # which it will lack for longer
         if cause is Cause.UTILISATION and self._limit < 1.0:
             cause = self._state.objection(track) or cause
         self._state.name(track, cause)
