@@ -125,7 +125,7 @@ def running(process: Process) -> tuple[Background, Background]:
 def test_loading_then_ready_then_the_command_to_try(start: Callable[..., Process]) -> None:
     process = start()
     process.until("/health", (503, "loading"))
-    for path in ("/ready", "/v1/models", "/ping"):
+    for path in ("/ready", "/v1/models", "/v1/requests", "/ping"):
         assert process.status(path) == (503, "loading")
     refused = httpx.post(process.url + "/v1/completions", json=BODY)
     assert refused.status_code == 503 and refused.headers["retry-after"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from math import inf
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from roseinfer.core.outputs import COMPLETE
@@ -113,6 +114,9 @@ class _Live(NamedTuple):
     state: Mapping[str, Any]
 
 
+_NUMBER = attrgetter("number")  # the wall clock may jump
+
+
 class RequestRecords:
     """Bounded: `size` requests that have ended, and those that run. `wall`: Unix time.
 
@@ -188,7 +192,7 @@ class RequestRecords:
             for each in reversed(self._live.values()):
                 yield self._of_live(each, now_s)
         if ended:
-            yield from merge(reversed(self._ended), reversed(self._turned_away), key=ended_s, reverse=True)
+            yield from merge(reversed(self._ended), reversed(self._turned_away), key=_NUMBER, reverse=True)
 
     def _of_live(self, live: _Live, now_s: float) -> RequestRecord:
         end = End(None, status=live.state["status"])

@@ -52,6 +52,8 @@ def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Col
         return msgspec.json.encode(own(msgspec.json.decode(body, type=Wanted)))
 
     async def newest(wanted: Wanted) -> list[dict[str, Any]]:
+        """Raises `ApiError` 503 while the engine is loading."""
+        _ = service.backend
         found = own(wanted)
         for answer in await colleagues.ask(_TOPIC, msgspec.json.encode(wanted)):
             found += msgspec.json.decode(answer, type=list[Found])
@@ -70,11 +72,11 @@ def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Col
         return JsonResponse(found[0])
 
     colleagues.on(_TOPIC, tell)
-    described = docs(RequestList, 400, 401)
+    described = docs(RequestList, 400, 401, 503)
     described["openapi_extra"] = {"parameters": _PARAMETERS}
     app.add_api_route("/v1/requests", list_requests, tags=["requests"], **described)
     # An id that a client gave may hold slashes.
-    described = docs(RequestState, 401, 404)
+    described = docs(RequestState, 401, 404, 503)
     app.add_api_route("/v1/requests/{request_id:path}", retrieve_request, tags=["requests"], **described)
 
 

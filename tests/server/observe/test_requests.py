@@ -265,3 +265,15 @@ def test_what_is_turned_away_does_not_displace_what_was_served() -> None:
     newest = [each.id for each in records.newest(RING, clock.now())]
     assert newest == [*map(str, reversed(range(TURNED_AWAY))), "three", "two"]
     assert records.find("one", clock.now()) is records.find("early", clock.now()) is None
+
+
+def test_what_ended_last_is_the_newest_whatever_the_wall_clock_did_meanwhile() -> None:
+    wall = ManualClock(1e9)
+    records = RequestRecords(2, wall.now)
+    job = Job(api="message", id="last", request_id="last", model="m", created=0, arrival_s=5.0, prompts=(PROMPT,))
+    account = Account([PromptRun(3, 5, 5.0, [SampleRecord()])])
+    records.started(job, account, {"status": 0}, 5.0)
+    wall.advance(3600)
+    records.turned_away(Visit("first", "/v1/responses", "m"), 0.0, ApiError(503, "full", code="queue_full"))
+    records.ended(job, account, 6.0, End(Outcome.ABORTED, "abort", status=499))
+    assert [each.id for each in records.newest(9, 6.0)] == ["last", "first"]
