@@ -44,7 +44,7 @@ class Cause(StrEnum):
     `IDLE` only refusals have, and `PARENT`, `GRAMMAR` and `ENGINE` only waits.
     """
 
-    IDLE = "idle"  # nothing: an idle machine would have missed the objective as well
+    IDLE = "idle"  # nothing: an idle machine would not have promised it either
     PRICE = "price"  # more is asked than can be done, and it is more work than what is served
     PACE = "pace"  # more is asked than can be done, and steps as short as it needs cost too many others their place
     QUEUE = "queue"  # the prompts before its own
@@ -75,5 +75,5 @@ class Rejection(NamedTuple):
 
     @property
     def hopeless(self) -> bool:
-        """Whether an idle machine would have missed the objective as well."""
+        """Whether an idle machine would have turned it away as well."""
         return self.cause is Cause.IDLE

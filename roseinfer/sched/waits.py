@@ -49,9 +49,8 @@ class Waits:
     """Of one scheduler's requests, from `add` to `ended`. Times are those of its plans, in seconds.
 
     Until the first plan that could have started it a request waits for the step to end that ran when it was sent, or is
-    on its way if none did. One that is
-    preempted waits for blocks, until the policy says more. A sample that shares a prompt waits for what sample 0 waits
-    for, and once that has started for the prompt.
+    on its way if none did. One that is preempted waits for blocks, until the policy says more. A sample that shares a
+    prompt waits for what sample 0 waits for, and once that has started for the prompt.
     """
 
     def __init__(self, policy: Policy, queue: WaitingQueue, liveness: Liveness) -> None:

@@ -144,7 +144,7 @@ class RequestReports:
         if isinstance(cause, SloUnattainable):
             self._metrics.refused("slo_unattainable")
         came = self._slo_metrics.ended(job, account.runs, cause)
-        record = self._records.ended(job, account, now_s, End(came, reason, why, _status(cause), cause))
+        record = self._records.ended(job, account, now_s, End(came, reason, why, status_of(cause), cause))
         fields = _fields(record, job, account, reason if cause else "")
         fields["slo_class"], fields["slo"] = class_of(job), came or "invalid"
         if why:
@@ -263,7 +263,7 @@ def _classify(cause: BaseException | None) -> tuple[str, str]:
     return FinishReason.ERROR, f"{type(cause).__name__}: {cause}"[:500]
 
 
-def _status(cause: BaseException | None) -> int:
+def status_of(cause: BaseException | None) -> int:
     """Of an answer that had not begun."""
     if cause is None:
         return 200

@@ -24,14 +24,14 @@ from roseinfer import __version__
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestTimes
-from roseinfer.core.slo import Rejection
-from roseinfer.server.http.errors import ApiError, SloUnattainable, as_api_error
+from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.observe.records import RequestRecord, RequestRecords
+from roseinfer.server.observe.report import status_of
 from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.inference import AnswerFormat, Inference
-from roseinfer.server.request.job import Account, Job, Outcome, PromptRun, SampleRecord, cut_short, outcome
+from roseinfer.server.request.job import Account, Job, PromptRun, SampleRecord
 from roseinfer.server.request.service import Service
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ FLUSH_S = 3.0
 MAX_CHOICES = 16
 _OPERATIONS = {"/v1/completions": "text_completion"}
 _PARENT_HEADERS = (b"traceparent", b"tracestate")
-_CLIENT_CLOSED_REQUEST = 499
 
 
 class Note:
@@ -51,26 +50,14 @@ class Note:
     traceback knows of us.
     """
 
-    __slots__ = ("account", "cause", "job", "now_s", "outcome", "record", "rejection")
+    __slots__ = ("account", "cause", "job", "now_s", "record")
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.account: Account
+        self.record: RequestRecord
         self.now_s = 0.0
         self.cause: str | None = None
-        self.outcome: Outcome | None = None
-        self.rejection: Rejection | None = None
-        self.record: RequestRecord | None = None
-
-    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
-        self.job, self.account, self.now_s = job, account, now_s
-        if cause is None:
-            outcomes = [outcome(job.slo, run) for run in account.runs]
-            self.outcome = next((each for each in outcomes if each is not Outcome.MET), Outcome.MET)
-            return
-        self.cause = error_type(cause)
-        self.outcome = cut_short(cause)
-        self.rejection = cause.rejection if isinstance(cause, SloUnattainable) else None
 
 
 # The call that the current task answers.
@@ -95,7 +82,8 @@ class TracedObserver:
         self._inner.ended(job, account, now_s, cause)
         note = _note.get()
         if note is not None:
-            note.ended(job, account, now_s, cause)
+            note.job, note.account, note.now_s = job, account, now_s
+            note.cause = None if cause is None else error_type(cause)
             (note.record,) = self._records.newest(1, now_s, live=False)  # which is its own
 
 
@@ -179,9 +167,9 @@ class Traces:
             if note.cause is not None:
                 shown["error.type"] = note.cause
             if job is not None:
-                shown |= of_job(job) | of_result(job, note.account, note.outcome, note.rejection)
-                if note.record is not None:
-                    shown |= of_verdict(verdict(note.record))
+                record = note.record
+                shown |= of_job(job) | of_result(job, note.account, record.outcome, record.rejection)
+                shown |= of_verdict(verdict(record))
                 self._phases(root, note.account, note.now_s, wall)
             root.set_attributes(shown)
             # As the HTTP conventions have it, what a client did wrong or left is no error of the server's.
@@ -242,13 +230,6 @@ def error_type(cause: BaseException) -> str:
         error = as_api_error(cause)
         return error.code or (error.type if isinstance(cause, ApiError) else type(cause).__name__)
     return type(cause).__name__
-
-
-def status_of(cause: BaseException) -> int:
-    """What those who answer for us will say."""
-    if isinstance(cause, ClientDisconnect):
-        return _CLIENT_CLOSED_REQUEST
-    return as_api_error(cause).status if isinstance(cause, RoseinferError) else 500
 
 
 def _carrier(scope: Scope) -> dict[str, str]:
