@@ -1,6 +1,5 @@
 """roseinfer complete: go on with a text, by a server's API."""
 
-import sys
 from argparse import Namespace
 
 from roseinfer.commands import asking
@@ -24,11 +23,11 @@ def run(args: Namespace) -> int:
     answers = OPTIONS.build(AskConfig, given)
 
     from roseinfer.terminal.answer import Asking
-    from roseinfer.terminal.chat import explain, model_of, stream_to, tell
+    from roseinfer.terminal.chat import explain, model_of, read_all, stream_to, tell
     from roseinfer.terminal.conversation import asked_of
     from roseinfer.terminal.screen import Screen
 
-    prompt = args.quick if args.quick is not None else sys.stdin.read()
+    prompt = args.quick if args.quick is not None else read_all()
     if not prompt:
         raise ConfigError("there is no text: -q is empty, or standard input")
     screen = Screen()

@@ -156,5 +156,15 @@ def model_of(remote: Remote, name: str | None) -> str:
 
 
 def piped() -> str | None:
-    """What comes by standard input if that is no terminal."""
-    return None if sys.stdin.isatty() else sys.stdin.read()
+    """What comes by standard input if that is no terminal. Raises `ConfigError` for what is no text."""
+    return None if sys.stdin.isatty() else read_all()
+
+
+def read_all() -> str:
+    """Standard input to its end. Raises `ConfigError` for what is no text."""
+    try:
+        text = sys.stdin.read()
+        text.encode()  # in some locales what is no text comes as lone surrogates
+    except UnicodeError:
+        raise ConfigError("standard input is no text in UTF-8") from None
+    return text

@@ -13,7 +13,11 @@ _STOOD_AGAINST = {
     "utilisation": "those that run: with it they would not all have their tokens in time",
     "blocks": "there is no room in the KV cache",
     "seats": "all seats are taken",
+    "step": "the step that ran when it came",
+    "prompt_budget": "a step computes only so many prompt tokens",
     "tenant": "its tenant has more than its share",
+    "engine": "it came from another engine, and too late",
+    "transit": "it was on its way to the scheduler for too long",
 }
 _DO = {
     "invalid_api_key": "give the server's key with --api-key or the variable ROSEINFER_API_KEY",

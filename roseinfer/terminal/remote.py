@@ -44,7 +44,7 @@ def is_url(text: str) -> bool:
 class Remote:
     """One server. `url` may end in `/v1`. Every call has a connection of its own. Proxies are not used.
 
-    Raises `ConfigError` for what is no URL.
+    Raises `ConfigError` for what is no URL, or no key that can be sent.
     """
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
@@ -53,8 +53,10 @@ class Remote:
             self._address = (parts.hostname or "", parts.port)
         except ValueError as error:
             raise ConfigError(f"url: {url}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
             raise ConfigError(f"url: {url!r} is none, as http://127.0.0.1:8000 is")
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ConfigError("api_key: it has characters that no header can carry")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._path = urlsplit(self.url).path
         self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -90,8 +92,9 @@ class Remote:
 
     def models(self) -> list[str]:
         """The names that it serves."""
-        cards = self.json("/v1/models")
-        return [str(card["id"]) for card in cards.get("data", [])] if isinstance(cards, dict) else []
+        listed = self.json("/v1/models")
+        cards = listed.get("data") if isinstance(listed, dict) else None
+        return [str(card["id"]) for card in cards or [] if isinstance(card, dict) and "id" in card]
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _connection(self) -> HTTPConnection:
@@ -118,7 +121,9 @@ class Remote:
                 event = json.loads(data)
             except ValueError as error:
                 raise RemoteError(f"an event of {self.url} is no JSON") from error
-            if "error" in event:
+            if not isinstance(event, dict):
+                raise RemoteError(f"an event of {self.url} is no JSON object")
+            if event.get("error") is not None:
                 raise RefusedError(response.status, _fields(event["error"]))
             yield event
         raise UnreachableError(f"{self.url} cut the answer short")

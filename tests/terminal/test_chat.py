@@ -216,6 +216,16 @@ def test_a_question_by_standard_input(
     assert cli.main(["chat", server.url]) == 2
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale has it
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_what_is_no_text_is_not_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, errors: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
+    assert cli.main([command, "http://127.0.0.1:1"]) == 2
+    assert "standard input is no text in UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

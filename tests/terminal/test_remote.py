@@ -5,12 +5,14 @@ import pytest
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError, RequestFailedError
 from roseinfer.core.slo import Cause
+from roseinfer.terminal.refusals import advice
 from roseinfer.terminal.remote import RefusedError, Remote, RemoteError, UnreachableError
 from tests.server.fake_engine import Wait, rejected
 from tests.server.live import LiveServer
 from tests.terminal.saying import saying
 
 BODY = {"model": "fake", "prompt": "hi", "max_tokens": 8}
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
 REPLY = "hello world, def words"
 
 
@@ -91,3 +93,32 @@ def test_what_is_no_url(url: str) -> None:
 def test_other_servers(answer: bytes, error: str) -> None:
     with saying(answer) as url, pytest.raises(RemoteError, match=error):
         streamed(Remote(url))
+
+
+@pytest.mark.parametrize(("url", "key"), [("http://127.0.0.1:8000/é", None), ("http://127.0.0.1:8000", "ключ")])
+def test_what_no_request_can_carry_is_refused_before_it_is_made(url: str, key: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"url|api_key"):
+        Remote(url, key)
+
+
+def test_events_that_are_odd() -> None:
+    with saying(OK + b'data: {"choices": [], "error": null}\n\ndata: [DONE]\n\n') as url:
+        assert list(Remote(url).stream("/v1/completions", BODY)) == [{"choices": [], "error": None}]
+    with saying(OK + b"data: 5\n\n") as url, pytest.raises(RemoteError, match="no JSON object"):
+        list(Remote(url).stream("/v1/completions", BODY))
+
+
+def test_a_list_of_models_that_is_odd() -> None:
+    for body in (b'{"data": null}', b'{"data": [1, {}]}', b"[]"):
+        with saying(OK + body) as url:
+            assert Remote(url).models() == []
+
+
+def test_every_cause_of_a_refusal_has_words() -> None:
+    for cause in set(Cause) - {
+        Cause.PARENT,
+        Cause.GRAMMAR,
+        Cause.OTHER,
+    }:  # which only waits have, or which says nothing
+        error = RefusedError(429, {"code": "slo_unattainable", "cause": cause.value, "reason": "e2e"})
+        assert next(advice(error)).startswith("what stood against it: "), cause
