@@ -2,9 +2,10 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from roseinfer.core.errors import ConfigError
 
@@ -13,7 +14,7 @@ COUNTS = ("completed", "failed", "cut_off", "duration", "total_input_tokens", "t
 RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 PEAKS = ("max_output_tokens_per_s", "max_concurrent_requests")
 WORSE_IF_MORE = frozenset({"failed", "cut_off", "duration"})
-_TIME = re.compile(r"(?:mean|median|std|p[0-9.]+)_(?P<of>\w+)_ms")
+_TIME = re.compile(r"(?:mean|median|std|p[0-9]+(?:[.][0-9]+)?)_(?P<of>\w+)_ms")
 # Of what `--json` writes: its names and those of saved results.
 _OWN = {
     "ok": "completed",
@@ -47,7 +48,7 @@ def _last_object(path: str, text: str) -> dict[str, Any]:
     for part in (text, text.rstrip().rpartition("\n")[2]):
         try:
             found = json.loads(part)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
             return found
@@ -61,17 +62,21 @@ def _saved_figures(found: Mapping[str, Any]) -> dict[str, float]:
 
 def _own_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     figures = {_OWN[name]: float(value) for name, value in summary.items() if name in _OWN and _is_number(value)}
-    if {"failed", "rejected"} <= summary.keys():
-        figures["failed"] = float(summary["failed"] + summary["rejected"])
+    failed, rejected = summary.get("failed"), summary.get("rejected")
+    if _is_number(failed) and _is_number(rejected):
+        figures["failed"] = float(failed + rejected)
     for key, name in _OWN_TIMES.items():
-        for p, value in (summary.get(key) or {}).items():
-            if _is_number(value):
-                figures[f"{'median' if p == 'p50' else p}_{name}_ms"] = float(value)
+        times = summary.get(key)
+        for p, value in times.items() if isinstance(times, dict) else ():
+            figure = f"{'median' if p == 'p50' else p}_{name}_ms"
+            if _TIME.fullmatch(figure) and _is_number(value):
+                figures[figure] = float(value)
     return figures
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: Any) -> TypeGuard[float]:
+    """A finite one: a file may hold more digits than a float has, NaN and Infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def changes(before: Mapping[str, float], after: Mapping[str, float]) -> list[dict[str, Any]]:

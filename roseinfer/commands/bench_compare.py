@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+from roseinfer.core.errors import ConfigError
 from roseinfer.options import OptionParser, OptionSet
 
 NAME = "bench compare"
@@ -20,6 +21,8 @@ def run(args: Namespace) -> int:
     from roseinfer.bench.report import table
 
     rows = changes(read_figures(args.before), read_figures(args.after))
+    if not rows:
+        raise ConfigError("the two results have no figure in common")
     print(f"A: {args.before}\nB: {args.after}")
     print(table(rows))
     return 0

@@ -68,3 +68,29 @@ def test_a_file_that_is_no_result(tmp_path, text):
 def test_a_file_that_is_not_there(capsys):
     assert cli.main(["bench", "compare", "/nowhere/a", "/nowhere/b"]) == 2
     assert "/nowhere/a cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"completed": 1' + "0" * 400 + "}",
+        '{"completed": Infinity, "duration": NaN}',
+        '{"p._ttft_ms": 1, "p9.9.9_ttft_ms": 2}',
+        '{"summary": {"ok": "a", "failed": "b", "rejected": 1, "ttft_ms": [1], "tpot_ms": {"odd": 1}}}',
+    ],
+    ids=["deep", "huge", "infinite", "names", "summary"],
+)
+def test_odd_files_are_no_results(tmp_path, text):
+    path = tmp_path / "odd.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"is no result|is no JSON object"):
+        read_figures(str(path))
+
+
+def test_results_without_a_figure_in_common(tmp_path, capsys):
+    before, after = tmp_path / "a.json", tmp_path / "b.json"
+    before.write_text('{"completed": 1}')
+    after.write_text('{"failed": 1}')
+    assert cli.main(["bench", "compare", str(before), str(after)]) == 2
+    assert "no figure in common" in capsys.readouterr().err
