@@ -86,6 +86,8 @@ def test_keys_and_addresses_choose_the_tab(page: Any) -> None:
     expect(page.get_by_label("Message")).to_have_value("3")
     page.get_by_role("tab", name="Playground").press("ArrowRight")
     expect(page.get_by_role("tab", name="Requests")).to_be_focused()
+    page.goto(f"{page.url.partition('#')[0]}#requests/%")  # cut in the middle of a character
+    expect(page.get_by_role("complementary", name="Request in detail")).to_contain_text("no longer knows")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
     page.keyboard.press("Escape")

@@ -153,6 +153,33 @@ def test_a_conversation_is_kept_exported_and_imported(page: Any, tmp_path: Path)
     expect(page.get_by_role("alert")).to_have_text("The file is not a conversation of this console")
 
 
+def test_a_file_that_lacks_what_the_page_draws_does_it_no_harm(page: Any) -> None:
+    odd = {"state": "refused", "promised": 1, "seen": None, "points": [[1], "x"], "tools": 5, "told": {"met": 2}}
+    turns = [
+        {"role": "user", "text": "q"},
+        {"role": "assistant", "text": "a"},
+        {"role": "assistant", "text": "b", **odd},
+    ]
+    said = {"format": "roseinfer-conversation", "version": 1, "mode": "neither", "temperature": 1e9, "turns": turns}
+    file = {"name": "odd.json", "mimeType": "application/json", "buffer": json.dumps(said).encode()}
+    page.get_by_label("File of a conversation").set_input_files(file)
+    expect(page.get_by_role("article")).to_have_count(3)
+    page.reload()
+    expect(page.get_by_role("article")).to_have_count(3)
+    expect(page.get_by_label("Temperature")).to_have_value("0.7")
+
+
+def test_a_new_conversation_ends_the_answer_that_runs(page: Any) -> None:
+    page.get_by_label("Max tokens").fill("1000")
+    page.get_by_label("Max tokens").press("Tab")
+    for _ in range(2):
+        page.get_by_role("textbox", name="Message").fill("Say something long")
+        page.get_by_role("textbox", name="Message").press("Control+Enter")
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        page.get_by_role("button", name="New", exact=True).click()
+        expect(page.get_by_role("article")).to_have_count(0)
+
+
 def test_reasoning_calls_and_code_are_shown_plainly(page: Any) -> None:
     deltas = [
         {"role": "assistant", "reasoning_content": "Let me think"},

@@ -1,4 +1,5 @@
 // The conversation of the playground: plain data, kept in this browser, and in files by import and export.
+import { isTurn, newId, whole } from "./saved.js";
 import { createStore, recall, remember } from "./store.js";
 
 const FORMAT = "roseinfer-conversation";
@@ -18,13 +19,7 @@ const DEFAULTS = {
 };
 export const RUNNING = new Set(["waiting", "streaming"]);
 
-export const conversation = createStore(restored(recall("conversation", {})));
-
-// What ran when the page was closed has ended with it.
-function restored(saved) {
-  const turns = (saved.turns ?? []).map((turn) => (RUNNING.has(turn.state) ? { ...turn, state: "stopped" } : turn));
-  return { ...DEFAULTS, ...saved, turns };
-}
+export const conversation = createStore(whole(recall("conversation", {}), DEFAULTS));
 
 let saving = 0;
 conversation.subscribe(() => {
@@ -40,7 +35,7 @@ function save() {
   remember("conversation", conversation.get());
 }
 
-export const newTurn = (role, fields) => ({ id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, role, ...fields });
+export const newTurn = (role, fields) => ({ id: newId(), role, ...fields });
 
 export function changeTurn(id, patch) {
   conversation.set((held) => ({
@@ -69,9 +64,6 @@ export async function importFile(file) {
   }
   if (said?.format !== FORMAT || said.version !== 1) throw new Error("The file is not a conversation of this console");
   if (!Array.isArray(said.turns) || !said.turns.every(isTurn)) throw new Error("The file's turns are damaged");
-  const known = Object.keys(DEFAULTS).filter((name) => typeof said[name] === typeof DEFAULTS[name] || isObjective(name, said[name]));
-  conversation.set({ ...DEFAULTS, ...restored(Object.fromEntries(known.map((name) => [name, said[name]]))) });
+  const turns = said.turns.map((turn) => ({ ...turn, id: newId() })); // a file may say one twice
+  conversation.set(whole({ ...said, turns }, DEFAULTS));
 }
-
-const isTurn = (turn) => typeof turn?.text === "string" && ["user", "assistant"].includes(turn.role) && typeof turn.id === "string";
-const isObjective = (name, value) => name.endsWith("_ms") && (value === null || (Number.isFinite(value) && value > 0));

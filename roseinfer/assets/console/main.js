@@ -16,8 +16,17 @@ const reconnect = watch();
 
 // The address holds the tab and the open request: #requests/ID.
 function readAddress() {
-  const [tab, ...rest] = decodeURIComponent(location.hash.slice(1)).split("/");
-  return TABS.some((one) => one.name === tab) ? { tab, open: rest.join("/") } : { tab: "playground", open: "" };
+  const [tab, ...rest] = location.hash.slice(1).split("/");
+  return TABS.some((one) => one.name === tab) ? { tab, open: decoded(rest.join("/")) } : { tab: "playground", open: "" };
+}
+
+// Addresses are typed too, and cut in the middle of a character when they are passed on.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function go(tab, open = "") {

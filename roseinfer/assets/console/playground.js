@@ -218,8 +218,12 @@ function Files({ empty }) {
     event.target.value = "";
     if (file) await importFile(file).then(() => setProblem(""), (error) => setProblem(error.message));
   };
+  const begin = () => {
+    stop(); // Else nothing could be sent until an answer has ended that nobody sees.
+    clear();
+  };
   return html`<div class="actions">
-    <button type="button" disabled=${empty} onClick=${clear}>New</button>
+    <button type="button" disabled=${empty} onClick=${begin}>New</button>
     <button type="button" disabled=${empty} onClick=${save}>Export</button>
     <button type="button" onClick=${() => chooser.current.click()}>Import</button>
     <input ref=${chooser} type="file" accept="application/json,.json" hidden aria-label="File of a conversation" onChange=${take} />

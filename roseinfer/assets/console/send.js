@@ -152,7 +152,7 @@ export function offer(turn) {
   const name = `${reason}_ms`;
   const before = turn.promised[name];
   const least = known(attainable) ? attainable : reason === "ttft" && known(predicted) ? predicted : null;
-  if (least === null) return before === null ? null : { name, ms: roundUp(before * 2), least: null };
+  if (least === null) return known(before) ? { name, ms: roundUp(before * 2), least: null } : null;
   const room = reason === "ttft" ? Math.max(least * 2, least + 20) : least * 1.5;
   return { name, ms: roundUp(Math.max(room, (before ?? 0) * 1.1)), least };
 }
