@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from roseinfer.core.slo import Cause, Rejection, Slo
+from roseinfer.core.why import Why
 from roseinfer.server.observe.losses import PREEMPTED, SAT_OUT, losses, waits_before_seat
 from roseinfer.server.observe.records import RequestRecord
 from roseinfer.server.request.job import OBJECTIVES, Measured, Outcome
@@ -160,8 +161,16 @@ def _because(record: RequestRecord, name: str, seconds: float, objective: str) -
         text = f"Computing {computed}{chunks} took {_ms(seconds)}"
     else:
         expected = None if foreseen is None else foreseen.tpot_s if objective == "tpot" else None
-        text = f"It ran without a break, {_ms(told.tpot_s)} a token" if told.tokens > 1 else "It ran without a break"
+        text = _ran(why) + (f", {_ms(told.tpot_s)} a token" if told.tokens > 1 else "")
     return f"{text}." if expected is None else f"{text}; {_ms(expected)} {_UNTIL[objective]} was expected."
+
+
+def _ran(why: Why | None) -> str:
+    """Steps may take long for whatever reason: that it was in each does not say that its tokens came evenly."""
+    if why is None or not why.steps:
+        return "It ran"
+    which = f"{why.steps - why.sat_out} of" if why.sat_out else "all"
+    return f"It ran in {which} {why.steps} steps"
 
 
 def _kept(record: RequestRecord) -> str:

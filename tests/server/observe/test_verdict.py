@@ -128,7 +128,18 @@ def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> N
         # It had its seat, and steps left it out.
         (told(0.0, 0.7, 1.0, why=waited(steps=10, sat_out=8)), Outcome.MISSED_TTFT, "sat_out", "8 of 10 steps"),
         (told(0.0, 0.1, 1.1, why=waited(steps=10, sat_out=6)), Outcome.MISSED_TPOT, "sat_out", "6 of 10 steps"),
-        (told(0.0, 0.1, 1.1, why=waited()), Outcome.MISSED_TPOT, "slow_steps", "100 ms a token"),
+        (
+            told(0.0, 0.1, 1.1, why=waited()),
+            Outcome.MISSED_TPOT,
+            "slow_steps",
+            "It ran in all 20 steps, 100 ms a token",
+        ),
+        (
+            told(0.0, 0.1, 1.1, why=waited(sat_out=1)),
+            Outcome.MISSED_TPOT,
+            "slow_steps",
+            "It ran in 19 of 20 steps, 100",
+        ),
         (told(0.0, 0.1, 1.1), Outcome.MISSED_TPOT, "slow_steps", "100 ms a token"),
         (
             told(0.0, 0.1, 1.1, why=waited(foreseen=Foreseen(0.3, 0.04))),
