@@ -96,6 +96,23 @@ def test_an_end_that_an_idle_machine_would_not_promise_either(others: int) -> No
     assert (rejection.reason, rejection.cause) == ("e2e", Cause.IDLE)
 
 
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_prompt_that_takes_too_many_steps_whoever_runs(others: int) -> None:
+    """0.5 s in steps of 64 tokens that take 10 ms more each."""
+    made = state(budget=64)
+    for number in range(others):
+        made.run(f"other{number}")
+    made.wait("a", 500, ttft_s=0.55)
+    assert made.rejected(made.begin())["a"].cause is Cause.IDLE
+
+
+def test_who_came_too_late_to_an_idle_machine_did_not_wait_for_prompts() -> None:
+    made = state()
+    made.wait("a", ttft_s=0.1)
+    made.now_s = 0.095
+    assert made.rejected(made.begin())["a"].cause is Cause.TRANSIT
+
+
 @pytest.mark.parametrize(("objectives", "reason"), [({"ttft_s": 1.0, "e2e_s": 90.0}, "ttft"), ({"e2e_s": 9.0}, "e2e")])
 def test_the_objective_that_asks_for_the_first_token_is_the_reason(objectives: dict[str, float], reason: str) -> None:
     made = state(seats=0)

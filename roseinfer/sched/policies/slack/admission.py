@@ -269,7 +269,8 @@ class SlackAdmission:
         """
         waited_s = self._now_s - track.request.arrival_s
         ends_s = self._state.chunk_ends_s
-        if waited_s > 2 * ends_s:  # nobody got to it
+        busy = self._view.running or self.admitted
+        if busy and waited_s > 2 * ends_s:  # nobody got to it
             return self.line or Cause.QUEUE
         left_s = track.due_s - self._now_s - ends_s
         ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
@@ -279,7 +280,9 @@ class SlackAdmission:
         if own_s <= self._prefill_time(left_s):
             return Cause.QUEUE
         if own_s > self._prefill_time(left_s + waited_s) - ahead_s:
-            return Cause.UTILISATION
+            full_s = self._params.prefill_s(0, self._view.token_budget)  # of a step that has nothing else
+            alone = own_s * (full_s + self._params.step_s) <= (left_s + waited_s) * full_s
+            return Cause.UTILISATION if alone else Cause.IDLE
         return Cause.STEP if self._view.running else Cause.TRANSIT
 
     def _verdict(self, track: Track, prompt: int, limit: float) -> Verdict:
