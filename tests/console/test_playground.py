@@ -153,6 +153,13 @@ def test_a_conversation_is_kept_exported_and_imported(page: Any, tmp_path: Path)
     expect(page.get_by_role("alert")).to_have_text("The file is not a conversation of this console")
 
 
+def test_a_request_that_was_not_understood_has_no_why(page: Any) -> None:
+    page.get_by_role("textbox", name="Message").fill("word " * 3000)
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(answer(page).get_by_role("alert")).to_contain_text("Error 400")
+    expect(answer(page).get_by_role("button", name="See why")).to_have_count(0)
+
+
 def test_a_file_that_lacks_what_the_page_draws_does_it_no_harm(page: Any) -> None:
     odd = {"state": "refused", "promised": 1, "seen": None, "points": [[1], "x"], "tools": 5, "told": {"met": 2}}
     turns = [

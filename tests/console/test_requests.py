@@ -79,7 +79,26 @@ def test_where_the_time_went(open_page: OpenPage, asked: RealServer) -> None:
 
 def test_one_that_nobody_knows(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests/never-was")
-    expect(page.get_by_text("The server no longer knows this request")).to_be_visible()
+    expect(page.get_by_text("The server knows no such request")).to_be_visible()
+
+
+def test_one_that_cannot_be_asked_for_is_not_said_to_be_unknown(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url)
+    page.route("**/v1/requests/*", lambda route: route.abort())
+    page.evaluate("location.hash = '#requests/elsewhere'")
+    detail = page.get_by_role("complementary", name="Request in detail")
+    expect(detail).to_contain_text("It could not be looked up: The server does not answer.")
+
+
+def test_without_a_promise_none_is_broken(open_page: OpenPage, asked: RealServer) -> None:
+    record = {"object": "request", "created": 1.0, "class": "none", "state": "ended", "outcome": "rejected"}
+    page = open_page("about:blank")
+    page.route("**/console/events", lambda route: route.fulfill(content_type="text/event-stream", body="data: {}\n\n"))
+    listed = {"object": "list", "data": [{**record, "id": "a"}, {**record, "id": "b", "outcome": "met"}]}
+    page.route("**/v1/requests?*", lambda route: route.fulfill(json=listed))
+    page.goto(asked.url + "/#requests")
+    tile = page.get_by_role("list", name="Promises by class").get_by_role("listitem")
+    expect(tile).to_have_text("no promise1servedbest effort, 1 refused")
 
 
 def test_keys_walk_the_list(open_page: OpenPage, asked: RealServer) -> None:

@@ -15,6 +15,8 @@ export const urlOf = (path) => new URL(path, document.baseURI);
 
 export async function call(path, { body, signal } = {}) {
   const { key } = settings.get();
+  // The browser sends none of these, and what it says then sounds like a lost connection.
+  if (/[^\x21-\x7e]/.test(key)) throw new ApiError(401, { message: "The key has characters that cannot be sent" });
   const answer = await fetch(urlOf(path), {
     method: body === undefined ? "GET" : "POST",
     headers: {

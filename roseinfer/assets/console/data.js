@@ -1,5 +1,5 @@
 // What the server has said so far, bounded: the newest requests, steps of each engine, and samples of the machine.
-import { getJson } from "./api.js";
+import { ApiError, getJson } from "./api.js";
 import { openFeed } from "./feed.js";
 import { createStore } from "./store.js";
 
@@ -38,16 +38,18 @@ export async function loadRequests() {
   addRequests(listed.data);
 }
 
-// By the id of the answer or its x-request-id: from what is here, else from the server. Null if nobody knows it.
-export async function findRequest(id) {
-  const here = requests.get().sorted.find((record) => record.request_id === id || record.id === id);
-  if (here) return here;
+// By the id of the answer or its x-request-id, of what is here.
+export const heldRequest = (id) => requests.get().sorted.find((record) => record.request_id === id || record.id === id);
+
+// The same from the server: {record}, null if it knows none, or the {problem} with asking.
+export async function askForRequest(id) {
   try {
     const record = await getJson(`v1/requests/${encodeURIComponent(id)}`);
     addRequests([record]);
-    return requests.get().byKey.get(keyOf(record)) ?? record;
-  } catch {
-    return null;
+    return { record };
+  } catch (error) {
+    if (!(error instanceof ApiError)) return { problem: "The server does not answer." };
+    return error.status === 404 ? { record: null } : { problem: error.message };
   }
 }
 

@@ -6,7 +6,7 @@ import { ICONS, OBJECTIVES, outcomeOf, waitedFor, whyRefused } from "./words.js"
 const MAX_SEGMENTS = 120;
 const PHASES = { prefill: "computed its prompt", decode: "wrote its answer" };
 
-export function Detail({ record, id, onClose }) {
+export function Detail({ record, problem, id, onClose }) {
   const heading = useRef(null);
   useEffect(() => {
     // Beside the list the keys stay with it; where this covers the list, it has them.
@@ -17,8 +17,9 @@ export function Detail({ record, id, onClose }) {
       <h2 tabindex="-1" ref=${heading}>Request</h2>
       <button type="button" class="close" aria-label="Close" aria-keyshortcuts="Escape" onClick=${onClose}>✕</button>
     </header>
-    ${record === undefined && html`<p class="hint">Looking it up…</p>`}
-    ${record === null && html`<p class="hint">The server no longer knows this request: it keeps the newest 1,024.</p>`}
+    ${problem && html`<p class="hint">It could not be looked up: ${problem}</p>`}
+    ${record === undefined && !problem && html`<p class="hint">Looking it up…</p>`}
+    ${record === null && html`<p class="hint">The server knows no such request: it keeps the newest 1,024, and none of those that were not understood.</p>`}
     ${record && html`<${Known} record=${record} />`}
   </aside>`;
 }

@@ -97,7 +97,7 @@ function durations(theme) {
   const splits = (_, axis, low, high) => [0.01, 0.1, 1, 10, 100, 1000, 10_000, 100_000].filter((value) => value >= low && value <= high);
   return {
     legend: { show: false },
-    padding: [6, 48, 0, 0],
+    padding: [6, 58, 0, 0], // as wide as the axis at the right of the chart below,
     scales: { x: time, y: { distr: 3, range: decades([1, 2]) } },
     axes: [theme.axis({ values: seconds, gap: 8 }), theme.axis({ size: 60, values: named, splits, filter: (_, ticks) => ticks })],
     series: [

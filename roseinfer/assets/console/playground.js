@@ -114,13 +114,16 @@ function Refused({ turn, last }) {
 
 function Failed({ turn, askKey }) {
   return html`<div class="notice failed" role="alert">
-    <h3><span aria-hidden="true">✕</span> ${turn.status ? `Error ${turn.status}` : "No answer"}</h3>
+    <h3><span aria-hidden="true">✕</span> ${turn.status ? `Error ${turn.status}` : turn.text ? "The answer broke off" : "No answer"}</h3>
     <p>${turn.error}</p>
     ${turn.status === 401 && html`<div class="actions"><button type="button" class="primary" onClick=${askKey}>Enter the API key</button></div>`}
   </div>`;
 }
 
 const FINISH = { length: "ended at max tokens", timeout: "ended by its time limit", tool_calls: "ended with a call", abort: "ended by the server" };
+
+// The server keeps no record of a request that it could not understand or did not let in.
+const misunderstood = ({ status }) => status >= 400 && status < 500 && status !== 429;
 
 function Foot({ turn, last, openRequest }) {
   if (isRunning(turn)) return null;
@@ -130,7 +133,7 @@ function Foot({ turn, last, openRequest }) {
     <${Times} turn=${turn} />
     ${turn.state === "stopped" && html`<span>stopped</span>`}
     ${FINISH[turn.finish] && html`<span>${FINISH[turn.finish]}</span>`}
-    ${turn.requestId && html`<button type="button" class="link" onClick=${() => openRequest(turn.requestId)}>See why</button>`}
+    ${turn.requestId && !misunderstood(turn) && html`<button type="button" class="link" onClick=${() => openRequest(turn.requestId)}>See why</button>`}
     ${turn.text && html`<button type="button" class="link" onClick=${copy}>Copy</button>`}
     ${last && turn.state !== "refused" && html`<button type="button" class="link" onClick=${sendAgain}>Regenerate</button>`}
   </footer>`;

@@ -1,6 +1,6 @@
 // The second tab: the newest requests, how their promises were kept, and one of them in detail.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { findRequest, hello, loadRequests, requests } from "./data.js";
+import { askForRequest, connection, heldRequest, hello, loadRequests, requests } from "./data.js";
 import { Detail } from "./detail.js";
 import { clock, count, ms, percent } from "./format.js";
 import { useStore } from "./store.js";
@@ -21,9 +21,11 @@ export function Requests({ open, onOpen }) {
   const [kind, setKind] = useState("");
   const [filter, setFilter] = useState("");
   const [problem, setProblem] = useState("");
+  const link = useStore(connection).state;
   useEffect(() => {
-    loadRequests().catch((error) => setProblem(error.message));
-  }, []);
+    // Again when a key was given, or the server has come back.
+    if (link === "live") loadRequests().then(() => setProblem(""), (error) => setProblem(error.message));
+  }, [link]);
   const rows = useMemo(() => chosen(held.sorted, kind, filter), [held.version, kind, filter]);
   return html`<div class=${`requests ${open ? "with-detail" : ""}`}>
     <section class="list" aria-label="Requests">
@@ -83,14 +85,14 @@ function Summary({ records, version }) {
   if (!classes.length) return null;
   return html`<ul class="classes" aria-label="Promises by class, of the requests listed">
     ${classes.map((one) => {
-      const judged = one.kept + one.late + one.refused;
+      const judged = one.name !== "none" && one.kept + one.late + one.refused;
       const { ttft_ms: ttft, tpot_ms: tpot } = promised[one.name] ?? {};
       const terms = [ttft && `first ${ms(ttft)}`, tpot && `per token ${ms(tpot)}`].filter(Boolean).join(" · ");
       return html`<li key=${one.name}>
         <span class="class-name">${one.name === "none" ? "no promise" : one.name}</span>
-        <strong>${judged ? percent(one.kept / judged) : count(one.plain || one.live)}</strong><span class="class-kept">${judged ? "kept" : one.plain ? "served" : "running"}</span>
+        <strong>${judged ? percent(one.kept / judged) : count(one.plain || one.live)}</strong><span class="class-kept">${judged ? "kept" : one.plain || !one.live ? "served" : "running"}</span>
         <span class="stack" aria-hidden="true">${["kept", "late", "refused"].map((kind) => one[kind] > 0 && html`<span class=${kind} style=${{ flexGrow: one[kind] }}></span>`)}</span>
-        <span class="class-counts">${judged ? `${count(one.kept)} kept, ${count(one.late)} late, ${count(one.refused)} refused` : one.name === "none" ? "best effort" : ""}${terms && html`<br />${terms}`}</span>
+        <span class="class-counts">${judged ? `${count(one.kept)} kept, ${count(one.late)} late, ${count(one.refused)} refused` : one.name === "none" ? `best effort${one.refused ? `, ${count(one.refused)} refused` : ""}` : ""}${terms && html`<br />${terms}`}</span>
       </li>`;
     })}
   </ul>`;
@@ -204,11 +206,15 @@ function Against({ name, value, promise }) {
 }
 
 function Opened({ id, version, onClose }) {
-  const [record, setRecord] = useState(undefined);
+  const link = useStore(connection).state;
+  const here = useMemo(() => heldRequest(id), [id, version]);
+  const [asked, setAsked] = useState({ id: "" });
   useEffect(() => {
+    if (here) return;
     let current = true;
-    findRequest(id).then((found) => current && setRecord(found));
+    askForRequest(id).then((answer) => current && setAsked({ id, ...answer }));
     return () => (current = false);
-  }, [id, version]);
-  return html`<${Detail} record=${record} id=${id} onClose=${onClose} />`;
+  }, [id, !here, link]);
+  const { record, problem } = here ? { record: here } : asked.id === id ? asked : {};
+  return html`<${Detail} record=${record} problem=${problem} id=${id} onClose=${onClose} />`;
 }
