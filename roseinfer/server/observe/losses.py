@@ -39,12 +39,12 @@ def waits_before_seat(record: RequestRecord) -> tuple[float, list[tuple[Cause | 
     The engine names all waits that it knows of; beside them a request was on its way there, or its end on the way back.
     """
     told = record.told
-    waited = () if told.why is None else told.why.waited
-    named = dict(wait for wait in waited if not _elsewhere(record, wait[0]))
+    known = _known(record)
+    named = dict(known or ())
     named_s = sum(named.values())
-    seat_s = _seat_s(record, named_s)
+    seat_s = _seat_s(record, None if known is None else named_s)
     unnamed_s = seat_s - named_s
-    if told.why is None or told.scheduled_s is None:
+    if known is None or told.scheduled_s is None:
         waits = _cut(record, named, seat_s)
         return seat_s, [*waits, (None, unnamed_s)] if unnamed_s > 0 else waits
     if unnamed_s > _BRIEF_S:
@@ -58,18 +58,25 @@ _BRIEF_S = 0.001  # what is not worth telling: from the plan that seats a reques
 _EARLY = {Cause.ENGINE: 0, Cause.TRANSIT: 1, Cause.STEP: 2}
 
 
-def _seat_s(record: RequestRecord, named_s: float) -> float:
-    """Before a request has ended its engine has said what it waited for, and not until when. `named_s`: all that."""
+def _seat_s(record: RequestRecord, named_s: float | None) -> float:
+    """Before a request has ended its engine has said what it waited for, and not until when. `named_s`: all that, if it
+    is known.
+    """
     told = record.told
     until_s = record.age_s if told.first_s is None else told.first_s
     if told.scheduled_s is not None:
         return min(told.scheduled_s, until_s)
-    return until_s if told.first_s is None or told.why is None else min(named_s, until_s)
+    return until_s if told.first_s is None or named_s is None else min(named_s, until_s)
 
 
-def _elsewhere(record: RequestRecord, cause: Cause) -> bool:
-    """Whether a wait was its life on an engine where it had its first token, and so none for that."""
-    return cause is Cause.ENGINE and record.way is not None and record.way.resumes > 0
+def _known(record: RequestRecord) -> tuple[tuple[Cause, float], ...] | None:
+    """What it waited for from its arrival on; None if nobody says. An engine that only went on with it
+    tells of its own time with it.
+    """
+    why, way = record.told.why, record.way
+    if why is None or (way is not None and way.resumes > 0 and any(cause is Cause.ENGINE for cause, _ in why.waited)):
+        return None
+    return why.waited
 
 
 def _cut(record: RequestRecord, named: dict[Cause, float], until_s: float) -> list[tuple[Cause | None, float]]:
@@ -97,7 +104,9 @@ def losses(record: RequestRecord) -> Losses:
     preempted = decode_s if told.preemptions else 0.0  # nobody says how long
     idle = 0.0
     if why is not None:
-        waited = sum(seconds for cause, seconds in why.waited if not _elsewhere(record, cause))
-        preempted = max(0.0, waited - sum(waits.values())) if told.preemptions else 0.0
+        waited = sum(seconds for cause, seconds in why.waited if cause is not Cause.ENGINE)
+        if _known(record) is not None:
+            waited = sum(seconds for _, seconds in why.waited) - sum(waits.values())
+        preempted = max(0.0, waited) if told.preemptions else 0.0
         idle = why.sat_out / why.steps if why.steps else 0.0
     return Losses(waits, min(preempted, decode_s), max(0.0, first_s - seat_s), max(0.0, decode_s - preempted), idle)

@@ -250,6 +250,14 @@ def test_what_was_expected_of_it_when_it_came() -> None:
     assert policy.foreseen(second) == foreseen
 
 
+def test_no_pace_is_expected_that_a_step_of_its_own_does_not_keep() -> None:
+    made = state()
+    assert isinstance(made.policy, Foreseeing)
+    hasty = made.wait("hasty", tpot_s=0.001)
+    made.begin()
+    assert made.policy.foreseen(hasty).tpot_s == pytest.approx(0.011)
+
+
 # --- what could have been kept --------------------------------------------------------------------------------------
 OUT_OF_REACH = [
     ("ttft", {"ttft_s": 0.001, "tpot_s": 0.050}),

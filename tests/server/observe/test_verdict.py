@@ -260,10 +260,14 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
             record(told(0.1, 0.2, 1.0, preemptions=1, why=waited((Cause.BLOCKS, 0.6), (Cause.STEP, 0.1))), Outcome.MET),
             [("step", 100), ("prefill", 100), ("decode", 800)],
         ),
-        # Tokens of an engine that it has left since are no wait for the first one.
+        # What the engine says that went on with it behind its first token is no wait for that.
         (
-            record(told(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6))), Outcome.MET, way=Way(1, "promise", 0, 0, 1)),
-            [("transit", 100), ("prefill", 100), ("decode", 800)],
+            record(
+                told(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6), (Cause.STEP, 0.05))),
+                Outcome.MET,
+                way=Way(1, "promise", 0, 0, 1),
+            ),
+            [("wait", 100), ("prefill", 100), ("decode", 800)],
         ),
         (record(told(0.1, 0.2, 0.2, 1), Outcome.MET), [("wait", 100), ("prefill", 100)]),
         (record(told(None, None, None, 0), Outcome.ABORTED), [("wait", 1000)]),

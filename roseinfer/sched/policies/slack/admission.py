@@ -134,7 +134,7 @@ class SlackAdmission:
         if track.uncached < 0:
             track.uncached = self._view.uncached(track.request)
         own_s = p.prefill_s(len(track.tokens) - track.uncached, track.uncached)
-        pace_s = min(track.tpot_s, max(self._state.recent_step_s, self._state.alone_s(track)))
+        pace_s = max(self._state.alone_s(track), min(track.tpot_s, self._state.recent_step_s))
         return Foreseen(waited_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s, pace_s)
 
     def _overhead(self, smallest_s: float) -> float:
