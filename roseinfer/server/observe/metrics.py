@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from roseinfer.core.outputs import COMPLETE
+from roseinfer.core.slo import Cause
 from roseinfer.engine.api import EngineInfo, StepRecord
 from roseinfer.server.observe.tallies import Counter, Histogram, Labels, Tallies
 from roseinfer.server.request.job import PromptRun, SampleRecord
@@ -178,7 +179,8 @@ class EngineMetrics:
             self._preemptions.observe(sample.preemptions)
             if sample.why is not None:
                 for cause, seconds in sample.why.waited:
-                    self._waited.labels(*self._values, cause).inc(seconds)
+                    if cause is not Cause.ENGINE or run.route is None or not run.route.resumes:  # else it ran there
+                        self._waited.labels(*self._values, cause).inc(seconds)
             if finish in COMPLETE:
                 self._phases(sample)
 

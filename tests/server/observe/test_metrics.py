@@ -14,7 +14,7 @@ from roseinfer.core.errors import TooManyInflightError
 from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats
 from roseinfer.core.slo import Cause
 from roseinfer.core.why import Why
-from roseinfer.engine.api import StepRecord
+from roseinfer.engine.api import Route, StepRecord
 from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post
@@ -60,6 +60,18 @@ def test_what_requests_wait_for_adds_up(server: LiveServer) -> None:
     before = waited()
     server.post("/v1/completions", {"prompt": ["x", "y"]})
     assert [now - then for now, then in zip(waited(), before, strict=True)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(("resumes", "seconds"), [(0, 2.0), (1, 0.0)])
+def test_life_in_an_engine_that_was_lost_is_no_wait(server: LiveServer, resumes: int, seconds: float) -> None:
+    def script(request: Any) -> list[Any]:
+        *others, last = server.engine.default_script(request)
+        return [*others, replace(last, why=Why(((Cause.ENGINE, 2.0),)))]
+
+    server.engine.script, server.engine.route = script, Route(1, "prefix", resumes=resumes)
+    before = server.metric("roseinfer:request_wait_seconds_total", cause="engine")
+    server.post("/v1/completions", {"prompt": "x"})
+    assert server.metric("roseinfer:request_wait_seconds_total", cause="engine") - before == seconds
 
 
 def test_head_and_content_type(server: LiveServer) -> None:
