@@ -127,6 +127,8 @@ class WaitingQueue:
 
     def behind(self, first: Request) -> list[Request]:
         """Those that wait and share the prompt of `first`, which is sample 0 of their request and may run."""
+        if not self._families and not self._doubtful:  # as mostly: nobody shares a prompt
+            return []
         members = self._families.get(first.request_id)
         if members is not None:
             return [member for member in members.values() if member is not first]

@@ -7,6 +7,7 @@ settles what really happened.
 
 from collections.abc import Iterator, Sequence
 from math import inf
+from typing import cast
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
@@ -38,6 +39,7 @@ from roseinfer.sched.policy import (
     Verdict,
     View,
     Yielding,
+    follows,
     rejectable,
 )
 from roseinfer.sched.queue import Expiries, WaitingQueue
@@ -139,15 +141,16 @@ class Scheduler:
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute (yet). `take_ended` says who ended meanwhile."""
         self._waits.begin(now_s)
-        self._expire(now_s)
+        for request in self._expiries.due(now_s):
+            self._expire(request, now_s)
         self._ready = None
         running = tuple(self.running.values())
         decision = self.policy.begin(self._view(now_s, running))
         self._reject_all(decision, now_s)
         draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
         preemptions = self._preemptions
-        if isinstance(decision, Yielding):
-            running = self._make_room(draft, decision, running)
+        if follows(type(decision), Yielding):
+            running = self._make_room(draft, cast(Yielding, decision), running)
         thrashing = self._liveness.thrashing and bool(running)
         self._continue_running(draft, Unconditional() if thrashing else decision, running)
         self._lacking = Cause.BLOCKS
@@ -158,7 +161,7 @@ class Scheduler:
                 self._admit_waiting(draft, decision, now_s)
             if not len(draft) and self._step == self._steps_done and self.has_work:
                 self._go_on_regardless(draft, now_s)
-        self._waits.explain(decision, self._lacking, self._exhausted(draft))
+        self._waits.explain(decision, self._lacking, self._lacking or self._exhausted(draft))
         if self.drafter is not None:
             add_drafts(self.drafter, draft, self.running.values(), self.kv, self._reserve)
         if not len(draft):
@@ -351,11 +354,10 @@ class Scheduler:
                 self._ended.append(RequestOutput(refused.request_id, end=end))
             self._ready = None
 
-    def _expire(self, now_s: float) -> None:
-        """End the requests whose time to live is over."""
-        for request in self._expiries.due(now_s):
-            end = self._finish(request, FinishReason.TIMEOUT, now_s)
-            self._ended.append(RequestOutput(request.request_id, end=end))
+    def _expire(self, request: Request, now_s: float) -> None:
+        """End a request whose time to live is over."""
+        end = self._finish(request, FinishReason.TIMEOUT, now_s)
+        self._ended.append(RequestOutput(request.request_id, end=end))
 
     def take_ended(self) -> list[RequestOutput]:
         """The ends that `plan` decided, each once."""

@@ -6,12 +6,13 @@ the policy has a cause of its own, and since when. So a step costs what changes 
 """
 
 from operator import itemgetter
+from typing import cast
 
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.core.why import Foreseen, Why
 from roseinfer.sched.liveness import Liveness
-from roseinfer.sched.policy import Decision, Explaining, Foreseeing, Policy
+from roseinfer.sched.policy import Decision, Explaining, Foreseeing, Policy, follows
 from roseinfer.sched.queue import WaitingQueue
 
 _CAUSES = tuple(Cause)
@@ -26,23 +27,24 @@ _seconds = itemgetter(1)
 
 class _Account:
     """Of one request. It waits for `cause` since `since_s`, or in line since its clocks said `joined`, or runs since
-    the plan of step `seated`. `steps`, `rows`: of earlier seats. `waited`: until then, in seconds.
+    the plan of step `seated`. `steps`, `rows`: of earlier seats. `waited`: until then, in seconds; `told`: the same as
+    it was told last, None if that is no longer true.
     """
 
-    __slots__ = ("cause", "foreseen", "joined", "rows", "seated", "since_s", "steps", "waited")
+    __slots__ = ("cause", "foreseen", "joined", "rows", "seated", "since_s", "steps", "told", "waited")
 
     def __init__(self, request: Request) -> None:
-        self.waited = {_NUMBER[cause]: seconds for cause, seconds in request.waited.items()} if request.waited else {}
-        self.since_s = request.arrival_s + sum(self.waited.values())
+        self.waited: dict[int, float] = {}
+        self.since_s = request.arrival_s
+        if request.waited:
+            self.waited = {_NUMBER[cause]: seconds for cause, seconds in request.waited.items()}
+            self.since_s += sum(self.waited.values())
+        self.told: tuple[tuple[Cause, float], ...] | None = None
         self.cause: int | None = _TRANSIT
         self.joined: list[float] | None = None
         self.seated: int | None = None
         self.steps = self.rows = 0
         self.foreseen: Foreseen | None = None
-
-    @property
-    def waits(self) -> bool:
-        return self.seated is None
 
 
 class Waits:
@@ -58,7 +60,6 @@ class Waits:
         self._foreseeing = policy if isinstance(policy, Foreseeing) else None
         self._queue = queue
         self._liveness = liveness
-        self._explains: dict[type, bool] = {}  # kinds of decisions: to look at a protocol takes a microsecond
         self._accounts: dict[str, _Account] = {}
         self._fresh: list[Request] = []  # came since the last plan
         self._parents: list[Request] = []  # started, and others wait for them to compute the prompt
@@ -88,7 +89,8 @@ class Waits:
         account = self._accounts[request.request_id]
         self._settle(account, self._now_s)
         account.seated = step
-        self._foresee(request, account)
+        if account.foreseen is None and self._foreseeing is not None:
+            self._foresee(request, account, self._foreseeing)
         if request.fork_of is None:
             others = self._queue.behind(request)
             for other in others:
@@ -110,20 +112,17 @@ class Waits:
         start, and so the line behind it. If that is None it is for the policy to say and, where that says nothing, what
         is `exhausted`.
         """
-        for request in self._fresh if self._queue else ():
-            account = self._accounts.get(request.request_id)
-            if account is not None and account.waits and account.cause != _PARENT:
-                self._join(account)
-        self._fresh.clear()
+        fresh, self._fresh = self._fresh, []
         if not self._queue:
             return
+        for request in fresh:
+            account = self._accounts.get(request.request_id)
+            if account is not None and account.seated is None and account.cause != _PARENT:
+                self._join(account)
         self._set_line(lacking or exhausted or Cause.OTHER)
-        explains = self._explains.get(type(decision))
-        if explains is None:
-            explains = self._explains[type(decision)] = isinstance(decision, Explaining)
-        if explains:
+        if follows(type(decision), Explaining):
             try:
-                self._ask(decision, lacking)  # type: ignore[arg-type]  # it is one
+                self._ask(cast(Explaining, decision), lacking)
             except Exception as error:  # the policy's: nobody's output depends on it
                 self._fault("what requests wait for", error)
 
@@ -133,7 +132,7 @@ class Waits:
             self._set_line(decision.line())
         for request, cause in decision.waits():
             account = self._accounts.get(request.request_id)
-            if account is None or not account.waits or account.cause == _PARENT:
+            if account is None or account.seated is not None or account.cause == _PARENT:
                 continue
             self._name(account, _NUMBER[cause])
             if request.fork_of is None:
@@ -160,6 +159,7 @@ class Waits:
     def _settle(self, account: _Account, now_s: float) -> None:
         """Add to `waited` what it has waited for since it was named, or joined the line."""
         waited, cause, joined = account.waited, account.cause, account.joined
+        account.told = None
         if cause is None:
             assert joined is not None, "it stands in line"
             clocks = self._clocks
@@ -190,17 +190,16 @@ class Waits:
     def ended(self, request: Request, now_s: float, steps: int) -> Why:
         """The last of a request, running or not. To be called before the policy hears of it."""
         account = self._accounts.pop(request.request_id)
-        if account.waits:
+        if account.seated is None:
             self._settle(account, now_s)
-            self._foresee(request, account)
+            if account.foreseen is None and self._foreseeing is not None:
+                self._foresee(request, account, self._foreseeing)
         return _say(request, account, steps)
 
-    def _foresee(self, request: Request, account: _Account) -> None:
-        if account.foreseen is not None or self._foreseeing is None:
-            return
+    def _foresee(self, request: Request, account: _Account, policy: Foreseeing) -> None:
         account.foreseen = NOTHING
         try:
-            account.foreseen = Foreseen(*self._foreseeing.foreseen(request))
+            account.foreseen = Foreseen(*policy.foreseen(request))
         except Exception as error:  # as above
             self._fault("what it foresaw", error)
 
@@ -220,7 +219,9 @@ def _say(request: Request, account: _Account, steps: int) -> Why:
     if account.seated is not None:
         planned += steps - account.seated
         rows += request.planned - request.rowless
-    waited = [(_CAUSES[number], seconds) for number, seconds in account.waited.items() if seconds > 0]
-    if len(waited) > 1:
-        waited.sort(key=_seconds, reverse=True)
-    return Why(tuple(waited), account.foreseen or NOTHING, request.chunks, planned, planned - rows)
+    if account.told is None:  # twice of most requests: at their first token, and when they end
+        waited = [(_CAUSES[number], seconds) for number, seconds in account.waited.items() if seconds > 0]
+        if len(waited) > 1:
+            waited.sort(key=_seconds, reverse=True)
+        account.told = tuple(waited)
+    return Why(account.told, account.foreseen or NOTHING, request.chunks, planned, planned - rows)

@@ -64,8 +64,9 @@ class Backlog:
     def sort_by_price(self, worth: Callable[[Track], bool]) -> None:
         waiting = [entry for entry in self.affordable + self.parked if _waits(entry)]
         waiting.sort()
-        self.affordable = [entry for entry in waiting if worth(entry[2])]
-        self.parked = [entry for entry in waiting if not worth(entry[2])]
+        self.affordable, self.parked = [], []
+        for entry in waiting:
+            (self.affordable if worth(entry[2]) else self.parked).append(entry)
 
 
 def _waits(entry: Entry) -> bool:
