@@ -53,6 +53,10 @@ def _keys() -> "Iterator[_Pressed]":
         return
     try:
         tty.setcbreak(sys.stdin.fileno())
+        # Ctrl+C is a key like q, not a signal, which Python may forget when it comes amid a callback.
+        mode = termios.tcgetattr(sys.stdin.fileno())
+        mode[6][termios.VINTR] = b"\0"
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, mode)
         yield _Pressed(sys.stdin.fileno())
     finally:
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
