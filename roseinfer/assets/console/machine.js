@@ -140,7 +140,7 @@ function Tiles({ held, said }) {
     { label: "KV cache", value: percent(now.kv), note: `${count(total("kv_blocks_used"))} of ${count(total("kv_blocks"))} blocks`, line: "kv", full: 1 },
     { label: "Promised", value: percent(now.utilisation), note: "of the machine", line: "utilisation", full: 1 },
     { label: "Prefix cache", value: percent(queries ? total("prefix_hits") / queries : null), note: `of ${count(queries)} prompt tokens` },
-    { label: "Preempted", value: count(total("preemptions")), note: "gave their blocks to others" },
+    { label: "Preempted", value: count(total("preemptions")), note: "lost their blocks" },
   ];
   const drafted = total("drafted_tokens");
   if (drafted) tiles.push({ label: "Speculation", value: percent(total("accepted_tokens") / drafted), note: `of ${count(drafted)} drafted tokens accepted` });

@@ -38,7 +38,7 @@ const WAITED = {
 export const waitedFor = (cause) => WAITED[cause] ?? (cause ? cause.replaceAll("_", " ") : "an unnamed reason");
 
 const VERDICTS = {
-  preempted: "gave its blocks to others",
+  preempted: "lost its blocks",
   sat_out: "sat out steps",
   slow_steps: "steps were slow",
   client: "the client read slowly or left",
