@@ -300,7 +300,8 @@ class SlackAdmission:
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
         if smallest_s < inf and not track.request.begun and not idle:
-            share = state.keep(smallest_s) - self._overhead(smallest_s)
+            keep, step_s = state.keep(smallest_s), self._params.step_s
+            share = keep - self._overhead(smallest_s)
             spare = SPARE_FOR_HASTY if state.price.load else 0.0
             if (
                 track.patient
@@ -309,7 +310,6 @@ class SlackAdmission:
             ):
                 return self._hold(track, Cause.UTILISATION)
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
-            keep, step_s = state.keep(smallest_s), self._params.step_s
             if not demand.fits(limit, keep, step_s, track.weight):
                 return self._hold(track, Cause.UTILISATION, full)
             unreserved = limit - self._reserve(track, smallest_s)

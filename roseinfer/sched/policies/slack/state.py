@@ -403,8 +403,9 @@ class SlackState:
         """
         if self.cost.steps < SURE_STEPS:
             return False
-        least_s = self.alone_s(track) * (track.length - self.wrong_by(track))
-        return track.tpot_s < self.alone_s(track) or least_s > track.end_s - track.request.arrival_s
+        alone_s = self.alone_s(track)
+        least_s = alone_s * (track.length - self.wrong_by(track))
+        return track.tpot_s < alone_s or least_s > track.end_s - track.request.arrival_s
 
     def misses_alone(self, track: Track) -> bool:
         """Whether it would be turned away by an idle machine as well, had it started when it came."""
