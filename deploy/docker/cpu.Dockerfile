@@ -1,5 +1,5 @@
 # docker build -f deploy/docker/cpu.Dockerfile -t roseinfer:cpu .
-# docker run --rm -p 8000:8000 -v roseinfer-models:/models roseinfer:cpu [MODEL] [options of roseinfer serve]
+# docker run --rm -p 127.0.0.1:8000:8000 -v roseinfer-models:/models roseinfer:cpu [MODEL] [options of roseinfer serve]
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -1,5 +1,5 @@
 # docker build -f deploy/docker/cuda.Dockerfile -t roseinfer:cuda .
-# docker run --rm --gpus all --shm-size 1g -p 8000:8000 -v roseinfer-models:/models roseinfer:cuda MODEL [options]
+# docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:8000:8000 -v roseinfer-models:/models roseinfer:cuda MODEL [options]
 # PyTorch brings CUDA's libraries; the machine has the driver, and the NVIDIA container toolkit hands it in.
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
