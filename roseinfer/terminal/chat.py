@@ -1,5 +1,6 @@
 """The conversation at a terminal: questions, commands, answers as they stream."""
 
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -47,8 +48,10 @@ class Chat:
 
     def converse(self, check: Callable[[bool], None] = lambda lost: None) -> None:
         """Reads questions and commands until the input ends. `check` is called before each with whether the connection
-        was lost in the one before, and may raise.
+        was lost in the one before, and may raise. Ctrl+C interrupts from now on, even where it was ignored.
         """
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script has put into the background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _edit_lines()
         while True:
             try:

@@ -42,7 +42,11 @@ def watch(remote: Remote, interval_s: float, slowest: int) -> None:
 
 @contextlib.contextmanager
 def _keys() -> "Iterator[_Pressed]":
-    """Single keys, without echo; none where standard input is no terminal."""
+    """Single keys, without echo; none where standard input is no terminal.
+
+    Ctrl+C is one of them: as a signal it would be lost where signals are ignored, as in what a script has put into the
+    background.
+    """
     try:
         import termios
         import tty
@@ -52,11 +56,10 @@ def _keys() -> "Iterator[_Pressed]":
         yield _Pressed(None)
         return
     try:
-        tty.setcbreak(sys.stdin.fileno())
-        # Ctrl+C is a key like q, not a signal, which Python may forget when it comes amid a callback.
-        mode = termios.tcgetattr(sys.stdin.fileno())
-        mode[6][termios.VINTR] = b"\0"
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, mode)
+        tty.setcbreak(sys.stdin.fileno(), termios.TCSADRAIN)
+        keys = termios.tcgetattr(sys.stdin.fileno())
+        keys[6][termios.VINTR] = bytes([os.fpathconf(sys.stdin.fileno(), "PC_VDISABLE")])
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, keys)
         yield _Pressed(sys.stdin.fileno())
     finally:
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)

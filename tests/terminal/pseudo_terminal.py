@@ -13,14 +13,20 @@ import time
 from types import TracebackType
 from typing import Self
 
+from tests.server.real_server import process_table, until
+
 PATIENCE_S = 40.0
 
 
 class PseudoTerminal:
-    """`roseinfer ARGS` at a terminal. Use as a context manager: the command is gone on exit."""
+    """`roseinfer ARGS` at a terminal. Use as a context manager: the command is gone on exit.
 
-    def __init__(self, *args: str, columns: int = 100, rows: int = 30) -> None:
+    `ignores_interrupts`: it is started with SIGINT ignored, as scripts start what they put into the background.
+    """
+
+    def __init__(self, *args: str, columns: int = 100, rows: int = 30, ignores_interrupts: bool = False) -> None:
         self._args = args
+        self._interrupts = signal.SIG_IGN if ignores_interrupts else signal.SIG_DFL
         self._size = (columns, rows)
         self.shown = ""
 
@@ -29,6 +35,7 @@ class PseudoTerminal:
         if self.pid == 0:
             # Without a size: readline, if it is loaded here, leaves one in the environment.
             kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            signal.signal(signal.SIGINT, self._interrupts)  # whatever these tests themselves were started with
             command = [sys.executable, "-m", "roseinfer.cli", *self._args]
             os.execve(sys.executable, command, {**kept, "TERM": "xterm-256color"})
         self.resize(*self._size)
@@ -56,15 +63,9 @@ class PseudoTerminal:
         before, _, self.shown = self.shown.partition(text)
         return before + text
 
-    def press(self, key: str, text: str) -> str:
-        """`until`, with the key pressed again and again: readline forgets a signal that comes just before it waits."""
-        deadline = time.monotonic() + PATIENCE_S
-        while text not in self.shown:
-            assert time.monotonic() < deadline, f"{text!r} never came: {self.shown!r}"
-            self.type(key)
-            if select.select([self._fd], [], [], 0.5)[0]:
-                self._read()
-        return self.until(text)
+    def until_it_waits(self) -> None:
+        """For what has been typed to be read, and for more: readline forgets a signal that comes just before."""
+        until(lambda: process_table()[self.pid].state.startswith("S"))
 
     def exit_code(self) -> int:
         """Waits for the end of the command, reading on; what it showed is in `shown`."""

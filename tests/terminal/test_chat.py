@@ -262,12 +262,15 @@ def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
     until(lambda: not alive(server))
 
 
-def test_leaving(server: LiveServer) -> None:
-    with PseudoTerminal("chat", server.url) as terminal:
+@pytest.mark.parametrize("ignores_interrupts", [False, True])
+def test_leaving(server: LiveServer, ignores_interrupts: bool) -> None:
+    with PseudoTerminal("chat", server.url, ignores_interrupts=ignores_interrupts) as terminal:
         terminal.until("> ")
         terminal.type("half a line")
         terminal.until("half a line")
-        terminal.press("\x03", "Ctrl+D leaves")
+        terminal.until_it_waits()
+        terminal.type("\x03")
+        terminal.until("Ctrl+D leaves")
         terminal.until("> ")
         terminal.type('"""one\ntwo"""\n')
         terminal.until(REPLY)
