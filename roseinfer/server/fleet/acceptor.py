@@ -32,11 +32,12 @@ class Host(Protocol):
 @dataclass(slots=True, eq=False)
 class _Entry:
     """A host, and what it got. `handed`: connections, ever; `turn`: when it got the newest one; `quiet`: it does not
-    move; `full`: it has no descriptor left."""
+    move; `full`: it has no descriptor left; `loading`: it cannot take requests yet."""
 
     host: Host
     handed: int = 0
     turn: int = 0
+    loading: bool = False
     quiet: bool = False
     full: bool = False
 
@@ -66,9 +67,9 @@ class Acceptor:
         self._throttled = ThrottledLog(log, MonotonicClock())
         self._closed = False
 
-    def add(self, host: Host) -> None:
-        """From now on it gets connections."""
-        entry = self._entries[host.index] = _Entry(host)
+    def add(self, host: Host, *, loading: bool = False) -> None:
+        """From now on it gets connections; one that is `loading` only as long as all others are too."""
+        entry = self._entries[host.index] = _Entry(host, loading=loading)
         self._loop.add_reader(host.connections.fileno(), self._on_answers, entry)
         self._go_on()
 
@@ -84,6 +85,11 @@ class Acceptor:
             timer.cancel()
         self._held.extend(host.connections.take_back())
         self._go_on()
+
+    def loaded(self, host: Host) -> None:
+        entry = self._entries.get(host.index)
+        if entry is not None and entry.host is host:
+            entry.loading = False
 
     def set_quiet(self, host: Host, quiet: bool) -> None:
         """A quiet host gets no connections, but keeps those that it has."""
@@ -144,7 +150,9 @@ class Acceptor:
     # --- handing over -------------------------------------------------------------------------------------------
     def _give(self, connection: socket.socket) -> bool:
         """To the worker with the fewest connections, of several to the one that has waited longest."""
-        for entry in sorted((entry for entry in self._entries.values() if entry.open), key=self._load):
+        takers = [entry for entry in self._entries.values() if entry.open]
+        takers = [entry for entry in takers if not entry.loading] or takers
+        for entry in sorted(takers, key=self._load):
             if entry.host.connections.send(connection):
                 entry.handed += 1
                 entry.turn = next(self._turns)

@@ -180,7 +180,10 @@ class Fleet:
         return not self._ending
 
     def serving(self, worker: WorkerProcess) -> None:
-        self._acceptor.add(worker)
+        self._acceptor.add(worker, loading=True)
+
+    def up(self, worker: WorkerProcess) -> None:
+        self._acceptor.loaded(worker)
 
     def quiet(self, worker: WorkerProcess) -> None:
         self._acceptor.set_quiet(worker, worker.quiet)

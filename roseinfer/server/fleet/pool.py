@@ -39,6 +39,10 @@ class Listener(Protocol):
         """It takes connections."""
         ...
 
+    def up(self, worker: WorkerProcess) -> None:
+        """It takes requests."""
+        ...
+
     def quiet(self, worker: WorkerProcess) -> None:
         """`worker.quiet` has changed."""
         ...
@@ -232,6 +236,9 @@ class WorkerPool:
             self._listener.serving(worker)
         elif isinstance(message, Up):
             worker.up = True
+            self._listener.up(worker)
+            if self._complete:
+                log.info("API worker %d takes requests", worker.index)
         elif isinstance(message, Idle):
             worker.idle = True
         elif isinstance(message, Broken):

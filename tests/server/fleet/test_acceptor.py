@@ -158,6 +158,27 @@ def test_a_quiet_worker_gets_no_connections_until_it_moves_again(tmp_path: Path)
     play(tmp_path, scene)
 
 
+def test_a_worker_that_loads_gets_connections_only_while_all_do(tmp_path: Path) -> None:
+    async def scene(entrance: Entrance) -> None:
+        first, second, *_ = entrance.hosts
+        entrance.acceptor.add(first, loading=True)
+        entrance.acceptor.add(second, loading=True)
+        entrance.connect(2)
+        assert (await entrance.taken(2))[:2] == [1, 1], "they say that they are loading"
+        entrance.acceptor.loaded(second)
+        entrance.connect(4)
+        assert (await entrance.taken(6))[:2] == [1, 5]
+        entrance.acceptor.loaded(first)
+        entrance.connect(2)
+        assert (await entrance.taken(8))[:2] == [3, 5]
+        entrance.acceptor.remove(second)
+        entrance.acceptor.add(second, loading=True)
+        entrance.connect(3)
+        assert (await entrance.taken(11))[:2] == [6, 5], "another has taken its place"
+
+    play(tmp_path, scene)
+
+
 def test_what_a_worker_had_not_taken_when_it_died_goes_to_another(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
         first, second, *_ = entrance.hosts

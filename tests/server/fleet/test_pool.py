@@ -31,6 +31,9 @@ class Audience:
     def serving(self, worker: WorkerProcess) -> None:
         pass
 
+    def up(self, worker: WorkerProcess) -> None:
+        pass
+
     def quiet(self, worker: WorkerProcess) -> None:
         if worker.quiet:
             self.fell_quiet.append(worker.number)
