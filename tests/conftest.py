@@ -4,6 +4,8 @@ import gc
 import os
 from pathlib import Path
 
+from hypothesis import Phase, settings
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -11,6 +13,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # put to the device files: torch is not imported here, as most tests have no need of it.
 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# On a machine of any speed: no deadlines, and a failure is told at once, with what reproduces it, instead of being made
+# smaller for minutes, which would take a whole run beyond its time. `--hypothesis-profile=default` makes it smaller.
+settings.register_profile("prompt", phases=set(Phase) - {Phase.shrink, Phase.explain}, deadline=None, print_blob=True)
+settings.load_profile("prompt")
 
 
 def pytest_collection_finish() -> None:

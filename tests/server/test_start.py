@@ -111,24 +111,31 @@ def test_connections_for_which_there_is_no_descriptor_are_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watchdog, "MAX_INTERVAL_S", 0.001)
-    full = True
+    tries, full = 0, True
 
     def dup(descriptor: int) -> int:
+        nonlocal tries
+        tries += 1
         if full:
             raise OSError(24, "Too many open files")
         return os.open(os.devnull, os.O_RDONLY)
+
+    async def tried_again(times: int) -> None:
+        enough = tries + times
+        while tries < enough:
+            await asyncio.sleep(0.001)
 
     async def main() -> None:
         nonlocal full
         monkeypatch.setattr(watchdog.os, "dup", dup)
         clock = ManualClock()
         watching = asyncio.create_task(watchdog.watch_descriptors(ThrottledLog(logging.getLogger("x"), clock)))
-        await asyncio.sleep(0.05)
+        await tried_again(5)
         assert len(caplog.records) == 1
         clock.advance(11)
-        await asyncio.sleep(0.05)
+        await tried_again(2)
         full = False
-        await asyncio.sleep(0.02)
+        await tried_again(2)
         watching.cancel()
 
     asyncio.run(main())
