@@ -21,7 +21,7 @@ from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, FakeEngine
 
 Result = TypeVar("Result")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class LiveServer:

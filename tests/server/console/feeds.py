@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+from tests.server.live import PATIENCE_S
+
 Events = Iterator[tuple[str, Any]]
 
 
@@ -15,7 +17,7 @@ def looking(url: str) -> Iterator[Events]:
     """Names and data of a feed's events, on a connection of its own."""
     # Loading the certificates is most of the cost of a client.
     with (
-        httpx.Client(base_url=url, timeout=10.0, verify=False) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False) as client,
         client.stream("GET", "/console/events") as answer,
     ):
         assert answer.status_code == 200
