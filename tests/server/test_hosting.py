@@ -77,6 +77,7 @@ def test_a_terminal_that_is_closed_ends_who_belongs_to_it(command: str, came: st
     ours, theirs = os.pipe()
     shell, terminal = pty.fork()
     if shell == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may have been told to ignore it
         os.dup2(theirs, 9)
         os.execvp("sh", ["sh", "-c", command])
     os.close(theirs)
