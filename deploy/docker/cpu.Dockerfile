@@ -1,11 +1,11 @@
-# docker build -f deploy/docker/cpu.Dockerfile -t roseinfer:cpu .
+# docker build -f deploy/docker/cpu.Dockerfile -t roseinfer:cpu --build-arg TORCH_INDEX=URL .
 # docker run --rm -p 127.0.0.1:8000:8000 -v roseinfer-models:/models roseinfer:cpu [MODEL] [options of roseinfer serve]
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# PyTorch's index of CPU builds, which its site names; without it pip's own, which has several gigabytes for GPUs.
+ARG TORCH_INDEX
 RUN python -m venv /opt/roseinfer
-# First, and of an index of CPU builds: the usual one has several gigabytes for GPUs.
-RUN /opt/roseinfer/bin/pip install --no-cache-dir --index-url ${TORCH_INDEX} 'torch>=2.11,<=2.13.0'
+RUN /opt/roseinfer/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} 'torch>=2.11,<=2.13.0'
 COPY pyproject.toml README.md LICENSE /src/
 COPY roseinfer /src/roseinfer
 RUN /opt/roseinfer/bin/pip install --no-cache-dir '/src[otel]'
