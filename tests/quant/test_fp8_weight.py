@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from roseinfer.quant.fp8_weight import Fp8Weight
+
+
+def test_rounding_a_weight_errs_by_a_seventeenth_of_an_element_at_most():
+    weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0)) * 0.02
+    found = Fp8Weight.of(weight)
+    wide = found.widen(torch.float32)
+    # Normal codes have 3 bits behind the point: half of the last of them, relative to the smallest mantissa above it.
+    assert ((wide - weight).abs() <= torch.maximum(weight.abs() / 17, found.scales[:, None] * 2**-10)).all()
+    assert not found.is_block
+    torch.testing.assert_close(wide.abs().amax(1), weight.abs().amax(1))
+
+
+def test_a_row_of_zeros_stays_one():
+    found = Fp8Weight.of(torch.zeros(2, 16))
+    assert torch.equal(found.widen(torch.float32), torch.zeros(2, 16))
+
+
+@pytest.mark.parametrize("shape", [(256, 384), (200, 300)])
+def test_a_block_shares_a_scale(shape):
+    rows, columns = shape
+    codes = torch.ones(shape).to(torch.float8_e4m3fn)
+    scales = torch.arange(1.0, 1 + -(-rows // 128) * -(-columns // 128)).view(-(-rows // 128), -(-columns // 128))
+    wide = Fp8Weight(codes, scales).widen(torch.float32)
+    for row, column in ((0, 0), (127, 127), (128, 0), (rows - 1, columns - 1)):
+        assert wide[row, column] == scales[row // 128, column // 128]
