@@ -42,6 +42,11 @@ class ModelConfig:
         "weights and computation; auto = the checkpoint's on a GPU, float32 on a CPU",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str | None = option(
+        None,
+        "round the weights of linear layers to eight bits while loading: fp8 for GPUs; default: as the checkpoint is",
+        choices=("fp8", "int8"),
+    )
     load_format: str = option("auto", "auto = safetensors; dummy = random weights", choices=("auto", "dummy"))
     device: str = option(
         "auto", "auto = cuda if there is one; priced = no model, see --cost", choices=("auto", "cpu", "cuda", PRICED)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.quant.fp8_scheme import Fp8Scheme
 
 # Of anything that is counted in a config: beyond it are mistakes, and loops and tables that would never end.
 MAX_SIZE = 2**24
@@ -77,7 +78,8 @@ class ModelSpec:
 
     `max_position` is the longest context in tokens. `activation` is "silu", "gelu" (exact) or "gelu_tanh". `rope` is
     None for learned positions. `dtype` is the checkpoint's. `qk_norm`: RMSNorm over each head of q and k. `windows`: of
-    each layer's attention, in tokens, None for full attention; empty if no layer has one.
+    each layer's attention, in tokens, None for full attention; empty if no layer has one. `quantization`: how the
+    checkpoint's linear layers are kept, None in floats.
     """
 
     architecture: str
@@ -99,6 +101,7 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()
+    quantization: Fp8Scheme | None = None
 
     @property
     def attention(self) -> tuple[AttentionSpec, ...]:
@@ -380,7 +383,7 @@ def _optional_integer(fields: _Fields, key: str, default: int) -> int | None:
     return value
 
 
-def _decoder(fields: _Fields, architecture: str, windows: tuple[int | None, ...], **options: bool) -> ModelSpec:
+def _decoder(fields: _Fields, architecture: str, windows: tuple[int | None, ...], **options: Any) -> ModelSpec:
     """Llama and its relatives: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)

@@ -19,8 +19,9 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec
 from roseinfer.models.registry import build_model
 from roseinfer.parallel.group import Alone, Group, Share
-from roseinfer.quant.base import Build, WeightFormat
-from roseinfer.quant.plain import PlainFormat
+from roseinfer.quant.base import Build, Held, WeightFormat
+from roseinfer.quant.fp8_stored import Widened
+from roseinfer.quant.select import choose_format
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -47,23 +48,27 @@ def load_model(
     load_format: str,
     seed: int,
     group: Group | None = None,
+    quantization: str | None = None,
     weight_format: WeightFormat | None = None,
 ) -> CausalLM:
     """A model that is ready to run, or what this process holds of one that `group` shares.
 
     `load_format` "auto" reads the safetensors of `folder`; "dummy" reads no file and draws weights from `seed` (the
-    same on the same kind of device). `weight_format` is that of the linear layers, by default not quantised. Weights
-    never require gradients; run forward passes in `torch.inference_mode`.
+    same on the same kind of device). `quantization` as in `ModelConfig`; `weight_format`, that of the linear layers, is
+    by default what it and the checkpoint ask for. Weights never require gradients; run forward passes in
+    `torch.inference_mode`.
     Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped or
-    not needed, `ConfigError` for a group that cannot share the model.
+    not needed, `ConfigError` for a group that cannot share the model, or a format that the device does not run.
     """
-    build = Build(resolve_dtype(spec, dtype, device), device, group or Alone(), weight_format or PlainFormat())
+    dummy = load_format == "dummy"
+    chosen = weight_format or choose_format(quantization, spec.quantization, device, dummy=dummy)
+    build = Build(resolve_dtype(spec, dtype, device), device, group or Alone(), chosen)
     model = build_model(spec, build)
-    if load_format == "dummy":
+    if dummy:
         model.load(DummyWeights(seed, build))
         return model
     with Checkpoint(folder, build) as checkpoint:
-        model.load(checkpoint)
+        model.load(Widened(checkpoint, spec.quantization) if spec.quantization is not None else checkpoint)
         ignored = (*model.ignored, r"lm_head\.weight") if spec.tied_embeddings else model.ignored
         checkpoint.refuse_unread(ignored)
     return model
@@ -93,6 +98,12 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._holder
 
+    def held(self, name: str) -> Held | None:
+        if name not in self._holder:
+            return None
+        view = self._holder[name].get_slice(name)
+        return Held(view.get_dtype(), tuple(view.get_shape()))
+
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
     ) -> None:
@@ -107,7 +118,8 @@ class Checkpoint:
         if found != wanted:
             raise UnsupportedModelError(f"{self._folder}: tensor {name} is {found}, config.json says {wanted}")
         stored = view.get_dtype()
-        if stored not in _FLOATS and _QUANTISED.get(stored) is not into.dtype:
+        codes = _QUANTISED.get(stored)
+        if (stored not in _FLOATS or into.dtype in _QUANTISED.values()) and codes is not into.dtype:
             raise UnsupportedModelError(f"{self._folder}: tensor {name} has dtype {stored}")
         if all(part.is_all for part in parts):
             tensor = self._holder[name].get_tensor(name)
@@ -143,6 +155,9 @@ class DummyWeights:
 
     def __contains__(self, name: str) -> bool:
         return True
+
+    def held(self, name: str) -> Held | None:
+        return None
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False

@@ -71,12 +71,24 @@ class Piece:
     bias: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a tensor is stored: `dtype` as safetensors names it ("BF16", "F8_E4M3"), and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class WeightSource(Protocol):
     """Named tensors on their way into a model that is built as `build` says."""
 
     build: "Build"
 
     def __contains__(self, name: str) -> bool: ...
+
+    def held(self, name: str) -> Held | None:
+        """How the tensor called `name` is stored; None if it is not, or if nothing is (weights that are drawn)."""
+        ...
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False

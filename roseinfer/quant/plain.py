@@ -16,16 +16,26 @@ class PlainFormat:
         build = source.build
         outs = sum(piece.outs.width for piece in pieces)
         weight = torch.empty(outs, pieces[0].ins.width, dtype=build.dtype, device=build.device)
-        bias = torch.empty(outs, dtype=build.dtype, device=build.device) if pieces[0].bias else None
         start = 0
         for piece in pieces:
             rows = slice(start, start + piece.outs.width)
             shard = (piece.outs, piece.ins)
             source.read(f"{piece.name}.weight", weight[rows], shard=shard, transposed=piece.transposed)
-            if bias is not None:
-                source.read(f"{piece.name}.bias", bias[rows], shard=(piece.outs,))
             start = rows.stop
-        return plain_matmul(weight, bias, epilogue)
+        return plain_matmul(weight, read_bias(source, pieces), epilogue)
+
+
+def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | None:
+    """The biases of a layer's pieces, stacked in their order, in the model's dtype; None for a layer without."""
+    if not pieces[0].bias:
+        return None
+    build = source.build
+    bias = torch.empty(sum(piece.outs.width for piece in pieces), dtype=build.dtype, device=build.device)
+    start = 0
+    for piece in pieces:
+        source.read(f"{piece.name}.bias", bias[start : start + piece.outs.width], shard=(piece.outs,))
+        start += piece.outs.width
+    return bias
 
 
 def plain_matmul(weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> Matmul:

@@ -70,6 +70,7 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
             device=device,
             load_format=config.model.load_format,
             seed=config.model.seed,
+            quantization=config.model.quantization,
         )
     with _phase(startup_s, "cache"):
         num_blocks = _num_blocks(config, model, backend)

@@ -7,9 +7,10 @@ import torch
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.parallel.group import Alone, Group, Share
-from roseinfer.quant.base import Build, WeightFormat
+from roseinfer.quant.base import Build, Held, WeightFormat
 from roseinfer.quant.plain import PlainFormat
 
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float8_e4m3fn: "F8_E4M3"}
 BUILD = Build(torch.float32, torch.device("cpu"), Alone(), PlainFormat())
 
 
@@ -23,6 +24,12 @@ class Named:
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
+
+    def held(self, name: str) -> Held | None:
+        if name not in self.tensors:
+            return None
+        tensor = self.tensors[name]
+        return Held(DTYPES[tensor.dtype], tuple(tensor.shape))
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False

@@ -27,3 +27,18 @@ def test_a_block_shares_a_scale(shape):
     wide = Fp8Weight(codes, scales).widen(torch.float32)
     for row, column in ((0, 0), (127, 127), (128, 0), (rows - 1, columns - 1)):
         assert wide[row, column] == scales[row // 128, column // 128]
+
+
+@pytest.mark.parametrize("shape", [(256, 384), (200, 300), (1, 1)])
+def test_rounded_by_block(shape):
+    """As if every block were a matrix of its own, whose rows share the largest magnitude."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 1 + shape[1])
+    kept = weight.clone()
+    found = Fp8Weight.of(weight, block=True)
+    assert torch.equal(weight, kept) and found.is_block
+    wide = found.widen(torch.float32)
+    for row in range(0, shape[0], 128):
+        for column in range(0, shape[1], 128):
+            part = slice(row, row + 128), slice(column, column + 128)
+            expected = Fp8Weight.of(weight[part].reshape(1, -1)).widen(torch.float32)
+            torch.testing.assert_close(wide[part].reshape(1, -1), expected)

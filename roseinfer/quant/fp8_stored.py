@@ -1,0 +1,130 @@
+"""Weights that a checkpoint holds in FP8: read as codes and scales, or widened."""
+
+from collections.abc import Sequence
+
+import torch
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import Build, Held, Piece, WeightSource
+from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.fp8_weight import BLOCK, Fp8Weight
+
+CODES = "F8_E4M3"  # as safetensors names the dtype
+_NAN = 0x7F  # the code of a NaN, but for its sign
+
+
+def is_fp8(source: WeightSource, name: str) -> bool:
+    """Whether the tensor called `name` is stored as codes."""
+    held = source.held(name)
+    return held is not None and held.dtype == CODES
+
+
+def new_weight(pieces: Sequence[Piece], device: torch.device, *, block: bool) -> Fp8Weight:
+    """A weight without values for all of `pieces`, stacked in their order.
+
+    Raises `UnsupportedModelError` if a block of scales would reach over two pieces, or over two ranks' parts of one.
+    """
+    outs, ins = sum(piece.outs.width for piece in pieces), pieces[0].ins.width
+    codes = torch.empty(outs, ins, dtype=torch.float8_e4m3fn, device=device)
+    if not block:
+        return Fp8Weight(codes, torch.empty(outs, device=device))
+    for piece in pieces:
+        _check_blocks(piece, piece.ins, is_last=True)
+        _check_blocks(piece, piece.outs, is_last=piece is pieces[-1])
+    return Fp8Weight(codes, torch.empty(-(-outs // BLOCK), -(-ins // BLOCK), device=device))
+
+
+def part_of(weight: Fp8Weight, start: int, width: int) -> Fp8Weight:
+    """The rows of a piece: a view. Of a block layout, `start` is a multiple of 128."""
+    rows = slice(start, start + width)
+    if not weight.is_block:
+        return Fp8Weight(weight.codes[rows], weight.scales[rows])
+    return Fp8Weight(weight.codes[rows], weight.scales[start // BLOCK : -(-rows.stop // BLOCK)])
+
+
+def read_codes(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8Weight) -> None:
+    """Fill `into` with a piece that is stored as codes, in the layout of `scheme` (one scale for all: in channels).
+
+    Raises `UnsupportedModelError` naming the tensor that does not fit, or holds what is no number.
+    """
+    weight, scale = f"{piece.name}.weight", f"{piece.name}.{scheme.scale}"
+    if piece.transposed:
+        raise UnsupportedModelError(f"tensor {weight} is in FP8 and transposed, which is not supported")
+    source.read(weight, into.codes, shard=(piece.outs, piece.ins))
+    if bool(((into.codes.view(torch.uint8) & _NAN) == _NAN).any()):
+        raise UnsupportedModelError(f"tensor {weight} holds NaN")
+    if scheme.layout == "block":
+        source.read(scale, into.scales, shard=(_blocks(piece.outs), _blocks(piece.ins)))
+    elif scheme.layout == "channel":
+        _read_channels(source, scale, piece.outs, into.scales)
+    else:
+        into.scales.fill_(read_scalar(source, scale))
+    if not bool((into.scales.isfinite() & (into.scales >= 0)).all()):
+        raise UnsupportedModelError(f"tensor {scale} holds what is no scale: NaN, infinity or a negative number")
+    # That of static activations: ours are scaled by what they are, which is at least as exact.
+    inputs = f"{piece.name}.input_scale"
+    if inputs in source:
+        source.leave(inputs)
+
+
+def read_scalar(source: WeightSource, name: str) -> torch.Tensor:
+    """The one number [] float32 that the tensor called `name` holds, whatever its dimensions."""
+    held = source.held(name)
+    value = torch.empty(1, device=source.build.device)
+    if held is not None and held.shape in ((), (1, 1)):
+        value = value.view(held.shape)
+    source.read(name, value)
+    return value.view(())
+
+
+def _read_channels(source: WeightSource, name: str, outs: Share, into: torch.Tensor) -> None:
+    """Scales of shape [N, 1] or [N]."""
+    held = source.held(name)
+    if held is not None and len(held.shape) == 1:
+        source.read(name, into, shard=(outs,))
+    else:
+        source.read(name, into[:, None], shard=(outs, Share(0, 1, 1)))
+
+
+def _check_blocks(piece: Piece, share: Share, *, is_last: bool) -> None:
+    end = share.start + share.width
+    if share.start % BLOCK or (end % BLOCK and not (is_last and end == share.whole)):
+        raise UnsupportedModelError(
+            f"{piece.name}: FP8 in blocks of {BLOCK} x {BLOCK} cannot be cut at {share.start} and {end}"
+        )
+
+
+def _blocks(share: Share) -> Share:
+    first, end = share.start // BLOCK, -(-(share.start + share.width) // BLOCK)
+    return Share(first, end - first, -(-share.whole // BLOCK))
+
+
+class Widened:
+    """A source whose tensors may be FP8 codes with scales, for readers of plain floats: they get them widened."""
+
+    def __init__(self, inner: WeightSource, scheme: Fp8Scheme) -> None:
+        self._inner = inner
+        self._scheme = scheme
+        self.build: Build = inner.build
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._inner
+
+    def held(self, name: str) -> Held | None:
+        return self._inner.held(name)
+
+    def leave(self, name: str) -> None:
+        self._inner.leave(name)
+
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        if into.dtype is torch.float8_e4m3fn or into.ndim != 2 or not is_fp8(self._inner, name):
+            self._inner.read(name, into, shard=shard, transposed=transposed)
+            return
+        outs, ins = shard or (Share(0, width, width) for width in into.shape)
+        piece = Piece(name.removesuffix(".weight"), outs, ins, transposed)
+        weight = new_weight([piece], into.device, block=self._scheme.layout == "block")
+        read_codes(self._inner, self._scheme, piece, weight)
+        into.copy_(weight.widen(into.dtype))

@@ -1,0 +1,36 @@
+"""Which format the weights of a model's linear layers get: by what is asked for and what the checkpoint holds."""
+
+import torch
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.quant.base import WeightFormat
+from roseinfer.quant.fp8_format import Fp8Format
+from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.plain import PlainFormat
+
+_FP8_CAPABILITY = (9, 0)
+
+
+def choose_format(
+    asked: str | None, stored: Fp8Scheme | None, device: torch.device, *, dummy: bool = False
+) -> WeightFormat:
+    """The format for weights on `device`.
+
+    asked: `quantization` as in `ModelConfig`. stored: how the checkpoint is quantised, if it is. dummy: weights are
+    drawn, as floats, for a checkpoint that is imagined. Raises `ConfigError` for a format that does not run there.
+    """
+    if asked == "int8":
+        raise ConfigError(f"quantization int8 is not supported on {device.type}")
+    if asked is None and stored is None:
+        return PlainFormat()
+    _check_fp8(device)
+    return Fp8Format(stored, rounds=dummy or stored is None)
+
+
+def _check_fp8(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < _FP8_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"FP8 weights need a GPU of compute capability 9.0; {name} has {found[0]}.{found[1]}")

@@ -1,0 +1,210 @@
+"""FP8 weights from checkpoints and rounded while they load, against the same model with weights rounded beforehand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from roseinfer.core.errors import ConfigError, UnsupportedModelError
+from roseinfer.layers.linear import Linear, Out, Split
+from roseinfer.models.base import CausalLM
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import DummyWeights, load_model
+from roseinfer.quant.fp8_format import Fp8Format
+from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.select import choose_format
+from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.weights import BUILD, Imagined, Named, build_for
+
+TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+BLOCK = Fp8Scheme("block", "weight_scale_inv")
+CHANNEL = Fp8Scheme("channel", "weight_scale")
+TENSOR = Fp8Scheme("tensor", "weight_scale")
+
+
+def is_linear(name: str) -> bool:
+    return name.split(".")[-2] in LAYERS and name.endswith(".weight")
+
+
+def by_block(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of blocks of 128 x 128, written out."""
+    rows, columns = weight.shape
+    scales = torch.empty(-(-rows // 128), -(-columns // 128))
+    codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            part = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+            scales[i, j] = weight[part].abs().max() / 448
+            codes[part] = (weight[part] / scales[i, j]).to(torch.float8_e4m3fn)
+    return codes, scales
+
+
+def by_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    return (weight / scales).to(torch.float8_e4m3fn), scales
+
+
+def by_tensor(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = weight.abs().max() / 448
+    return (weight / scale).to(torch.float8_e4m3fn), scale
+
+
+def widened(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    if scales.ndim == 2 and scales.shape[1] * 128 >= codes.shape[1] > 1 and scales.shape[0] != codes.shape[0]:
+        spread = scales.repeat_interleave(128, 0)[: codes.shape[0]].repeat_interleave(128, 1)[:, : codes.shape[1]]
+        return codes.float() * spread
+    return codes.float() * scales
+
+
+def quantise(
+    tensors: Tensors, scale: str, how: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[Tensors, Tensors]:
+    """A checkpoint in FP8, and the same widened again."""
+    narrow, wide = dict(tensors), dict(tensors)
+    for name in filter(is_linear, tensors):
+        codes, scales = how(tensors[name])
+        narrow |= {name: codes, name.removesuffix("weight") + scale: scales}
+        wide[name] = widened(codes, scales)
+    return narrow, wide
+
+
+def write(folder: Path, tensors: Tensors) -> None:
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+
+
+def load(folder: Path, scheme: Fp8Scheme | None = None, **more: Any) -> CausalLM:
+    options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0}
+    return load_model(folder, replace(read_model_spec(folder), quantization=scheme), **{**options, **more})
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    runner = HandRunner(model)
+    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_reference(make_reference("llama", hidden_size=256, intermediate_size=384, head_dim=64), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "how"),
+    [(BLOCK, by_block), (CHANNEL, by_channel), (TENSOR, by_tensor)],
+    ids=["block", "channel", "tensor"],
+)
+def test_a_checkpoint_in_fp8(folder: Path, scheme: Fp8Scheme, how: Any) -> None:
+    narrow, wide = quantise(load_file(folder / "model.safetensors"), scheme.scale, how)
+    write(folder, wide)
+    expected = logits(load(folder))
+    write(folder, narrow)
+    torch.testing.assert_close(logits(load(folder, scheme)), expected)
+
+
+def test_rounded_while_loading(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    found = logits(load(folder, quantization="fp8"))
+    write(folder, quantise(tensors, "weight_scale", by_channel)[1])
+    torch.testing.assert_close(found, logits(load(folder)))
+
+
+def test_a_product_of_parts_that_are_not_quantised_alike(folder: Path) -> None:
+    narrow, wide = quantise(load_file(folder / "model.safetensors"), "weight_scale", by_channel)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    mixed = {key: t for key, t in {**narrow, name: wide[name]}.items() if key != f"{name}_scale"}
+    write(folder, mixed)
+    with pytest.raises(UnsupportedModelError, match=r"1\.self_attn\.q_proj, .*k_proj.* not quantised alike"):
+        load(folder, CHANNEL)
+
+
+def test_layers_that_stayed_in_floats_are_read_as_such(folder: Path) -> None:
+    narrow, wide = quantise(load_file(folder / "model.safetensors"), "weight_scale", by_channel)
+    name = "model.layers.1.mlp.down_proj.weight"
+    write(folder, {key: t for key, t in {**narrow, name: wide[name]}.items() if key != f"{name}_scale"})
+    found = logits(load(folder, replace(CHANNEL, ignored=("layers.1.mlp.down_proj",))))
+    write(folder, wide)
+    torch.testing.assert_close(found, logits(load(folder)))
+
+
+def test_blocks_are_not_cut() -> None:
+    tensors = {f"{name}.weight": torch.randn(rows, 256) for name, rows in (("q", 192), ("k", 128))}
+    scheme = Fp8Format(BLOCK, rounds=True)
+    for names, outs in (("qk", (192, 128)), ("kq", (128, 192))):
+        layer = Linear(256, *outs, split=Split.OUTPUTS)
+        if names == "kq":
+            layer.load(Named(tensors, build_for(Imagined(0, 1), scheme)), *names)
+        else:
+            with pytest.raises(UnsupportedModelError, match="q: FP8 in blocks of 128 x 128 cannot be cut at 0 and 192"):
+                layer.load(Named(tensors, build_for(Imagined(0, 1), scheme)), *names)
+    row_parallel = Linear(256, 128, split=Split.INPUTS, unit=64)
+    with pytest.raises(UnsupportedModelError, match="cannot be cut at 64 and 128"):
+        row_parallel.load(Named(tensors, build_for(Imagined(1, 4), scheme)), "k")
+
+
+def test_ranks_read_their_blocks() -> None:
+    weight = torch.randn(512, 256)
+    codes, scales = by_block(weight)
+    tensors = {"up.weight": codes, "up.weight_scale_inv": scales}
+    x, parts = torch.randn(3, 256), []
+    for rank in range(2):
+        layer = Linear(256, Out(512, 128), split=Split.OUTPUTS)
+        layer.load(Named(tensors, build_for(Imagined(rank, 2), Fp8Format(BLOCK, rounds=False))), "up")
+        parts.append(layer(x))
+    torch.testing.assert_close(torch.cat(parts, 1), x @ widened(codes, scales).T)
+    down = torch.zeros(3, 512)
+    for rank in range(2):
+        layer = Linear(256, 512, split=Split.INPUTS, unit=128)
+        layer.load(Named(tensors, build_for(Imagined(rank, 2), Fp8Format(BLOCK, rounds=False))), "up")
+        down += layer(x[:, 128 * rank : 128 * rank + 128])
+    torch.testing.assert_close(down, x @ widened(codes, scales).T)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", float("nan"), r"q_proj\.weight holds NaN"),
+        ("model.layers.0.mlp.up_proj.weight_scale", float("inf"), r"up_proj\.weight_scale holds what is no scale"),
+        ("model.layers.0.mlp.up_proj.weight_scale", float("nan"), r"up_proj\.weight_scale holds what is no scale"),
+        ("model.layers.0.mlp.up_proj.weight_scale", -1.0, r"up_proj\.weight_scale holds what is no scale"),
+    ],
+)
+def test_what_is_no_number_is_refused(folder: Path, name: str, value: float, message: str) -> None:
+    narrow, _ = quantise(load_file(folder / "model.safetensors"), "weight_scale", by_channel)
+    broken = narrow[name].float()
+    broken[3, 0] = value
+    write(folder, {**narrow, name: broken.to(narrow[name].dtype)})
+    with pytest.raises(UnsupportedModelError, match=message):
+        load(folder, CHANNEL)
+
+
+def test_dummy_weights_are_those_of_the_same_seed_rounded() -> None:
+    outs, ins = 256, 384
+    for scheme in (None, BLOCK):
+        build = replace(BUILD, weight_format=choose_format("fp8", scheme, CPU, dummy=True))
+        layer = Linear(ins, outs, split=Split.OUTPUTS)
+        layer.load(DummyWeights(7, build), "up")
+        drawn = torch.empty(outs, ins)
+        DummyWeights(7, BUILD).read("up.weight", drawn)
+        expected = Fp8Weight.of(drawn, block=scheme is not None).widen(torch.float32)
+        assert not torch.equal(expected, drawn)
+        torch.testing.assert_close(layer(torch.eye(ins)).T, expected)
+
+
+def test_int8_is_refused_where_it_does_not_run() -> None:
+    with pytest.raises(ConfigError, match="int8 is not supported on cuda"):
+        choose_format("int8", None, torch.device("cuda"))
+
+
+def test_gpus_without_fp8_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
+    with pytest.raises(ConfigError, match=r"capability 9\.0; NVIDIA L40S has 8\.9"):
+        choose_format("fp8", None, torch.device("cuda"))
