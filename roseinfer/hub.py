@@ -11,7 +11,7 @@ from roseinfer.core.progress import stage
 
 EMBEDDED = "tiny"
 SHAPES = "shapes"
-TEXT_FILES = ("config*.json", "generation_config.json", "tokenizer*", "chat_template*")
+TEXT_FILES = ("config*.json", "hf_quant_config.json", "generation_config.json", "tokenizer*", "chat_template*")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 # Folders hold other formats of the same weights, and consolidated.* a second copy of them.
 NEVER = ("*/*", "consolidated*", "*.bin", "*.pt", "*.pth")

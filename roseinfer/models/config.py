@@ -4,19 +4,18 @@ Every field is read, known to be harmless, or refused by name: a field that rose
 set (not null, false, zero or empty) may change the result, and a wrong answer is worse than none.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.models.fields import Fields, read_json
+from roseinfer.models.quantization import read_quantization
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 
-# Of anything that is counted in a config: beyond it are mistakes, and loops and tables that would never end.
-MAX_SIZE = 2**24
 # A layer more costs time even if it is empty.
 MAX_LAYERS = 2**12
 # Weights that a byte of a checkpoint may hold, in the densest format there is.
@@ -130,69 +129,6 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
 
-class _Fields:
-    """config.json as a dict that knows which keys were looked at."""
-
-    def __init__(self, data: dict[str, Any], where: str) -> None:
-        self._data = data
-        self.where = where
-        self._seen: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._seen.add(key)
-        return self._data.get(key, default)
-
-    def refuse(self, key: str, value: Any, hint: str = "") -> NoReturn:
-        shown = repr(value)
-        shown = shown if len(shown) <= 200 else shown[:200] + "..."
-        raise UnsupportedModelError(f"{self.where}: {key} = {shown} is not supported{hint and '; ' + hint}")
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise UnsupportedModelError(f"{self.where}: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            self.refuse(key, value, "a positive integer is needed")
-        if value > MAX_SIZE:
-            self.refuse(key, value, f"no model has more than {MAX_SIZE}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise UnsupportedModelError(f"{self.where}: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            self.refuse(key, value, "a positive number is needed")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            self.refuse(key, value, "true or false is needed")
-        return value
-
-    def choice(self, key: str, allowed: dict[str, str], default: str) -> str:
-        value = self.get(key)
-        value = default if value is None else value
-        if not isinstance(value, str) or value not in allowed:
-            self.refuse(key, value, f"known: {', '.join(allowed)}")
-        return allowed[value]
-
-    def only(self, key: str, wanted: bool) -> None:
-        """Refuse the field unless it is absent, null or `wanted`."""
-        if self.get(key) not in (None, wanted):
-            self.refuse(key, self._data[key])
-
-    def refuse_unread(self, harmless: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()) -> None:
-        for key, value in self._data.items():
-            known = key in self._seen or key in harmless or key.startswith(prefixes)
-            if value and not known:
-                self.refuse(key, value, "the field is unknown and may change the result")
-
-
 def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec:
     """The spec of the checkpoint in `folder`.
 
@@ -202,10 +138,11 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotFoundError(f"{folder} holds no config.json")
-    data = _read_json(path)
+    data = read_json(path)
     architecture = _architecture(data, str(path))
-    fields = _Fields(data, f"{path} ({architecture})")
+    fields = Fields(data, f"{path} ({architecture})")
     spec = _READERS[architecture](fields, architecture, max_model_len)
+    spec = replace(spec, quantization=read_quantization(fields, folder))
     fields.refuse_unread(_HARMLESS, _HARMLESS_PREFIXES)
     if spec.num_layers > MAX_LAYERS:
         raise UnsupportedModelError(f"{fields.where}: {spec.num_layers} layers are not supported; at most {MAX_LAYERS}")
@@ -231,7 +168,7 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     Raises `UnsupportedModelError` for a default that no request could use.
     """
     generation, config = (
-        _read_json(path) if path.is_file() else {}
+        read_json(path) if path.is_file() else {}
         for path in (folder / "generation_config.json", folder / "config.json")
     )
     eos = tuple(dict.fromkeys(_eos_ids(generation, folder) + _eos_ids(config, folder)))
@@ -252,20 +189,6 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, An
     return values
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise UnsupportedModelError(f"{path} is nested too deeply") from error
-    except ValueError as error:
-        raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise UnsupportedModelError(f"{path} does not hold a JSON object")
-    return data
-
-
 def _eos_ids(data: dict[str, Any], folder: Path) -> list[int]:
     value = data.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -282,12 +205,12 @@ def _architecture(data: dict[str, Any], where: str) -> str:
     return names[0]
 
 
-def _dtype(fields: _Fields) -> str:
+def _dtype(fields: Fields) -> str:
     key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     return fields.choice(key, {name: name for name in DTYPES}, "float32")
 
 
-def _gpt2(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def _gpt2(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
     fields.only("scale_attn_weights", True)
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         fields.only(key, False)
@@ -315,7 +238,7 @@ def _gpt2(fields: _Fields, architecture: str, max_model_len: int | None) -> Mode
     )
 
 
-def _llama(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def _llama(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
     attention_bias = fields.flag("attention_bias", False)
     return _decoder(
         fields,
@@ -327,7 +250,7 @@ def _llama(fields: _Fields, architecture: str, max_model_len: int | None) -> Mod
     )
 
 
-def _mistral(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def _mistral(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
     # Left out, the window is 4096: the default of transformers' MistralConfig. All layers have it.
     window = _optional_integer(fields, "sliding_window", 4096)
     windows = _windows(fields, window, 0, max_model_len)
@@ -336,24 +259,24 @@ def _mistral(fields: _Fields, architecture: str, max_model_len: int | None) -> M
     return _decoder(fields, architecture, windows)
 
 
-def _qwen2(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def _qwen2(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
     return _decoder(fields, architecture, _qwen_windows(fields, max_model_len), qkv_bias=True)
 
 
-def _qwen3(fields: _Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def _qwen3(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
     bias = fields.flag("attention_bias", False)
     windows = _qwen_windows(fields, max_model_len)
     return _decoder(fields, architecture, windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
-def _qwen_windows(fields: _Fields, max_model_len: int | None) -> tuple[int | None, ...]:
+def _qwen_windows(fields: Fields, max_model_len: int | None) -> tuple[int | None, ...]:
     """Qwen configs carry a window even when `use_sliding_window` turns it off. Else, later layers have it."""
     window = _optional_integer(fields, "sliding_window", 4096)
     first = _optional_integer(fields, "max_window_layers", 28) or 0
     return _windows(fields, window if fields.flag("use_sliding_window", False) else None, first, max_model_len)
 
 
-def _windows(fields: _Fields, window: int | None, first: int, max_model_len: int | None) -> tuple[int | None, ...]:
+def _windows(fields: Fields, window: int | None, first: int, max_model_len: int | None) -> tuple[int | None, ...]:
     """Of each layer, for `ModelSpec.windows`: layers from `first` on have the window, unless `layer_types` says which.
 
     A window that covers the context that will be used hides nothing, and is none.
@@ -375,7 +298,7 @@ def _windows(fields: _Fields, window: int | None, first: int, max_model_len: int
     return windows if any(windows) else ()
 
 
-def _optional_integer(fields: _Fields, key: str, default: int) -> int | None:
+def _optional_integer(fields: Fields, key: str, default: int) -> int | None:
     """A number of tokens or layers from 0 on, or null; `default` if the field is left out."""
     value = fields.get(key, default)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -383,7 +306,7 @@ def _optional_integer(fields: _Fields, key: str, default: int) -> int | None:
     return value
 
 
-def _decoder(fields: _Fields, architecture: str, windows: tuple[int | None, ...], **options: Any) -> ModelSpec:
+def _decoder(fields: Fields, architecture: str, windows: tuple[int | None, ...], **options: Any) -> ModelSpec:
     """Llama and its relatives: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -412,14 +335,14 @@ def _decoder(fields: _Fields, architecture: str, windows: tuple[int | None, ...]
     )
 
 
-def _rope(fields: _Fields) -> RopeSpec:
+def _rope(fields: Fields) -> RopeSpec:
     """From `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
     theta = fields.number("rope_theta", 10000.0)
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     data = fields.get(key) or {}
     if not isinstance(data, dict):
         fields.refuse(key, data)
-    inner = _Fields(data, f"{fields.where} {key}")
+    inner = Fields(data, f"{fields.where} {key}")
     # `type` is the older name; transformers keeps it when it adds the newer one.
     older = inner.get("type")
     kind = inner.get("rope_type") or older or "default"
@@ -447,7 +370,7 @@ _ROPE_FIELDS = {
     },
 }
 
-_Reader = Callable[[_Fields, str, int | None], ModelSpec]
+_Reader = Callable[[Fields, str, int | None], ModelSpec]
 _READERS: dict[str, _Reader] = {
     "GPT2LMHeadModel": _gpt2,
     "LlamaForCausalLM": _llama,

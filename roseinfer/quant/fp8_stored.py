@@ -11,6 +11,9 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import BLOCK, Fp8Weight
 
 CODES = "F8_E4M3"  # as safetensors names the dtype
+_SCALES = ("weight_scale_inv", "weight_scale")  # both multiply, whatever the first is called
+# Of static activations. Not used: ours are scaled by what they are, which is at least as exact.
+_OF_INPUTS = ("input_scale", "activation_scale")
 _NAN = 0x7F  # the code of a NaN, but for its sign
 
 
@@ -48,7 +51,8 @@ def read_codes(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8W
 
     Raises `UnsupportedModelError` naming the tensor that does not fit, or holds what is no number.
     """
-    weight, scale = f"{piece.name}.weight", f"{piece.name}.{scheme.scale}"
+    weight = f"{piece.name}.weight"
+    scale = next((name for name in _names(piece, _SCALES) if name in source), f"{piece.name}.weight_scale")
     if piece.transposed:
         raise UnsupportedModelError(f"tensor {weight} is in FP8 and transposed, which is not supported")
     source.read(weight, into.codes, shard=(piece.outs, piece.ins))
@@ -62,10 +66,13 @@ def read_codes(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8W
         into.scales.fill_(read_scalar(source, scale))
     if not bool((into.scales.isfinite() & (into.scales >= 0)).all()):
         raise UnsupportedModelError(f"tensor {scale} holds what is no scale: NaN, infinity or a negative number")
-    # That of static activations: ours are scaled by what they are, which is at least as exact.
-    inputs = f"{piece.name}.input_scale"
-    if inputs in source:
-        source.leave(inputs)
+    for name in _names(piece, _OF_INPUTS):
+        if name in source:
+            source.leave(name)
+
+
+def _names(piece: Piece, last_parts: Sequence[str]) -> list[str]:
+    return [f"{piece.name}.{part}" for part in last_parts]
 
 
 def read_scalar(source: WeightSource, name: str) -> torch.Tensor:

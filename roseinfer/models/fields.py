@@ -1,0 +1,108 @@
+"""Configs of checkpoints, field by field: what was not asked for is refused, for it may change the result."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from roseinfer.core.errors import UnsupportedModelError
+
+# Of anything that is counted in a config: beyond it are mistakes, and loops and tables that would never end.
+MAX_SIZE = 2**24
+
+
+class Fields:
+    """A dict of a config, which knows which of its keys were looked at. `where` begins every error."""
+
+    def __init__(self, data: dict[str, Any], where: str) -> None:
+        self._data = data
+        self.where = where
+        self._seen: set[str] = set()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._seen.add(key)
+        return self._data.get(key, default)
+
+    def refuse(self, key: str, value: Any, hint: str = "") -> NoReturn:
+        shown = repr(value)
+        shown = shown if len(shown) <= 200 else shown[:200] + "..."
+        raise UnsupportedModelError(f"{self.where}: {key} = {shown} is not supported{hint and '; ' + hint}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise UnsupportedModelError(f"{self.where}: {key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            self.refuse(key, value, "a positive integer is needed")
+        if value > MAX_SIZE:
+            self.refuse(key, value, f"no model has more than {MAX_SIZE}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise UnsupportedModelError(f"{self.where}: {key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            self.refuse(key, value, "a positive number is needed")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            self.refuse(key, value, "true or false is needed")
+        return value
+
+    def choice(self, key: str, allowed: dict[str, str], default: str) -> str:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in allowed:
+            self.refuse(key, value, f"known: {', '.join(allowed)}")
+        return allowed[value]
+
+    def only(self, key: str, *wanted: Any, hint: str = "") -> None:
+        """Refuse the field unless it is absent, null or one of `wanted`."""
+        if self.get(key) not in (None, *wanted):
+            self.refuse(key, self._data[key], hint)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of texts, or nothing."""
+        value = self.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            self.refuse(key, value, "a list of names is needed")
+        return tuple(value)
+
+    def inner(self, key: str) -> "Fields | None":
+        """An object within, which the caller reads to its end; None if it is absent, null or empty."""
+        value = self.get(key)
+        if not value:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(key, value, "an object is needed")
+        return Fields(value, f"{self.where} {key}")
+
+    def refuse_unread(self, harmless: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()) -> None:
+        for key, value in self._data.items():
+            known = key in self._seen or key in harmless or key.startswith(prefixes)
+            if value and not known:
+                self.refuse(key, value, "the field is unknown and may change the result")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file holds. Raises `UnsupportedModelError`."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise UnsupportedModelError(f"{path} is nested too deeply") from error
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
+    return data

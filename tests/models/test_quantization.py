@@ -1,0 +1,230 @@
+"""What configs of quantised checkpoints say: the forms that exist, what is refused, and damage."""
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer.core.errors import RoseinferError, UnsupportedModelError
+from roseinfer.models.config import read_model_spec
+from roseinfer.quant.fp8_scheme import Fp8Scheme
+from tests.models.test_config import QWEN3, read, write
+
+QWEN3_FP8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+}
+AUTOFP8 = {
+    "activation_scheme": "static",
+    "ignored_layers": ["lm_head"],
+    "quant_method": "fp8",
+    "kv_cache_scheme": "static",
+}
+ARGS = {
+    "actorder": None,
+    "block_structure": None,
+    "dynamic": False,
+    "group_size": None,
+    "num_bits": 8,
+    "observer": "minmax",
+    "observer_kwargs": {},
+    "strategy": "channel",
+    "symmetric": True,
+    "type": "float",
+}
+BY_TOKEN = {**ARGS, "dynamic": True, "strategy": "token", "observer": None}
+COMPRESSED = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": BY_TOKEN,
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": ARGS,
+        }
+    },
+    "format": "float-quantized",
+    "global_compression_ratio": 1.5,
+    "ignore": ["lm_head", "re:.*visual.*"],
+    "kv_cache_scheme": None,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+    "sparsity_config": {},
+    "transform_config": {},
+    "version": "0.11.0",
+}
+MODELOPT = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
+            "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
+            "targets": ["Linear"],
+        }
+    },
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    "quant_algo": "FP8",
+    "producer": {"name": "modelopt", "version": "0.40.0"},
+    "quant_method": "modelopt",
+}
+MODELOPT_FILE = {
+    "producer": {"name": "modelopt", "version": "0.27.1"},
+    "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+}
+
+
+def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with the field at `path` (keys with dots between) set."""
+    data = copy.deepcopy(data)
+    *outer, last = path.split(".")
+    inner = data
+    for key in outer:
+        inner = inner[key]
+    inner[last] = value
+    return data
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    return changed(COMPRESSED, "config_groups.group_0.weights", {**ARGS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [
+        (QWEN3_FP8, "block"),
+        ({**QWEN3_FP8, "scale_fmt": None}, "block"),
+        (AUTOFP8, "tensor"),
+        (COMPRESSED, "channel"),
+        (weights(strategy="tensor"), "tensor"),
+        (weights(strategy="block", block_structure=[128, 128]), "block"),
+        (weights(strategy="block", block_structure="128x128"), "block"),
+        (changed(COMPRESSED, "config_groups.group_0.input_activations", None), "channel"),
+        (changed(COMPRESSED, "kv_cache_scheme", {**ARGS, "strategy": "tensor"}), "channel"),
+        (MODELOPT, "tensor"),
+        ({**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "channel"),
+        ({"quant_method": "modelopt", **MODELOPT_FILE}, "tensor"),
+    ],
+)
+def test_forms_of_config_json(tmp_path: Path, config: dict[str, Any], layout: str) -> None:
+    found = read(tmp_path, QWEN3, quantization_config=config).quantization
+    assert found is not None and found.layout == layout
+    assert found.ignores("lm_head") and not found.ignores("model.layers.0.mlp.up_proj")
+
+
+def test_modelopts_own_file(tmp_path: Path) -> None:
+    write(tmp_path, MODELOPT_FILE, "hf_quant_config.json")
+    assert read(tmp_path, QWEN3).quantization == Fp8Scheme("tensor", ("lm_head",))
+    # What config.json says is said of the same tensors, and says more.
+    assert read(tmp_path, QWEN3, quantization_config=QWEN3_FP8).quantization == Fp8Scheme(
+        "block", ("lm_head", "model.layers.0.input_layernorm")
+    )
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_floats(tmp_path: Path, nothing: Any) -> None:
+    assert read(tmp_path, QWEN3, quantization_config=nothing).quantization is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quant_method = 'gptq' is not supported; known: fp8, compressed-tensors"),
+        ({"quant_method": ["fp8"]}, r"quant_method = \['fp8'\]"),
+        ("fp8", "quantization_config = 'fp8'"),
+        ({**QWEN3_FP8, "fmt": "e5m2"}, "fmt = 'e5m2'"),
+        ({**QWEN3_FP8, "scale_fmt": "ue8m0"}, "scale_fmt = 'ue8m0'"),
+        ({**QWEN3_FP8, "weight_block_size": [64, 128]}, r"weight_block_size = \[64, 128\].*128 x 128"),
+        ({**QWEN3_FP8, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert = 'lm_head'"),
+        ({**QWEN3_FP8, "rotation": "hadamard"}, "rotation = 'hadamard'.*unknown"),
+        (changed(COMPRESSED, "format", "pack-quantized"), "format = 'pack-quantized'"),
+        (changed(COMPRESSED, "config_groups", {}), "config_groups is missing"),
+        (changed(COMPRESSED, "config_groups.group_0.weights", None), "weights are missing"),
+        (weights(num_bits=4), "num_bits = 4 is not supported; it is 8"),
+        (weights(type="int"), "type = 'int' is not supported; it is float"),
+        (weights(strategy="group", group_size=128), "strategy = 'group'"),
+        (weights(strategy="block", block_structure=[64, 64]), r"block_structure = \[64, 64\]"),
+        (weights(symmetric=False), "symmetric = False"),
+        (weights(dynamic=True), "dynamic = True"),
+        (weights(actorder="static"), "actorder = 'static'"),
+        (changed(COMPRESSED, "config_groups.group_0.input_activations.num_bits", 4), "input_activations: num_bits = 4"),
+        (changed(COMPRESSED, "config_groups.group_0.output_activations", BY_TOKEN), "output_activations"),
+        (
+            changed(COMPRESSED, "config_groups.group_1", {"weights": {**ARGS, "strategy": "tensor"}}),
+            "share scales alike",
+        ),
+        (changed(COMPRESSED, "transform_config", {"config_groups": {"R1": {}}}), "transform_config"),
+        (changed(COMPRESSED, "sparsity_config", {"format": "sparse-24-bitmask"}), "sparsity_config"),
+        (changed(COMPRESSED, "kv_cache_scheme", {**ARGS, "num_bits": 4}), "kv_cache_scheme: num_bits = 4"),
+        (changed(COMPRESSED, "ignore", ["re:("]), r"ignore = 're:\(' is not supported; it is no regular expression"),
+        ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4' is not supported; known: FP8"),
+        ({**MODELOPT, "quantized_layers": {"a": {}}}, "quantized_layers"),
+        (changed({"quant_method": "modelopt", **MODELOPT_FILE}, "quantization.group_size", 16), "group_size = 16"),
+    ],
+)
+def test_everything_else_is_refused_by_name(tmp_path: Path, config: Any, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"config.json.*{message}"):
+        read(tmp_path, QWEN3, quantization_config=config)
+
+
+def test_the_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, changed(MODELOPT_FILE, "quantization.quant_algo", "W4A8_AWQ"), "hf_quant_config.json")
+    with pytest.raises(UnsupportedModelError, match=r"hf_quant_config\.json quantization: quant_algo = 'W4A8_AWQ'"):
+        read(tmp_path, QWEN3)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched", "others"),
+    [
+        ("lm_head", ["lm_head", "model.lm_head"], ["model.layers.0.lm_header"]),
+        ("model.layers.1", ["model.layers.1.mlp.up_proj", "layers.1.mlp.up_proj"], ["model.layers.10.mlp.up_proj"]),
+        ("layers.1.mlp.up_proj", ["model.layers.1.mlp.up_proj"], ["model.layers.1.mlp.up_projection"]),
+        ("up_proj", ["model.layers.1.mlp.up_proj"], ["model.layers.1.mlp.gate_up_proj"]),
+        ("*.mlp.*", ["model.layers.1.mlp.up_proj"], ["model.layers.1.self_attn.q_proj"]),
+        ("model.layers.1*", ["model.layers.1.mlp.up_proj", "layers.12.mlp.up_proj"], ["model.layers.2.mlp.up_proj"]),
+        (r"re:.*layers\.[01]\..*_proj$", ["model.layers.1.mlp.up_proj"], ["model.layers.2.mlp.up_proj"]),
+    ],
+)
+def test_names_of_layers_that_are_ignored(pattern: str, matched: list[str], others: list[str]) -> None:
+    scheme = Fp8Scheme("block", ("model.embed_tokens", pattern))
+    assert [scheme.ignores(name) for name in matched + others] == [True] * len(matched) + [False] * len(others)
+
+
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container within, and a key of it."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield data, key
+        yield from places(value)
+
+
+DAMAGE = [None, True, 0, -1, 8, 1e30, float("nan"), "", "re:[", "float", [], [[]], {}, {"a": {}}, [128, 128], ["*"]]
+
+
+@pytest.mark.parametrize("config", [QWEN3_FP8, AUTOFP8, COMPRESSED, MODELOPT, {"quant_method": "modelopt"}])
+def test_damage_is_read_or_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Any field may hold anything."""
+    rng = random.Random(0)
+    outcomes = set()
+    for _ in range(150):
+        damaged = copy.deepcopy(config)
+        for _ in range(rng.randint(1, 2)):
+            container, key = rng.choice(list(places(damaged)))
+            container[key] = rng.choice(DAMAGE)
+        write(tmp_path, {**QWEN3, "quantization_config": damaged})
+        write(tmp_path, {**damaged, "quantization": damaged}, "hf_quant_config.json")
+        try:
+            scheme = read_model_spec(tmp_path).quantization
+        except RoseinferError as error:
+            assert "quant" in str(error)
+            outcomes.add("refused")
+        else:
+            assert scheme is None or isinstance(scheme.ignores("model.layers.0.mlp.up_proj"), bool)
+            json.dumps(None if scheme is None else [scheme.layout, scheme.ignored])
+            outcomes.add("read")
+    assert "refused" in outcomes
