@@ -5,7 +5,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from roseinfer.kernels.triton_support import HAS_TRITON
 
@@ -43,6 +45,30 @@ def hurry() -> None:
     interpreter._patch_lang = _once(interpreter._patch_lang)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
     _remember_shapes()
+
+
+@cache
+def round_codes() -> None:
+    """Make casts to float8e4nv in this process round as a GPU and torch do.
+
+    The interpreter of Triton 3.6 drops the carry of a mantissa that is rounded up to the next power of two, which
+    halves the number, and rounds ties up.
+    """
+    if not HAS_TRITON:
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def convert_exactly(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target != tl.float8e4nv or source not in (tl.float32, tl.float16):
+            return convert(numbers, source, target, rounding)
+        numbers = np.frombuffer(numbers.tobytes(), dtype=f"float{source.primitive_bitwidth}").reshape(numbers.shape)
+        codes = torch.from_numpy(numbers.copy()).to(torch.float8_e4m3fn)
+        return codes.view(torch.uint8).numpy()
+
+    interpreter._convert_float = convert_exactly
 
 
 def _once(patch: Callable[..., Any]) -> Callable[..., Any]:

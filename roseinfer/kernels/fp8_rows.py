@@ -1,0 +1,261 @@
+"""Rows of activations rounded to FP8 (e4m3fn), together with what comes before a product.
+
+Each row has one scale, its largest magnitude / 448, or one for each 128 columns. Norm and activation are computed in
+float32 and rounded once, to the code: what a product of eight bits reads is never written in 16 bits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from roseinfer.kernels import early_start
+from roseinfer.kernels.activation import activate, activate_reference
+from roseinfer.kernels.norm import MAX_WIDTH, default_warps
+from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
+
+MAX_CODE = 448.0  # the largest finite e4m3fn
+GROUP = 128  # columns that share a scale, where a row has several
+# Scales by groups are read four rows at a time: there are as many rows of codes as the next multiple of this says.
+ROW_MULTIPLE = 4
+# Elements of a row that a program of `gated_rows` and `plain_rows` holds at once, by groups and of a whole row.
+_GROUPED_BLOCK, _WHOLE_BLOCK = 1024, 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """The matrix codes * scales: the first `rows` rows of it; what is in those behind them is undefined.
+
+    codes: [R, K] float8_e4m3fn, contiguous, rows <= R. scales: float32, [R, 1] (a row) or [R, K / 128] with its columns
+    contiguous (a group).
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    rows: int
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.scales.shape[1] > 1 or self.codes.shape[1] == GROUP
+
+    def widen(self) -> torch.Tensor:
+        """[rows, K] float32."""
+        width = self.codes.shape[1] // self.scales.shape[1]
+        return (self.codes.float() * self.scales.repeat_interleave(width, 1))[: self.rows]
+
+    @classmethod
+    def empty(cls, rows: int, width: int, grouped: bool, device: torch.device) -> "Fp8Rows":
+        held = cdiv(rows, ROW_MULTIPLE) * ROW_MULTIPLE if grouped else rows
+        codes = torch.empty((held, width), dtype=torch.float8_e4m3fn, device=device)
+        groups = width // GROUP if grouped else 1
+        scales = torch.empty((groups, held), dtype=torch.float32, device=device).t()
+        return cls(codes, scales, rows)
+
+
+@triton.jit
+def _scale_of(largest):
+    """The scale of numbers up to `largest`: never zero, nor so small that its inverse is infinite."""
+    return tl.maximum(largest, 1e-30) * (1.0 / 448.0)
+
+
+@triton.jit
+def _code(x, scale):
+    return tl.clamp(x * (1.0 / scale), -448.0, 448.0).to(tl.float8e4nv)
+
+
+@triton.jit
+def _store_rounded(x, codes_ptr, scales_ptr, scale_stride, column, inside, BLOCK: tl.constexpr, GROUPED: tl.constexpr):
+    """x: [BLOCK] float32, all of a row or, GROUPED, whole groups of it. The pointers are the row's."""
+    if GROUPED:
+        groups = tl.reshape(x, [BLOCK // 128, 128])
+        scale = _scale_of(tl.max(tl.abs(groups), 1))
+        code = tl.reshape(_code(groups, scale[:, None]), [BLOCK])
+        group, first = tl.arange(0, BLOCK // 128), tl.min(column, 0) // 128
+        there = tl.max(tl.reshape(inside.to(tl.int32), [BLOCK // 128, 128]), 1) > 0
+        tl.store(scales_ptr + (first + group).to(tl.int64) * scale_stride, scale, mask=there)
+    else:
+        scale = _scale_of(tl.max(tl.abs(x), 0))
+        code = _code(x, scale)
+        tl.store(scales_ptr, scale)
+    tl.store(codes_ptr + column, code, mask=inside)
+
+
+@triton.jit
+def _normed_rows_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    codes_ptr,
+    scales_ptr,
+    x_stride,
+    scale_stride,
+    eps,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPED: tl.constexpr,
+    CENTRED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        x = tl.where(inside, x - tl.sum(x, 0) / N, 0.0)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / N + eps)
+    x *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        x += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    _store_rounded(x, codes_ptr + row * N, scales_ptr + row, scale_stride, column, inside, BLOCK, GROUPED)
+
+
+@triton.jit
+def _read(x_ptr, column, inside, N: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr):
+    x = tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    x = activate(x, ACTIVATION)
+    if GATED:
+        x *= tl.load(x_ptr + N + column, mask=inside, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _rows_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    x_stride,
+    scale_stride,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """GROUPED: program (row, part of it); else a program takes a row, in pieces if it is longer than BLOCK."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    codes_ptr += row * N
+    scales_ptr += row
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    if GROUPED or BLOCK >= N:
+        x = _read(x_ptr, column, inside, N, ACTIVATION, GATED)
+        _store_rounded(x, codes_ptr, scales_ptr, scale_stride, column, inside, BLOCK, GROUPED)
+    else:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in tl.range(0, N, BLOCK):
+            x = _read(x_ptr, column + start, column + start < N, N, ACTIVATION, GATED)
+            largest = tl.maximum(largest, tl.abs(x))
+        scale = _scale_of(tl.max(largest, 0))
+        tl.store(scales_ptr, scale)
+        for start in tl.range(0, N, BLOCK):
+            x = _read(x_ptr, column + start, column + start < N, N, ACTIVATION, GATED)
+            tl.store(codes_ptr + column + start, _code(x, scale), mask=column + start < N)
+
+
+def normed_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    grouped: bool,
+    num_warps: int | None = None,
+) -> Fp8Rows:
+    """The norm of x, rounded: RMSNorm without a bias, LayerNorm with one (see `kernels/norm.py`).
+
+    x: [T, N], N <= 16384 and, grouped, a multiple of 128; its rows may lie apart.
+    """
+    rows, width = x.shape
+    assert width <= MAX_WIDTH and x.stride(1) == 1
+    out = Fp8Rows.empty(rows, width, grouped, x.device)
+    block = next_power_of_2(width)
+    if rows:
+        _normed_rows_kernel[(rows,)](
+            x,
+            weight,
+            bias,
+            out.codes,
+            out.scales,
+            x.stride(0),
+            out.scales.stride(1),
+            eps,
+            N=width,
+            BLOCK=block,
+            GROUPED=grouped,
+            CENTRED=bias is not None,
+            num_warps=num_warps or default_warps(block),
+            **early_start.options(x.device),
+        )
+    return out
+
+
+def plain_rows(x: torch.Tensor, *, grouped: bool, num_warps: int | None = None) -> Fp8Rows:
+    """x, rounded. x: [T, N], N grouped a multiple of 128; its rows may lie apart."""
+    return _launch(x, x.shape[1], None, False, grouped, num_warps)
+
+
+def activated_rows(x: torch.Tensor, activation: str, *, grouped: bool, num_warps: int | None = None) -> Fp8Rows:
+    """activation(x), rounded; see `plain_rows`."""
+    return _launch(x, x.shape[1], activation, False, grouped, num_warps)
+
+
+def gated_rows(gate_up: torch.Tensor, activation: str, *, grouped: bool, num_warps: int | None = None) -> Fp8Rows:
+    """activation(gate) * up, rounded. gate_up: [T, 2 * I], gate first; its rows may lie apart."""
+    return _launch(gate_up, gate_up.shape[1] // 2, activation, True, grouped, num_warps)
+
+
+def _launch(
+    x: torch.Tensor, width: int, activation: str | None, gated: bool, grouped: bool, num_warps: int | None
+) -> Fp8Rows:
+    rows = x.shape[0]
+    assert x.stride(1) == 1
+    out = Fp8Rows.empty(rows, width, grouped, x.device)
+    block = min(next_power_of_2(width), _GROUPED_BLOCK if grouped else _WHOLE_BLOCK)
+    if rows:
+        _rows_kernel[(rows, cdiv(width, block) if grouped else 1)](
+            x,
+            out.codes,
+            out.scales,
+            x.stride(0),
+            out.scales.stride(1),
+            N=width,
+            BLOCK=block,
+            GROUPED=grouped,
+            ACTIVATION=activation or "none",
+            GATED=gated,
+            num_warps=num_warps or default_warps(block),
+            **early_start.options(x.device),
+        )
+    return out
+
+
+def rows_reference(x: torch.Tensor, *, grouped: bool) -> Fp8Rows:
+    """x [T, N] of any float type, rounded."""
+    rows, width = x.shape
+    out = Fp8Rows.empty(rows, width, grouped, x.device)
+    groups = x.float().view(rows, width // GROUP if grouped else 1, -1)
+    largest = groups.abs().amax(2)
+    scales = largest.clamp_(min=1e-30) * (1.0 / MAX_CODE)
+    codes = (groups * (1.0 / scales)[:, :, None]).clamp_(-MAX_CODE, MAX_CODE)
+    out.codes[:rows] = codes.view(rows, width).to(torch.float8_e4m3fn)
+    out.scales[:rows] = scales
+    return out
+
+
+def normed_rows_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, grouped: bool
+) -> Fp8Rows:
+    if bias is None:
+        return rows_reference(F.rms_norm(x.float(), weight.shape, weight.float(), eps), grouped=grouped)
+    return rows_reference(F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps), grouped=grouped)
+
+
+def gated_rows_reference(gate_up: torch.Tensor, activation: str, *, grouped: bool) -> Fp8Rows:
+    gate, up = gate_up.float().chunk(2, -1)
+    return rows_reference(activate_reference(gate, activation) * up, grouped=grouped)
