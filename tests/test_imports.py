@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "parallel": {"core"},
     "quant": {"core", "kernels", "parallel"},
     "layers": {"core", "kernels", "parallel", "quant"},
-    "attention": {"core", "kernels", "quant"},
+    "attention": {"core", "kernels", "parallel", "quant"},
     "models": {"core", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "attention", "models"},
     "server": {"core", "text", "grammar", "engine", "predictor"},

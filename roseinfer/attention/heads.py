@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.heads import cos_sin_table
 from roseinfer.quant.base import WeightSource, read_new
@@ -111,12 +112,14 @@ class HeadNorms:
 class HeadTransform:
     """What one layer does with its projections: what its attention computes, and what queries and keys undergo before.
 
-    norms: None where the model has none. rotary: None for learned positions.
+    norms: None where the model has none. rotary: None for learned positions. kv_scales: the checkpoint's for K and V in
+    FP8, None without.
     """
 
     spec: AttentionSpec
     norms: HeadNorms | None = None
     rotary: Rotary | None = None
+    kv_scales: KVScales | None = None
 
     def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [T, heads, D], k and v [T, kv_heads, D] of packed projections; q and k normed and turned."""

@@ -12,6 +12,7 @@ import torch
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
+from roseinfer.attention.kv_scales import read_kv_scales
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
 from roseinfer.layers.linear import Linear, NormedLinear, Out, Split
@@ -127,7 +128,8 @@ class SelfAttention:
     ) -> None:
         """`qkv`: the names of q, k and v, or one name of all three stacked. `head_norms`: those of q's and of k's."""
         spec = held_heads(self._heads.spec, source.build.group)
-        self._heads = replace(self._heads, spec=spec)
+        scales = read_kv_scales(source, qkv, self._heads.spec.kv_heads)
+        self._heads = replace(self._heads, spec=spec, kv_scales=scales)
         self._qkv.load(source, norm, *qkv, transposed=transposed)
         self._out.load(source, out, transposed=transposed)
         if head_norms is not None:
