@@ -3,6 +3,9 @@
 Tiles have three dimensions, so that one text serves both ways of multiplying. On the tensor cores: slices of columns,
 one for each warp, then rows, then columns of a slice; a batched product whose batch is the slices. Elementwise: rows of
 the input, rows of the weight, columns.
+
+A weight of 8 bits is widened in registers, exactly, and multiplied like one of 16. Its scales wait until the end where
+a row has one; where a block of 128 x 128 has one, the sum over each block is scaled on its way into the sums.
 """
 
 from roseinfer.kernels.activation import activate
@@ -71,10 +74,34 @@ def _along_rows(row_values, DOT: tl.constexpr):
 
 
 @triton.jit
-def _fold(products):
-    """Sum every 8 neighbouring columns, which one thread holds."""
-    shape: tl.constexpr = [products.shape[0], products.shape[1], products.shape[2] // 8, 8]
+def _fold(products, COLUMNS: tl.constexpr):
+    """Sum every COLUMNS neighbouring columns, which one thread holds: a load of 16 bytes."""
+    shape: tl.constexpr = [products.shape[0], products.shape[1], products.shape[2] // COLUMNS, COLUMNS]
     return tl.sum(tl.reshape(products, shape), 3)
+
+
+@triton.jit
+def _widen(w, x):
+    """Codes of 8 bits in the dtype of x, which holds each of them exactly; other weights as they are.
+
+    To bfloat16 they go through float32: Triton's direct way converts single elements, at an eighth of the rate.
+    """
+    if w.dtype == tl.float8e4nv:
+        w = w.to(tl.float16) if x.dtype == tl.float16 else w.to(tl.float32).to(x.dtype)
+    return w
+
+
+@triton.jit
+def _read_scales(
+    scales_ptr, up_scales_ptr, is_up, groups, start, K: tl.constexpr, MASKED: tl.constexpr, GATED: tl.constexpr
+):
+    """The scale of each group of columns, none of which crosses a block's border; `groups`: their first columns."""
+    at = (groups + start) // 128
+    END: tl.constexpr = (K + 127) // 128
+    scales = _read(scales_ptr + at, at, 0, END, MASKED, "")
+    if GATED:
+        scales = tl.where(is_up, _read(up_scales_ptr + at, at, 0, END, MASKED, ""), scales)
+    return scales
 
 
 @triton.jit
@@ -105,6 +132,7 @@ def _add_block(
     squares,
     x,
     w,
+    w_scales,
     scale,
     shift,
     mean,
@@ -112,21 +140,27 @@ def _add_block(
     DOT: tl.constexpr,
     NORM: tl.constexpr,
     LATE: tl.constexpr,
+    BLOCK_SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Add a block's products to the sums and, where the norm is LATE, the squares of x to theirs."""
+    if DOT:
+        w = tl.trans(_widen(w, x), (0, 2, 1))
     if NORM != "none":
         x = x.to(tl.float32)
         if LATE:
-            squares += _fold(x * x)
+            squares += _fold(x * x, GROUP)
             x = x * scale.to(tl.float32)
         else:
             x = (x - mean) * rstd * scale.to(tl.float32)
         if NORM == "layer":
             x += shift.to(tl.float32)
     if DOT:
-        sums = tl.dot(x.to(w.dtype), tl.trans(w, (0, 2, 1)), sums)
+        x = x.to(w.dtype)
+        sums = sums + tl.dot(x, w) * w_scales if BLOCK_SCALED else tl.dot(x, w, sums)
     else:
-        sums += _fold(x.to(tl.float32) * w.to(tl.float32))
+        products = _fold(x.to(tl.float32) * w.to(tl.float32), GROUP)
+        sums += products * w_scales if BLOCK_SCALED else products
     return sums, squares
 
 
@@ -134,6 +168,7 @@ def _add_block(
 def skinny_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,
     bias_ptr,
     residual_ptr,
     norm_weight_ptr,
@@ -161,21 +196,27 @@ def skinny_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     OVERLAP: tl.constexpr,
+    SCALES: tl.constexpr,
 ):
     """See `skinny_linear`. Program i computes outputs i * BLOCK_N and following, of all rows."""
     MASKED: tl.constexpr = K % BLOCK_K != 0
     # RMSNorm divides a row by one number, which can wait for the end, off the path to the first product. Not in
     # float16: a large residual times the norm's weight may pass its range.
-    LATE: tl.constexpr = NORM == "rms" and w_ptr.dtype.element_ty != tl.float16
+    NARROW: tl.constexpr = w_ptr.dtype.element_ty == tl.float8e4nv
+    LATE: tl.constexpr = NORM == "rms" and (x_ptr if NARROW else w_ptr).dtype.element_ty != tl.float16
+    # Columns whose products one thread sums up at once: of a load of 16 bytes.
+    GROUP: tl.constexpr = 16 if NARROW and not DOT else 8
+    BLOCK_SCALED: tl.constexpr = SCALES == "block"
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 
     first = tl.program_id(0) * BLOCK_N
     if PREFETCH > 0:
         count = tl.minimum(width - first, BLOCK_N)
-        _prefetch(w_ptr + first.to(tl.int64) * K, count, K * 2, PREFETCH * 2)
+        SIZE: tl.constexpr = 1 if NARROW else 2
+        _prefetch(w_ptr + first.to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
         if GATED:
-            _prefetch(w_ptr + (width + first).to(tl.int64) * K, count, K * 2, PREFETCH * 2)
+            _prefetch(w_ptr + (width + first).to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
     # Rows past the end are read as copies of the last one, and not written. Gated, up's rows follow the gate's.
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     tile_n = tl.arange(0, TILE_N)
@@ -183,10 +224,24 @@ def skinny_kernel(
     slice_starts = tl.arange(0, SLICES) * (BLOCK_K // SLICES)
     k = (slice_starts[:, None] + tl.arange(0, BLOCK_K // SLICES)[None, :])[:, None, :]
     w_tile = w_ptr + w_rows.to(tl.int64)[None, :, None] * K + k
+    if BLOCK_SCALED:
+        BLOCKS: tl.constexpr = (K + 127) // 128
+        gate_scales = scales_ptr + first // 128 * BLOCKS
+        up_scales = scales_ptr + (width + first) // 128 * BLOCKS
+        is_up = tile_n >= BLOCK_N
+        if DOT:
+            is_up, groups = is_up[None, None, :], slice_starts[:, None, None]
+        else:
+            is_up, groups = is_up[None, :, None], (tl.arange(0, BLOCK_K // GROUP) * GROUP)[None, None, :]
+    w_scales = 1.0
     if PRELOAD:
+        if BLOCK_SCALED:
+            w_scales = _read_scales(gate_scales, up_scales, is_up, groups, 0, K, MASKED, GATED)
         w, scale, shift = _read_block(w_tile, norm_weight_ptr, norm_bias_ptr, k, 0, K, MASKED, EVICTION, NORM)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + w_rows).to(tl.float32)
+    if SCALES == "channel":
+        row_scales = tl.load(scales_ptr + w_rows)
 
     # Only from here on may what earlier kernels wrote be read, and what they read be overwritten.
     if OVERLAP:
@@ -205,22 +260,30 @@ def skinny_kernel(
     x_tile = _along_rows(x_rows, DOT) + k
     if DOT:
         sums = tl.zeros([SLICES, ROWS, TILE_N], tl.float32)
-        squares = tl.zeros([SLICES, ROWS, BLOCK_K // SLICES // 8], tl.float32)
+        squares = tl.zeros([SLICES, ROWS, BLOCK_K // SLICES // GROUP], tl.float32)
     else:
-        sums = tl.zeros([ROWS, TILE_N, BLOCK_K // 8], tl.float32)
-        squares = tl.zeros([ROWS, 1, BLOCK_K // 8], tl.float32)
+        sums = tl.zeros([ROWS, TILE_N, BLOCK_K // GROUP], tl.float32)
+        squares = tl.zeros([ROWS, 1, BLOCK_K // GROUP], tl.float32)
     if PRELOAD:
         x = _read(x_tile, k, 0, K, MASKED, "")
-        sums, squares = _add_block(sums, squares, x, w, scale, shift, mean, rstd, DOT, NORM, LATE)
+        sums, squares = _add_block(
+            sums, squares, x, w, w_scales, scale, shift, mean, rstd, DOT, NORM, LATE, BLOCK_SCALED, GROUP
+        )
     for start in tl.range(BLOCK_K if PRELOAD else 0, K, BLOCK_K, num_stages=STAGES):
+        if BLOCK_SCALED:
+            w_scales = _read_scales(gate_scales, up_scales, is_up, groups, start, K, MASKED, GATED)
         w, scale, shift = _read_block(w_tile, norm_weight_ptr, norm_bias_ptr, k, start, K, MASKED, EVICTION, NORM)
         x = _read(x_tile, k, start, K, MASKED, "")
-        sums, squares = _add_block(sums, squares, x, w, scale, shift, mean, rstd, DOT, NORM, LATE)
+        sums, squares = _add_block(
+            sums, squares, x, w, w_scales, scale, shift, mean, rstd, DOT, NORM, LATE, BLOCK_SCALED, GROUP
+        )
 
     result = tl.sum(sums, 0 if DOT else 2)
     if LATE:
         mean_square = tl.sum(tl.sum(squares, 2), 0 if DOT else 1) / K
         result *= tl.rsqrt(mean_square + eps)[:, None]
+    if SCALES == "channel":
+        result *= row_scales[None, :]
     if HAS_BIAS:
         result += bias[None, :]
     if GATED:

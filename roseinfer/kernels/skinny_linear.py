@@ -7,6 +7,9 @@ other rows of the batch (it may differ in the last bit between buckets of rows, 
 In a chain of such layers the gaps between kernels cost as much as the reading. With `overlap` a kernel starts while
 its predecessor still runs (programmatic dependent launch, CUDA programming guide), reads its weight, which depends on
 nothing, and only then waits for its input.
+
+Weights may be in FP8 (e4m3) with their scales: half the reading. They are widened in registers, exactly, and multiplied
+by inputs that are not quantised, so that all that is fused stays so and only the weight's own rounding is lost.
 """
 
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ import torch.nn.functional as F
 from roseinfer.kernels import early_start
 from roseinfer.kernels.activation import activate_reference
 from roseinfer.kernels.skinny_configs import SkinnyConfig, choose_config, rule
+from roseinfer.kernels.skinny_fp8_configs import SCALE_BLOCK, choose_fp8_config, fp8_rule, slices
 from roseinfer.kernels.skinny_kernel import skinny_kernel
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
 
@@ -41,6 +45,7 @@ def skinny_linear_reference(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm: SkinnyNorm | None = None,
@@ -57,7 +62,7 @@ def skinny_linear_reference(
         else:
             wide = F.layer_norm(wide, wide.shape[-1:], norm.weight.float(), norm.bias.float(), norm.eps)
         x = wide.to(x.dtype)
-    y = F.linear(x, weight, bias)
+    y = F.linear(x, weight if scales is None else _widened(weight, scales, x.dtype), bias)
     if gated:
         gate, up = y.chunk(2, -1)
         y = activate_reference(gate, activation) * up
@@ -69,22 +74,44 @@ def skinny_linear_reference(
     return y if out is None else out.copy_(y)
 
 
-def pays(rows: int, weight: torch.Tensor, gated: bool) -> bool:
+def _widened(weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if scales.ndim == 1:
+        scales = scales[:, None]
+    else:
+        rows, columns = weight.shape
+        scales = scales.repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
+    return (weight.float() * scales).to(dtype)
+
+
+def pays(rows: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None = None) -> bool:
     """Whether `skinny_linear` takes `rows` rows of input for this weight, and faster than the library's kernels."""
-    return supports(rows, weight) and choose_config(next_power_of_2(rows), *weight.shape, gated) is not None
-
-
-def supports(rows: int, weight: torch.Tensor) -> bool:
-    """Whether `skinny_linear` takes `rows` rows of input for this weight."""
-    if weight.dtype not in (torch.bfloat16, torch.float16) or not weight.is_contiguous() or weight.data_ptr() % 16:
+    if not supports(rows, weight, gated, scales):
         return False
-    return 1 <= rows <= MAX_ROWS
+    return _choose(next_power_of_2(rows), weight, gated, scales) is not None
+
+
+def supports(rows: int, weight: torch.Tensor, gated: bool = False, scales: torch.Tensor | None = None) -> bool:
+    """Whether `skinny_linear` takes `rows` rows of input for this weight."""
+    if not weight.is_contiguous() or weight.data_ptr() % 16 or not 1 <= rows <= MAX_ROWS:
+        return False
+    if scales is None:
+        return weight.dtype in (torch.bfloat16, torch.float16)
+    if weight.dtype is not torch.float8_e4m3fn or scales.dtype is not torch.float32 or not scales.is_contiguous():
+        return False
+    return scales.ndim == 1 or not gated or weight.shape[0] % (2 * SCALE_BLOCK) == 0
+
+
+def _choose(bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None) -> SkinnyConfig | None:
+    if scales is None:
+        return choose_config(bucket, *weight.shape, gated)
+    return choose_fp8_config(bucket, *weight.shape, gated, blocks=scales.ndim == 2)
 
 
 def skinny_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm: SkinnyNorm | None = None,
@@ -98,7 +125,9 @@ def skinny_linear(
     """activation(norm(x) @ weight.T + bias) + residual; gated: activation(gate) * up.
 
     x: [M, in], 1 <= M, the last dimension contiguous. weight: [out, in], one that `supports` takes; gated: the gate's
-    rows, then the up projection's. bias: [weight's rows]. residual: [M, out], and `out` may be the same tensor.
+    rows, then the up projection's. scales: of a weight in float8_e4m3fn, what its codes are multiplied by, float32,
+    contiguous: [out], or [ceil(out / 128), ceil(in / 128)], one for each block of 128 x 128 (gated: the up projection
+    begins with a block). bias: [weight's rows]. residual: [M, out], and `out` may be the same tensor.
     activation: None, "silu", "gelu" or "gelu_tanh". The result has x's dtype, or `out_dtype`, or is `out`, which must
     not share memory with x. Sums are float32 and rounded once.
 
@@ -111,16 +140,19 @@ def skinny_linear(
     assert not gated or residual is None
     if out is None:
         out = torch.empty((rows, width), dtype=out_dtype or x.dtype, device=x.device)
+    kind = "none" if scales is None else "channel" if scales.ndim == 1 else "block"
+    assert not (gated and kind == "block") or width % SCALE_BLOCK == 0, "the up projection begins within a block"
     bucket = next_power_of_2(rows)
     if config is None:
-        shape = (bucket, weight.shape[0], in_features, gated)
-        config = choose_config(*shape) or rule(*shape)
+        default = rule if scales is None else fp8_rule
+        config = _choose(bucket, weight, gated, scales) or default(bucket, *weight.shape, gated)
     overlap = overlap and early_start.capable(x.device)
-    prefetch = min(config.prefetch, in_features) if overlap and in_features % 8 == 0 else 0
+    prefetch = min(config.prefetch, in_features) if overlap and in_features * weight.itemsize % 16 == 0 else 0
     absent = weight  # stands for a pointer that is not read
     skinny_kernel[(cdiv(width, config.block_n),)](
         x,
         weight,
+        absent if scales is None else scales,
         absent if bias is None else bias,
         absent if residual is None else residual,
         absent if norm is None else norm.weight,
@@ -137,7 +169,7 @@ def skinny_linear(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         DOT=config.dot,
-        SLICES=config.warps if config.dot else 1,
+        SLICES=slices(config, blocks=kind == "block"),
         STAGES=config.stages,
         PRELOAD=config.preload,
         PREFETCH=prefetch,
@@ -148,6 +180,7 @@ def skinny_linear(
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         OVERLAP=overlap,
+        SCALES=kind,
         num_warps=config.warps,
         **({"launch_pdl": True} if overlap else {}),
     )
