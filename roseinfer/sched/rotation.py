@@ -27,8 +27,8 @@ class Rotation:
         limit = self._max_batch_size
         if self._decode_first and (limit is None or len(running) <= limit):
             return running
-        decoding = [request for request in running if _decodes(request)]
-        prompts = [request for request in running if request.remaining and not _decodes(request)]
+        decoding = [request for request in running if decodes(request)]
+        prompts = [request for request in running if request.remaining and not decodes(request)]
         if limit is not None and len(decoding) > limit:
             decoding.sort(key=lambda request: self._last_turn.get(request.request_id, -1))
             decoding = decoding[:limit]
@@ -45,5 +45,6 @@ class Rotation:
             self._last_turn[request.request_id] = self._turns
 
 
-def _decodes(request: Request) -> bool:
+def decodes(request: Request) -> bool:
+    """Whether its next row is one token behind its prompt."""
     return request.remaining == 1 and request.planned >= request.prompt_len

@@ -18,10 +18,18 @@ from roseinfer.sched.rotation import Rotation
 
 @register("fifo", options=PrefillOptions)
 class FifoPolicy:
-    def __init__(self, config: SchedulerConfig, options: PrefillOptions, known: Estimates | None = None) -> None:
+    """`rotation`: which of the running requests compute; by default all, as far as the options allow."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        options: PrefillOptions,
+        known: Estimates | None = None,
+        rotation: Rotation | None = None,
+    ) -> None:
         self._config = config
         self._options = options
-        self._rotation = Rotation(options)
+        self._rotation = rotation or Rotation(options)
 
     def begin(self, view: View) -> Decision:
         return FifoDecision(self._config, self._options, self._rotation, view)

@@ -11,7 +11,8 @@ ahead of schedule are slack that later steps may spend. From it follow, in each 
    enough, requests that are well ahead sit out this step.
 
 Costs come from a model that is fitted all the time, lengths from an estimator. Requests without objectives never count
-in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo.
+in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo, but
+for the rows that give way to a queue of prompts (`GiveWay`).
 """
 
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from roseinfer.core.request import Request
 from roseinfer.core.why import Foreseen
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.give_way import GiveWay
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.promise import Promises
@@ -44,7 +46,8 @@ class SlackPolicy:
     ) -> None:
         self.state = SlackState(config, options, known, tuning or Tuning())
         self._promises = Promises(self.state)
-        self._fifo = FifoPolicy(config, options)
+        rows = GiveWay(options, known.cost, options.slack_decode_share)
+        self._fifo = FifoPolicy(config, options, rotation=rows)
         self._fifo_planned = False
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0

@@ -11,16 +11,24 @@ from roseinfer.sched.prefill import PrefillOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SlackOptions(PrefillOptions, CostOptions, LengthOptions):
-    """`decode_first` counts while nobody has objectives, when fifo plans; the others always."""
+    """`decode_first` and `slack_decode_share` count while nobody has objectives, when fifo plans; the others always."""
 
     slack_fairness: float = option(
         0.0,
         "under overload, 0 to 1: 0 = the cheapest requests are served, most of all; 1 = long ones have equal chances",
     )
 
+    slack_decode_share: float = option(
+        0.2,
+        "while nobody has objectives and more prompts wait than a step holds: the share of the time that requests "
+        "which decode get at most; 1 = they compute in every step",
+    )
+
     def __post_init__(self) -> None:
         PrefillOptions.__post_init__(self)
         LengthOptions.__post_init__(self)
+        if not 0 < self.slack_decode_share <= 1:
+            raise ConfigError(f"slack_decode_share must be above 0 and at most 1, got {self.slack_decode_share}")
         if not 0 <= self.slack_fairness <= 1:
             raise ConfigError(f"slack_fairness must be 0 to 1, got {self.slack_fairness}")
 
