@@ -1,4 +1,4 @@
-"""What the card allows on each row of the GPU table: the least time of a perfect engine, in bf16.
+"""What the card allows on each row of the GPU table: the least time of a perfect engine.
 
     python -m benchmarks.bounds [--models qwen3-8b ...] [--rows nano ...]
 
@@ -9,14 +9,14 @@ counts, for each figure apart. Two sets of rates, measured on one H200:
 
 card: a device-to-device copy moves 4.27 TB/s, a bf16 product of 8192-cubed matrices does 711 TFLOP/s.
 kernels: what libraries reach on such work: cuBLAS reads the weights of Qwen3-8B at 3.72 TB/s at batch 1, 3.64 at 16,
-3.54 at 64 and 2.29 at 256; FlashInfer decodes at 3.90 TB/s and prefills at 496 TFLOP/s at best.
+3.54 at 64 and 2.29 at 256; FlashInfer decodes at 3.90 TB/s and prefills at 496 TFLOP/s at best. Known for bf16 only.
 """
 
 import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -59,6 +59,8 @@ class Rates:
 
 
 CARD = Rates("card", ((1, 4.27e12),), 4.27e12, 711e12, 711e12)
+# Of products of FP8 numbers (`_scaled_mm` with a scale for each row, without quantising).
+FP8_FLOPS_S = 1_300e12
 KERNELS = Rates("kernels", ((1, 3.72e12), (16, 3.64e12), (64, 3.54e12), (256, 2.29e12)), 3.90e12, 711e12, 496e12)
 
 
@@ -77,13 +79,15 @@ class Life:
 class PerfectEngine:
     """Steps through a load. Running requests all decode in every step, so only their number and contexts matter."""
 
-    def __init__(self, cost: ModelCost, rates: Rates, budget: int, load: Sequence[Planned], shared: bool) -> None:
+    def __init__(self, cost: ModelCost, rates: Rates, budget: int, load: Sequence[Planned], shared: int) -> None:
+        """shared: tokens that all prompts begin with, and that all but the first find cached."""
         self._cost, self._rates, self._budget = cost, rates, budget
         self._pending = [Life(p.at_s, 0, len(p.prompt_ids), p.output_len) for p in load]
-        if shared:  # all but the first find their prompt cached, but for the token that is computed for its logits
+        if shared:
             for life in self._pending[1:]:
-                life.context, life.missing = life.missing - 1, 1
-        self._shared = shared
+                life.context = min(shared, life.missing - 1)  # one token is computed for its logits
+                life.missing -= life.context
+        self._shared = shared > 0
         self._waiting: list[Life] = []
         self._ends: dict[int, list[Life]] = {}  # step -> who gets the last token in it
         self._running = self._contexts = self._step = 0
@@ -179,13 +183,19 @@ def weighted_percentile(values: Sequence[tuple[float, int]], p: float) -> float:
 @cache
 def model_cost(name: str) -> ModelCost:
     """Of a model of the table, from the config that comes with roseinfer."""
-    folder = model_folder(ModelConfig(model=MODELS[name].hub_id, load_format="dummy"))
-    return ModelCost.of(read_model_spec(folder), BF16_BYTES)
+    model = MODELS[name]
+    spec = read_model_spec(model_folder(ModelConfig(model=model.hub_id, load_format="dummy")))
+    return ModelCost.of(spec, BF16_BYTES, layer_itemsize=model.weight_bytes, kv_itemsize=model.kv_bytes)
 
 
-def simulate(
-    cost: ModelCost, rates: Rates, budget: int, load: Sequence[Planned], shared: bool = False
-) -> dict[str, float]:
+def all_rates(name: str) -> tuple[Rates, ...]:
+    """That bound a model of the table."""
+    if MODELS[name].weight_bytes < BF16_BYTES:
+        return (replace(CARD, matrix_flops_s=FP8_FLOPS_S),)
+    return (CARD, KERNELS)
+
+
+def simulate(cost: ModelCost, rates: Rates, budget: int, load: Sequence[Planned], shared: int = 0) -> dict[str, float]:
     engine = PerfectEngine(cost, rates, budget, load, shared)
     engine.run()
     return engine.figures()
@@ -195,7 +205,8 @@ def bound(row: Row, rates: Rates, seed_shift: int = 0) -> dict[str, float]:
     """The best that any of the budgets gives, figure by figure."""
     config = row.load(seed_shift)
     load = draw(config)
-    tried = [simulate(model_cost(row.model), rates, budget, load, config.same_prompt) for budget in BUDGETS]
+    shared = max(len(planned.prompt_ids) for planned in load) if config.same_prompt else config.shared_prefix
+    tried = [simulate(model_cost(row.model), rates, budget, load, shared) for budget in BUDGETS]
     best = {figure: max if figure == "output_tok_s" else min for figure in FIGURES}
     return {figure: best[figure](figures[figure] for figures in tried) for figure in FIGURES}
 
@@ -213,7 +224,7 @@ def total_work(cost: ModelCost, load: Sequence[Planned]) -> dict[str, Work]:
 
 def all_bounds(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
     """Row key -> name of the rates -> figure -> bound."""
-    return {row.key: {rates.name: bound(row, rates) for rates in (CARD, KERNELS)} for row in rows}
+    return {row.key: {rates.name: bound(row, rates) for rates in all_rates(row.model)} for row in rows}
 
 
 def chosen(models: Sequence[str] | None, rows: Sequence[str] | None) -> list[Row]:
@@ -227,7 +238,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 def _describe(model: Model) -> str:
     cost = model_cost(model.name)
-    weights = BF16_BYTES * (cost.layer_weights + cost.head_weights) / 1e9
+    weights = cost.counted(1, 1, 0, 0).weight_bytes / 1e9
     return f"{model.name}: {weights:.2f} GB of weights a step, {cost.kv_token_bytes / 1024:.0f} KiB of K/V a token"
 
 

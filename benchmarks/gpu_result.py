@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.bounds import CARD, KERNELS, bound
+from benchmarks.bounds import all_rates, bound
 from benchmarks.gpu_rows import FIGURES, Row, gain, reached
 from roseinfer.bench.report import table
 
@@ -34,7 +34,7 @@ def read_summary(summary: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 def row_bounds(row: Row, seed_shift: int) -> dict[str, dict[str, float]]:
     """Name of the rates -> figure -> what they allow."""
-    return {rates.name: bound(row, rates, seed_shift) for rates in (CARD, KERNELS)}
+    return {rates.name: bound(row, rates, seed_shift) for rates in all_rates(row.model)}
 
 
 def row_result(
@@ -51,7 +51,7 @@ def row_result(
         "runs": list(runs),
         "figures": figures,
         "peer": dict(row.peer),
-        "gain_over_peer": {name: gain(name, value, row.peer[name]) for name, value in figures.items()},
+        "gain_over_peer": {name: gain(name, value, row.peer.get(name)) for name, value in figures.items()},
         "target": dict(row.target),
         "reached": {name: reached(name, figures.get(name), target) for name, target in row.target.items()},
         "bound": {name: dict(values) for name, values in bounds.items()},
@@ -88,10 +88,10 @@ def targets_table(results: Sequence[Mapping[str, Any]]) -> str:
                     "ours": result["figures"].get(name),
                     "target": float(target),
                     "reached": "yes" if result["reached"][name] else "NO",
-                    "peer": float(result["peer"][name]),
+                    "peer": result["peer"].get(name),
                     "x peer": result["gain_over_peer"].get(name),
                     "card": result["bound"]["card"][name],
-                    "kernels": result["bound"]["kernels"][name],
+                    "kernels": result["bound"].get("kernels", {}).get(name),
                     "of card": result["share_of_card"].get(name),
                 }
             )

@@ -16,22 +16,40 @@ FIGURES = {
     "tpot_p99_ms": "TPOT p99 ms",
     "itl_p99_ms": "ITL p99 ms",
 }
-PEER = "vLLM 0.24.0 (torch 2.11.0+cu130, FlashAttention 3) on one NVIDIA H200, 2026-11-20, one run of each row"
+PEER = (
+    "vLLM 0.24.0 (torch 2.11.0+cu130, FlashAttention 3) on one NVIDIA H200, 2026-11-20 (8 bits and shared prefixes: "
+    "2026-11-22), one run of each row"
+)
 MEMORY_SHARE = "0.85"
 
 
 @dataclass(frozen=True)
 class Model:
-    """`hub_id`: whose packaged shape stands for it."""
+    """`hub_id`: whose packaged shape stands for it. `options`: more arguments of `roseinfer serve`.
+
+    `fp8_blocks`: the config says that weights are stored in FP8 with a scale for each block of 128 x 128.
+    `weight_bytes` of a number in a layer's matrices (the output head has 2), `kv_bytes` of one in K and V.
+    """
 
     name: str
     hub_id: str
     max_model_len: int
+    options: str = ""
+    fp8_blocks: bool = False
+    weight_bytes: int = 2
+    kv_bytes: int = 2
+
+    @property
+    def folder(self) -> str:
+        """Name of a folder with its config and tokenizer, which models that differ in their options share."""
+        return self.hub_id.rpartition("/")[2].lower() + ("-fp8" if self.fp8_blocks else "")
 
 
 @dataclass(frozen=True)
 class Row:
     """`arguments` as the client takes them. `peer` and `target`: figure -> value; a target is to be reached or beaten.
+
+    Of the peer not every figure may be known.
 
     Where `paced`, arrivals set the output rate, which then says nothing of the server.
     """
@@ -78,11 +96,17 @@ NANO = "--num 256 --in-min 100 --in-len 1024 --out-min 100 --out-len 1024 --proc
 RAG = "--num 512 --in-len 1024 --out-len 128 --procs 8"
 POISSON = "--num 400 --workload poisson --rate 20 --in-len 512 --out-len 128 --procs 8"
 
-MODELS = {
-    "gpt2": Model("gpt2", "gpt2", 1024),
-    "qwen3-0.6b": Model("qwen3-0.6b", "Qwen/Qwen3-0.6B", 4096),
-    "qwen3-8b": Model("qwen3-8b", "Qwen/Qwen3-8B", 4096),
-}
+SHARED = "--num 512 --in-len 1024 --shared-prefix 896 --out-len 128 --procs 8"
+
+_MODELS = (
+    Model("gpt2", "gpt2", 1024),
+    Model("qwen3-0.6b", "Qwen/Qwen3-0.6B", 4096),
+    Model("qwen3-8b", "Qwen/Qwen3-8B", 4096),
+    Model("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 4096),
+    Model("qwen3-8b-fp8", "Qwen/Qwen3-8B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model("qwen3-8b-fp8-kv", "Qwen/Qwen3-8B", 4096, "--quantization fp8 --kv-cache-dtype fp8", False, 1, 1),
+)
+MODELS = {model.name: model for model in _MODELS}
 
 ROWS = (
     Row(
@@ -148,6 +172,46 @@ ROWS = (
         _figures(2_275, (52.4, 119), (8.09, 13.9), 40.2),
         {"ttft_p99_ms": 80, "itl_p99_ms": 20},
         paced=True,
+    ),
+    Row(
+        "llama-3.1-8b",
+        "shared",
+        SHARED,
+        {"output_tok_s": 11_900, "ttft_p50_ms": 1_317, "ttft_p99_ms": 2_084},
+        {"output_tok_s": 12_800, "ttft_p99_ms": 2_100},
+    ),
+    Row(
+        "qwen3-8b-fp8",
+        "seq1",
+        SEQ1,
+        _figures(138, (15.6, 16.7), (4.28, 4.28), 4.92),
+        {"tpot_p50_ms": 2.4},
+        paced=True,
+    ),
+    Row("qwen3-8b-fp8", "nano", NANO, _figures(9_792, (1_600, 3_126), (15.3, 33.5), 140), {}),
+    Row("qwen3-8b-fp8", "rag", RAG, _figures(4_706, (5_252, 10_724), (65.2, 94.4), 321), {}),
+    Row(
+        "qwen3-8b-fp8",
+        "poisson",
+        POISSON,
+        _figures(2_269, (51.3, 142), (10.4, 13.4), 49.6),
+        {"tpot_p50_ms": 4.0, "ttft_p99_ms": 40},
+        paced=True,
+    ),
+    Row("qwen3-8b-fp8-kv", "seq1", SEQ1, _figures(140, (15.0, 24.2), (3.81, 3.82), 4.32), {}, paced=True),
+    Row(
+        "qwen3-8b-fp8-kv",
+        "nano",
+        NANO,
+        _figures(11_528, (1_629, 2_562), (12.9, 30.9), 128),
+        {"output_tok_s": 15_000},
+    ),
+    Row(
+        "qwen3-8b-fp8-kv",
+        "rag",
+        RAG,
+        _figures(4_874, (4_660, 9_188), (66.3, 89.2), 274),
+        {"output_tok_s": 5_400, "ttft_p50_ms": 5_000},
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The whole GPU table in one go: three models, each served with dummy weights, each row measured by a client.
+"""The whole GPU table in one go: models served with dummy weights, in 16 and 8 bits, each row measured by a client.
 
     python -m benchmarks.gpu_table --out DIR [--models gpt2 ...] [--rows seq1 ...] [--server-args "..."] [--repeat N]
 
@@ -84,9 +84,10 @@ class ModelRun:
         self._arguments = [
             *(str(folder), "--served-model-name", name, "--load-format", "dummy"),
             *("--max-model-len", str(MODELS[name].max_model_len), "--gpu-memory-utilization", MEMORY_SHARE),
+            *shlex.split(MODELS[name].options),
             *shlex.split(sweep.args.server_args),
         ]
-        shown = [name, *self._arguments[1:]]
+        shown = [MODELS[name].folder, *self._arguments[1:]]
         self.facts: dict[str, Any] = {"command": ["roseinfer", "serve", *shown], "start_s": [], "errors": []}
 
     def measure(self, row: Row, repetition: int) -> None:
@@ -231,7 +232,7 @@ def parse_args() -> argparse.Namespace:
     add_choice(parser)
     parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and the logs")
     parser.add_argument("--client", type=Path, help="another client's script")
-    parser.add_argument("--models-dir", type=Path, help="model folders, named as the models of the table")
+    parser.add_argument("--models-dir", type=Path, help="model folders, named as `benchmarks.model_folders` names them")
     parser.add_argument("--server-args", default="", help="more arguments of `roseinfer serve`, in one word")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each row (default: 1)")
     parser.add_argument("--restart", action="store_true", help="start each server once more at the end, and time it")
@@ -250,7 +251,7 @@ def main() -> int:
     facts = collect_facts(args)
     with tempfile.TemporaryDirectory() as made:
         for name in dict.fromkeys(row.model for row in sweep.rows):
-            folder = args.models_dir / name if args.models_dir else write_folder(name, Path(made))
+            folder = args.models_dir / MODELS[name].folder if args.models_dir else write_folder(name, Path(made))
             measure_model(sweep, name, folder, facts)
     results = sweep.results()
     started = {name: (server["start_s"], server.get("restart_s")) for name, server in sweep.servers.items()}

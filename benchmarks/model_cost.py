@@ -52,7 +52,8 @@ class Work:
 class ModelCost:
     """`layer_weights`, `head_weights`: numbers in the matrices of all layers, and in the output head.
 
-    `kv_token_bytes`: K and V of one token in all layers. `attention_width`: layers x query heads x head size.
+    `weight_itemsize`: bytes of a layer's number; `head_itemsize`: of the head's, 0 for the same. `kv_token_bytes`: K
+    and V of one token in all layers. `attention_width`: layers x query heads x head size.
     """
 
     layer_weights: int
@@ -60,12 +61,16 @@ class ModelCost:
     weight_itemsize: int
     kv_token_bytes: int
     attention_width: int
+    head_itemsize: int = 0
 
     @classmethod
-    def of(cls, spec: ModelSpec, itemsize: int) -> "ModelCost":
-        """Weights and K/V of `itemsize` bytes a number. The embedding is not counted: a step reads a few rows of it.
+    def of(
+        cls, spec: ModelSpec, itemsize: int, *, layer_itemsize: int | None = None, kv_itemsize: int | None = None
+    ) -> "ModelCost":
+        """Weights and K/V of `itemsize` bytes a number, those of layers and K/V of fewer if so said.
 
-        Raises `UnsupportedModelError` for a model with sliding windows: every token is counted as seen by all later.
+        The embedding is not counted, as a step reads a few rows of it, nor are scales. Raises `UnsupportedModelError`
+        for a model with sliding windows: every token is counted as seen by all later.
         """
         if spec.windows:
             raise UnsupportedModelError("what a step with sliding windows must read is not counted")
@@ -76,9 +81,10 @@ class ModelCost:
         return cls(
             layer_weights=spec.num_layers * (attention + mlp),
             head_weights=spec.hidden_size * spec.vocab_size,
-            weight_itemsize=itemsize,
-            kv_token_bytes=2 * spec.num_layers * kv_width * itemsize,
+            weight_itemsize=layer_itemsize or itemsize,
+            kv_token_bytes=2 * spec.num_layers * kv_width * (kv_itemsize or itemsize),
             attention_width=spec.num_layers * q_width,
+            head_itemsize=itemsize,
         )
 
     def work(self, chunks: Iterable[Chunk]) -> Work:
@@ -95,10 +101,12 @@ class ModelCost:
         """The same from sums over the chunks: tokens whose K/V is read or written, pairs of query and key."""
         if not tokens:
             return Work()
-        read = self.layer_weights + (self.head_weights if logits else 0)
+        read = self.layer_weights * self.weight_itemsize
+        if logits:
+            read += self.head_weights * (self.head_itemsize or self.weight_itemsize)
         return Work(
             tokens,
-            float(read * self.weight_itemsize),
+            float(read),
             float(kv_tokens * self.kv_token_bytes),
             2.0 * (self.layer_weights * tokens + self.head_weights * logits),
             4.0 * self.attention_width * attended,

@@ -22,6 +22,13 @@ from roseinfer.core.config import ModelConfig
 from roseinfer.hub import model_folder
 
 END = "<|endoftext|>"
+# As in the config.json of Qwen/Qwen3-8B-FP8.
+FP8_BLOCKS = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 SPACE = "Ġ"  # how byte-level vocabularies write it
 
 
@@ -45,12 +52,19 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def write_folder(name: str, out: Path) -> Path:
-    """out/name, with the packaged config of the table's model `name`, in bfloat16."""
-    folder = out / name
+    """The folder in `out` of the table's model `name`: its packaged config, in bfloat16 or FP8, and a tokenizer.
+
+    One that is there already is left as it is.
+    """
+    folder = out / MODELS[name].folder
+    if (folder / "tokenizer_config.json").exists():
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     packaged = model_folder(ModelConfig(model=MODELS[name].hub_id, load_format="dummy"))
     config: dict[str, Any] = json.loads((packaged / "config.json").read_text())
     config["torch_dtype"] = "bfloat16"
+    if MODELS[name].fp8_blocks:
+        config["quantization_config"] = FP8_BLOCKS
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     make_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}

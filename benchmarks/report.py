@@ -1,7 +1,8 @@
 """From the GPU table's JSON to its page in the docs, with plots.
 
-    python -m benchmarks.report benchmarks/results/gpu-h200.json [--out docs]
+    python -m benchmarks.report benchmarks/results/gpu-h200.json [--classes JSON ...] [--out docs]
 
+`--classes`: what `benchmarks/slo_gpu.py` found under classes of latency objectives; may be given several times.
 Writes OUT/gpu.md, OUT/img/gpu-peer.png and OUT/img/gpu-card.png. What is known of a row that misses its target is read
 from a file of the JSON's name that ends in .notes.toml, if there is one:
 
@@ -20,8 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bounds import FP8_FLOPS_S
 from benchmarks.gpu_result import unsound
-from benchmarks.gpu_rows import FIGURES, MODELS
+from benchmarks.gpu_rows import FIGURES, MODELS, Model
+from benchmarks.slo_gpu import LOADS, MODEL
+from benchmarks.slo_gpu import rows as class_rows
 
 Results = Sequence[Mapping[str, Any]]
 Notes = Mapping[str, Mapping[str, str]]
@@ -33,20 +37,23 @@ PLOTS = {
 INTRO = """\
 Written by `benchmarks/report.py` from `{json}`; `benchmarks/gpu_table.py` measured it.
 
-Three models with dummy weights in bfloat16, each behind `roseinfer serve`, greedy, every prompt new; the client is
-`{client}`, in processes of its own on the same machine. The peer's figures, with the same client arguments on another
-machine of the kind, are those of {peer}. Compare by ratio, and mind that single runs of either vary by some percent.
+Models with dummy weights, each behind `roseinfer serve`, greedy, every prompt new but for what a row's prompts share;
+the client is `{client}`, in processes of its own on the same machine. The peer's figures, with the same client
+arguments on another machine of the kind, are those of {peer}. Compare by ratio, and mind that single runs of either
+vary by some percent.
 """
 LIMITS = """\
 The limit is a simulated engine without host or network that runs each row's own requests: all running requests decode
 in every step, prompts are taken in order of arrival, and a step takes as long as reading its weights or doing its
 matrix products (whichever is longer) and then its attention (likewise). "Card" is with the card's measured limits,
-4.27 TB/s and 711 TFLOP/s in bf16; "kernels" with what libraries reach on such shapes (`benchmarks/bounds.py`). On the
-small models the host is the limit long before the card.
+4.27 TB/s, 711 TFLOP/s in bf16 and {fp8:,.0f} in products of FP8; "kernels" with what libraries reach on such shapes in
+bf16 (`benchmarks/bounds.py`). On the small models the host is the limit long before the card. Where prompts share a
+prefix, kernels may read it from the card's cache and be faster than this.
 """
 
 
-def page(result: Mapping[str, Any], notes: Notes, source: str) -> str:
+def page(result: Mapping[str, Any], notes: Notes, source: str, classes: Results = ()) -> str:
+    """`classes`: results of `slo_gpu`."""
     rows = result["rows"]
     parts = [
         f"# roseinfer on one {result['hardware'].get('gpu', 'GPU')}",
@@ -58,10 +65,11 @@ def page(result: Mapping[str, Any], notes: Notes, source: str) -> str:
         "## Every figure\nEach cell is roseinfer's figure, then vLLM's.",
         markdown(_figures(rows)),
         "Where arrivals set the output rate (in brackets) it says nothing of the server.",
+        *(_classes(found) for found in classes),
         "## Start\nSeconds from the start of the process to the first 200 from `/health`.",
         markdown(_starts(result["servers"])),
         "## What the card allows",
-        LIMITS,
+        LIMITS.format(fp8=FP8_FLOPS_S / 1e12),
         markdown(_bounds(rows)),
         *_misses(rows, notes),
         "## Commands",
@@ -113,7 +121,7 @@ def _targets(rows: Results) -> list[dict[str, Any]]:
             "roseinfer": row["figures"].get(name),
             "target": target,
             "reached": "yes" if row["reached"][name] else "no",
-            "vLLM": row["peer"][name],
+            "vLLM": row["peer"].get(name),
             "x vLLM": row["gain_over_peer"].get(name),
             "card allows": row["bound"]["card"][name],
             "of card": row["share_of_card"].get(name),
@@ -129,10 +137,20 @@ def _figures(rows: Results) -> list[dict[str, Any]]:
         cells = {}
         for name, title in FIGURES.items():
             ours = row["figures"].get(name)
-            text = f"{_cell(ours)} / {number(row['peer'][name])}"
+            text = f"{_cell(ours)} / {_cell(row['peer'].get(name))}"
             cells[title] = f"({text})" if row["paced"] and name == "output_tok_s" else text
         shown.append({"row": _key(row), **cells, "wrong": unsound(row) or "nothing"})
     return shown
+
+
+def _classes(found: Mapping[str, Any]) -> str:
+    """The section of a result of `slo_gpu`."""
+    model, load = found.get("model", MODEL), LOADS[found.get("load_name", "six")]
+    rows = [{"peer": None, "target": None} | row for row in class_rows(found["points"], load, model)]
+    names = [name for name in max(rows, key=len) if name not in ("peer", "target")] if rows else []
+    shown = [{name: row[name] for name in (*names, "peer", "target")} for row in rows]
+    told = f"{found['load']}, commit {found['commit']}. Goodput: requests a second that kept both of their objectives."
+    return f"## Classes of latency objectives: {model}\n{told}\n\n{markdown(shown)}"
 
 
 def _starts(servers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -175,23 +193,28 @@ def _shortfall(row: Mapping[str, Any]) -> str:
     for name, target in row["target"].items():
         ours = row["figures"].get(name)
         if ours is not None and not row["reached"][name]:
-            card, kernels = (number(row["bound"][limit][name]) for limit in ("card", "kernels"))
-            lines.append(
-                f"- {FIGURES[name]}: {number(ours)}, target {number(target)}; the card allows {card}, "
-                f"with today's kernels {kernels}."
-            )
+            allowed = f"the card allows {number(row['bound']['card'][name])}"
+            if "kernels" in row["bound"]:
+                allowed += f", with today's kernels {number(row['bound']['kernels'][name])}"
+            lines.append(f"- {FIGURES[name]}: {number(ours)}, target {number(target)}; {allowed}.")
     return "\n".join(lines)
 
 
 def _commands(result: Mapping[str, Any]) -> str:
     lines = [f"# the whole table\n{result['command']}"]
     for name, server in result["servers"].items():
-        lines.append(f"\n# {name}: a folder with the config of {MODELS[name].hub_id}\n{shlex.join(server['command'])}")
+        lines.append(
+            f"\n# {name}: a folder with the config of {_config(MODELS[name])}\n{shlex.join(server['command'])}"
+        )
         client = " ".join(result["client"])
         for row in result["rows"]:
             if row["model"] == name:
                 lines.append(f"{client} --model {name} {row['arguments']}  # {row['row']}")
     return "```\n" + "\n".join(lines) + "\n```"
+
+
+def _config(model: Model) -> str:
+    return model.hub_id + (", weights said to be in FP8 blocks of 128 x 128" if model.fp8_blocks else "")
 
 
 def bars(rows: Results, kind: str) -> dict[str, float]:
@@ -221,13 +244,13 @@ def draw(path: Path, rows: Results, kind: str, caption: str, line: float) -> Non
     figure.savefig(path, dpi=110)
 
 
-def write(source: Path, out: Path) -> None:
+def write(source: Path, out: Path, classes: Sequence[Path] = ()) -> None:
     result = json.loads(source.read_text())
     notes_file = source.with_suffix(".notes.toml")
     notes = tomllib.loads(notes_file.read_text()) if notes_file.exists() else {}
     (out / "img").mkdir(parents=True, exist_ok=True)
     named = source.name if source.is_absolute() else str(source)
-    (out / "gpu.md").write_text(page(result, notes, named))
+    (out / "gpu.md").write_text(page(result, notes, named, [json.loads(file.read_text()) for file in classes]))
     for name, (kind, caption, line) in PLOTS.items():
         draw(out / "img" / name, result["rows"], kind, caption, line)
 
@@ -236,8 +259,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--classes", type=Path, action="append", default=[], metavar="JSON")
     args = parser.parse_args()
-    write(args.json, args.out)
+    write(args.json, args.out, args.classes)
 
 
 if __name__ == "__main__":

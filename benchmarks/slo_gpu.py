@@ -10,6 +10,7 @@ own; requests are in classes of objectives and say so. Every policy sees the sam
 30,000 tokens, 120 s at half of the capacity.
 
 Good = both objectives kept; goodput = good requests over the wall time, the drain included; missed = served, but late.
+`--model` names a model of `gpu_rows.MODELS` that Qwen3-8B is the shape of, by default the one in bfloat16.
 Prints a table with the peer's figures and the targets, and writes DIR/slo-gpu.json (slo-gpu-long.json) after every run.
 `--client FILE` measures with another client that takes `--slo` and `--send-slo` (default: `roseinfer bench serve`; only
 that draws lengths by class); `--models-dir` and `--commit` as in gpu_table.py.
@@ -36,6 +37,7 @@ from roseinfer.bench.report import host, table, versions
 from roseinfer.sim.plot import plot_sweep
 
 MODEL = "qwen3-8b"
+CHOICES = [model.name for model in MODELS.values() if model.hub_id == MODELS[MODEL].hub_id]
 LONG_WARM_UP = "--num 4 --in-len 16000 --out-len 32 --procs 2 --seed 987655"
 WARM_UP = "--num 16 --in-len 256 --out-len 32 --procs 2 --seed 987654"
 # vLLM 0.24.0 on one H200, which knows no objectives: rate -> (adherence, goodput in requests a second).
@@ -52,7 +54,8 @@ PEER: Mapping[float, tuple[float, float]] = {
 class Load:
     """`classes`: name, share, TTFT and TPOT objectives in s, and lengths of its own as the client's JSON has them.
 
-    `rates`: requests a second, for `seconds` each. `targets`: rate -> a figure of slack, and the least it is to be.
+    `rates`: requests a second, for `seconds` each. `targets`: model -> rate -> a figure of slack, and the least that it
+    is to be.
     """
 
     classes: Sequence[tuple[str, float, float, float, Mapping[str, int]]]
@@ -61,7 +64,7 @@ class Load:
     lengths: str
     max_model_len: int
     warm_ups: Sequence[str]
-    targets: Mapping[float, tuple[str, float]]
+    targets: Mapping[str, Mapping[float, tuple[str, float]]]
     peer: Mapping[float, tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -105,11 +108,19 @@ LOADS = {
         max_model_len=MODELS[MODEL].max_model_len,
         warm_ups=(WARM_UP,),
         targets={
-            15: ("adherence", 0.99),
-            25: ("adherence", 0.96),
-            35: ("adherence", 0.87),
-            50: ("adherence", 0.72),
-            70: ("adherence", 0.58),
+            MODEL: {
+                15: ("adherence", 0.99),
+                25: ("adherence", 0.96),
+                35: ("adherence", 0.87),
+                50: ("adherence", 0.72),
+                70: ("adherence", 0.58),
+            },
+            "qwen3-8b-fp8-kv": {
+                25: ("adherence", 0.99),
+                35: ("adherence", 0.95),
+                50: ("goodput_req_s", 35),
+                70: ("goodput_req_s", 42),
+            },
         },
         peer=PEER,
     ),
@@ -124,7 +135,7 @@ LOADS = {
         lengths="--out-min 16 --out-len 512",
         max_model_len=32768,
         warm_ups=(WARM_UP, LONG_WARM_UP),
-        targets={1.7: ("adherence", 0.95)},
+        targets={MODEL: {1.7: ("adherence", 0.95)}},
     ),
 }
 FILES = {"six": "slo-gpu.json", "long": "slo-gpu-long.json"}
@@ -150,7 +161,7 @@ def run_client(args: argparse.Namespace, server: Server, flags: Iterable[str], *
     with tempfile.TemporaryDirectory() as folder:
         file, classes = Path(folder, "client.json"), Path(folder, "classes.json")
         classes.write_text(json.dumps(load.class_list()))
-        command += ["--url", server.url, "--model", MODEL, *flags, "--json", str(file)]
+        command += ["--url", server.url, "--model", args.model, *flags, "--json", str(file)]
         if objectives:
             command += [names[0], f"@{classes}" if args.client else str(classes), names[1]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=160 + load.seconds)
@@ -175,11 +186,12 @@ def run_policy(args: argparse.Namespace, policy: str, folder: Path, points: list
     """All rates, then all of them again for each repetition, on one server."""
     load = LOADS[args.load]
     context = str(load.max_model_len)
-    options = ["--served-model-name", MODEL, "--load-format", "dummy", "--max-model-len", context]
-    options += ["--gpu-memory-utilization", MEMORY_SHARE, *shlex.split(POLICIES[policy])]
+    options = ["--served-model-name", args.model, "--load-format", "dummy", "--max-model-len", context]
+    options += ["--gpu-memory-utilization", MEMORY_SHARE]
+    options += [*shlex.split(MODELS[args.model].options), *shlex.split(POLICIES[policy])]
     server = Server([str(folder), *options, *shlex.split(args.server_args)], args.out / f"slo-{args.load}-{policy}.log")
     try:
-        server.await_health(180.0)
+        args.start_s[policy] = round(server.await_health(180.0), 2)
         for flags in load.warm_ups:
             run_client(args, server, shlex.split(flags), objectives=False)
         for repetition in range(args.repeat):
@@ -201,6 +213,8 @@ def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
         "hardware": {**gpu(), **host()},
         "versions": {**versions(), **torch_versions()},
         "client": ["python", args.client.name] if args.client else ["roseinfer", "bench", "serve"],
+        "model": args.model,
+        "start_s": args.start_s,
         "load_name": args.load,
         "load": f"{load.flags}, {load.seconds} s of arrivals, context {load.max_model_len}",
         "classes": load.class_list(),
@@ -213,7 +227,8 @@ def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
 def show(found: Mapping[str, Any], picture: str | None) -> None:
     """The table of results, and the plot: goodput over the arrivals, which is adherence times the rate."""
     load = LOADS[found.get("load_name", "six")]
-    print(table(rows(found["points"], load)))
+    model = found.get("model", MODEL)
+    print(table(rows(found["points"], load, model)))
     if picture is None:
         return
     peers = [{"policy": "vLLM 0.24.0", "rate": rate, "adherence": kept} for rate, (kept, _) in load.peer.items()]
@@ -221,11 +236,11 @@ def show(found: Mapping[str, Any], picture: str | None) -> None:
     plot_sweep(
         picture,
         [{**point, "goodput_window_req_s": point["rate"] * point["adherence"]} for point in drawn],
-        "measured: Qwen3-8B on one H200",
+        f"measured: {model} on one H200",
     )
 
 
-def rows(points: Iterable[Mapping[str, Any]], load: Load) -> list[dict[str, Any]]:
+def rows(points: Iterable[Mapping[str, Any]], load: Load, model: str = MODEL) -> list[dict[str, Any]]:
     """A line per policy and rate, medians over repetitions."""
     groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for point in points:
@@ -244,8 +259,8 @@ def rows(points: Iterable[Mapping[str, Any]], load: Load) -> list[dict[str, Any]
             )
         if rate in load.peer:
             line["peer"] = "{:.3f} {:.1f}".format(*load.peer[rate])
-        if policy == "slack" and rate in load.targets:
-            name, least = load.targets[rate]
+        if policy == "slack" and rate in (targets := load.targets.get(model, {})):
+            name, least = targets[rate]
             value = median(run[name] for run in runs)
             line["target"] = f"{name.split('_')[0]} {least}: {'yes' if value >= least else 'NO'}"
         found.append(line)
@@ -255,6 +270,7 @@ def rows(points: Iterable[Mapping[str, Any]], load: Load) -> list[dict[str, Any]
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", default="six", choices=LOADS, help="which classes, lengths and rates")
+    parser.add_argument("--model", default=MODEL, choices=CHOICES)
     parser.add_argument("--out", type=Path, help="folder for the result and the logs")
     parser.add_argument("--show", type=Path, help="print the table of an earlier run's JSON, and measure nothing")
     parser.add_argument("--plot", help="with --show: a picture of it")
@@ -284,12 +300,15 @@ def main() -> int:
         show(json.loads(args.show.read_text()), args.plot)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
+    args.start_s = {}
     points: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made:
-        folder = args.models_dir / MODEL if args.models_dir else write_folder(MODEL, Path(made))
+        folder = (
+            args.models_dir / MODELS[args.model].folder if args.models_dir else write_folder(args.model, Path(made))
+        )
         for policy in args.policies:
             run_policy(args, policy, folder, points)
-    print(table(rows(points, LOADS[args.load])))
+    print(table(rows(points, LOADS[args.load], args.model)))
     return 0
 
 

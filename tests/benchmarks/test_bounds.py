@@ -61,8 +61,24 @@ def test_a_budget_splits_prompts():
 def test_a_shared_prompt_is_computed_once():
     """Then the others compute their last token, all in one step: each reads 4 and writes 1."""
     load = [planned(i, 0.0, 4, 1) for i in range(3)]
-    figures = bounds.simulate(COST, slow_reads(), 100, load, shared=True)
+    figures = bounds.simulate(COST, slow_reads(), 100, load, shared=4)
     assert figures["ttft_p50_ms"] == pytest.approx(1080 + 1000 + 2 * 50)
+
+
+def test_a_shared_prefix_is_computed_once():
+    """The others compute the 2 tokens behind it: each reads 4 and writes 2."""
+    load = [planned(i, 0.0, 4, 1) for i in range(3)]
+    figures = bounds.simulate(COST, slow_reads(), 100, load, shared=2)
+    assert figures["ttft_p50_ms"] == pytest.approx(1080 + 1000 + 2 * 60)
+
+
+def test_eight_bits_are_half_the_bytes():
+    """But for the output head; and products in FP8 have a limit of their own."""
+    wide, narrow = (bounds.model_cost(name) for name in ("qwen3-8b", "qwen3-8b-fp8-kv"))
+    assert narrow.kv_token_bytes * 2 == wide.kv_token_bytes
+    assert narrow.counted(1, 1, 0, 0).weight_bytes == wide.layer_weights + 2 * wide.head_weights
+    (card,) = bounds.all_rates("qwen3-8b-fp8")
+    assert card.name == "card" and card.matrix_flops_s > bounds.CARD.matrix_flops_s
 
 
 def test_an_idle_engine_waits_for_the_next_arrival():
@@ -114,7 +130,7 @@ def test_bounds_of_the_table(rows):
 
 def test_every_target_is_possible():
     for row in bounds.ROWS:
-        limits = bounds.bound(row, bounds.CARD)
+        limits = bounds.bound(row, bounds.all_rates(row.model)[0])
         for figure, target in row.target.items():
             assert gpu_rows.reached(figure, limits[figure], target), f"{row.key} {figure}"
 

@@ -1,5 +1,6 @@
 """benchmarks/gpu_table.py and report.py: a small model behind a real server, servers that fail, and the page."""
 
+import argparse
 import json
 import math
 import sys
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_result, gpu_rows, gpu_table, model_folders, report
+from benchmarks import bounds, gpu_result, gpu_rows, gpu_table, model_folders, report
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.text.tokenizer import Tokenizer
 
+CLASSES = Path(report.__file__).parent / "results" / "slo-h200.json"
 VOCAB = 30_016  # clients draw ids below 30,000
 SMALL = {
     "architectures": ["GPT2LMHeadModel"],
@@ -66,11 +68,11 @@ def test_rows_as_the_client_takes_them(modules):
     assert same65.load() == OpenLoopConfig(num=512, cycle="65", out_len=2, procs=8, same_prompt=True, seed=1)
     assert same65.flags(1000)[-2:] == ["--seed", "1001"] and same65.flags(1000).count("--seed") == 1
     keys = [row.key for row in modules["rows"].ROWS]
-    assert len(keys) == len(set(keys)) == 12
+    assert len(keys) == len(set(keys)) == 20
     draws = {
         repr([(f.name, getattr(row.load(), f.name)) for f in fields(OpenLoopConfig)]) for row in modules["rows"].ROWS
     }
-    assert len(draws) == 8, "the two sizes of Qwen3 share their workloads"
+    assert len(draws) == 9, "all of Qwen3 share their workloads"
 
 
 def test_gain_and_reached(modules):
@@ -89,6 +91,28 @@ def test_every_id_of_a_made_tokenizer_is_text(modules, tmp_path, name):
     assert tokenizer.vocab_size == vocab and tokenizer.special_ids == {0}
     assert len({tokenizer.token_bytes(id) for id in range(vocab)}) == vocab
     assert tokenizer.decode(tokenizer.encode("def f(): é")) == "def f(): é"
+
+
+def test_folders_say_how_weights_are_kept(modules, tmp_path, monkeypatch):
+    """What models of one config share is written once."""
+    made = []
+    make = modules["folders"].make_tokenizer
+    monkeypatch.setattr(modules["folders"], "make_tokenizer", lambda size: made.append(size) or make(300))
+    names = [modules["folders"].write_folder(name, tmp_path).name for name in ("qwen3-8b", "qwen3-8b-fp8-kv")]
+    blocks = modules["folders"].write_folder("qwen3-8b-fp8", tmp_path)
+    assert names == ["qwen3-8b", "qwen3-8b"] and blocks.name == "qwen3-8b-fp8" and made == [151_936] * 2
+    read = {name: json.loads((tmp_path / name / "config.json").read_text()) for name in ("qwen3-8b", "qwen3-8b-fp8")}
+    assert read["qwen3-8b-fp8"].pop("quantization_config")["weight_block_size"] == [128, 128]
+    assert read["qwen3-8b-fp8"] == read["qwen3-8b"]
+
+
+def test_a_models_options_reach_its_server(modules):
+    args = argparse.Namespace(server_args="--seed 3")
+    sweep = modules["table"].Sweep(args, [])
+    run = modules["table"].ModelRun(sweep, "qwen3-8b-fp8-kv", Path("folder"))
+    words = run.facts["command"]
+    assert words[:5] == ["roseinfer", "serve", "qwen3-8b", "--served-model-name", "qwen3-8b-fp8-kv"]
+    assert words[-6:] == ["--quantization", "fp8", "--kv-cache-dtype", "fp8", "--seed", "3"]
 
 
 def test_a_table_of_one_row(modules, models, tmp_path, monkeypatch, capsys):
@@ -166,13 +190,13 @@ def made_up(modules) -> dict:
     rows = []
     for number, row in enumerate(modules["rows"].ROWS):
         factor = 2.0 if number % 2 else 0.5
-        figures = {
-            name: value * factor if name == "output_tok_s" else value / factor for name, value in row.peer.items()
-        }
+        peer = dict.fromkeys(modules["rows"].FIGURES, 1.0) | row.peer
+        figures = {name: value * factor if name == "output_tok_s" else value / factor for name, value in peer.items()}
         counts = {"requests": 2, "ok": 2, "failed": 0, "rejected": 0, "short": 0}
         runs = [{"seed": 0, "figures": figures, **counts, "errors": {}}]
-        bounds = {limit: dict.fromkeys(figures, 1.0) for limit in ("card", "kernels")}
-        rows.append(modules["result"].row_result(row, bounds, runs, None))
+        limits = [rates.name for rates in bounds.all_rates(row.model)]
+        allowed = {limit: dict.fromkeys(figures, 1.0) for limit in limits}
+        rows.append(modules["result"].row_result(row, allowed, runs, None))
     rows[2] = {
         **rows[2],
         "runs": [],
@@ -200,13 +224,17 @@ def test_page(modules, tmp_path, monkeypatch):
     source = tmp_path / "made-up.json"
     source.write_text(json.dumps(made_up(modules)))
     (tmp_path / "made-up.notes.toml").write_text('["gpt2 seq1"]\nbound = "the host"\nprofile = "plan 40%"\n')
-    monkeypatch.setattr(sys, "argv", ["report.py", str(source), "--out", str(tmp_path / "docs")])
+    monkeypatch.setattr(
+        sys, "argv", ["report.py", str(source), "--out", str(tmp_path / "docs"), "--classes", str(CLASSES)]
+    )
     modules["report"].main()
     text = (tmp_path / "docs" / "gpu.md").read_text()
     assert text.startswith("# roseinfer on one NVIDIA Made-Up\n") and str(tmp_path) not in text
     assert "| gpt2 seq1 | TPOT p50 ms | 2.92 | 0.7 | no | 1.46 | 0.5 | 1 | 0.342 |" in text
     assert "| gpt2 hol | output tok/s | 24,644 | 22,000 | yes | 12,322 | 2 | 1 | 24,644 |" in text
     assert "(85 / 170)" in text and "| gpt2 | 12.5 | 3.25 | - |" in text
+    assert "| llama-3.1-8b shared | 5,950 / 11,900 | 2,634 / 1,317 | 4,168 / 2,084 | 2 / - |" in text
+    assert "| slack | 25 | 0.962 |" in text, "classes of objectives, from their own file"
     assert "ServerError: gone" in text
     missed = text.split("## Rows not reached")[1].split("## Commands")[0]
     assert "Bound: the host" in missed and "plan 40%" in missed and "### gpt2 hol" not in missed

@@ -58,5 +58,7 @@ def test_options() -> None:
     assert slo_gpu.parse_args(["--out", "x"]).rates == [15, 25, 35, 50, 70]
     args = slo_gpu.parse_args(["--out", "x", "--load", "long", "--policies", "slack,qoserve"])
     assert (args.rates, args.policies) == ([1.7], ["slack", "qoserve"])
-    with pytest.raises(SystemExit):
-        slo_gpu.parse_args(["--out", "x", "--load", "long", "--client", "loadgen.py"])
+    assert slo_gpu.parse_args(["--out", "x", "--model", "qwen3-8b-fp8-kv"]).model == "qwen3-8b-fp8-kv"
+    for wrong in (["--load", "long", "--client", "loadgen.py"], ["--model", "gpt2"]):
+        with pytest.raises(SystemExit):
+            slo_gpu.parse_args(["--out", "x", *wrong])
