@@ -47,8 +47,10 @@ class Fp8Rows:
     def empty(cls, rows: int, width: int, grouped: bool, device: torch.device) -> "Fp8Rows":
         held = cdiv(rows, ROW_MULTIPLE) * ROW_MULTIPLE if grouped else rows
         codes = torch.empty((held, width), dtype=torch.float8_e4m3fn, device=device)
-        groups = width // GROUP if grouped else 1
-        scales = torch.empty((groups, held), dtype=torch.float32, device=device).t()
+        if grouped:
+            scales = torch.empty((width // GROUP, held), dtype=torch.float32, device=device).t()
+        else:
+            scales = torch.empty((held, 1), dtype=torch.float32, device=device)
         return cls(codes, scales, rows)
 
 

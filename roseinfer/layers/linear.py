@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.availability import has_triton
 from roseinfer.parallel.group import Group, Share, share_of
-from roseinfer.quant.base import Epilogue, Matmul, Norm, Piece, WeightSource, read_new
+from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Piece, WeightSource, pair, read_new
 
 
 # --- norms, over the last dimension ---------------------------------------------------------------------------------
@@ -141,11 +141,17 @@ class Linear:
         return [Piece(name, out, ins, transposed, bias) for name, out in zip(names, outs, strict=True)]
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return self.whole(self.matmul(x, self.start(residual)))
+
+    def start(self, residual: torch.Tensor | None) -> torch.Tensor | None:
+        """What this process's product starts from. One rank adds the residual, so that its product may still do so."""
         group = self._partial_in
-        if group is None:
-            return self.matmul(x, residual)
-        # One rank adds the residual, so that the product may still start from it.
-        return group.all_reduce(self.matmul(x, residual if group.rank == 0 else None))
+        return residual if group is None or group.rank == 0 else None
+
+    def whole(self, result: torch.Tensor) -> torch.Tensor:
+        """The layer's result, of this process's product."""
+        group = self._partial_in
+        return result if group is None else group.all_reduce(result)
 
 
 def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share]]:
@@ -176,20 +182,40 @@ class NormedLinear:
         return self._linear.matmul.after(self._norm, x)
 
 
+class _FeedForward:
+    """x + down(up(norm(x))), of two products that nobody else reads between."""
+
+    _pair: Pair
+
+    def __init__(self, norm: Norm, up: Linear, down: Linear) -> None:
+        assert up.split is Split.OUTPUTS, "nothing adds up partial results here"
+        self._norm = norm
+        self._up = up
+        self._down = down
+
+    def load(self, source: WeightSource, norm: str, up: Sequence[str], down: str, *, transposed: bool = False) -> None:
+        self._norm.load(source, norm)
+        self._up.load(source, *up, transposed=transposed)
+        self._down.load(source, down, transposed=transposed)
+        self._pair = pair(self._up.matmul, self._down.matmul)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        down = self._down
+        return down.whole(self._pair(self._norm, x, down.start(x)))
+
+
 class MLP:
     """x + down(activation(up(norm(x)))), as in GPT-2. `x` is the residual stream, which may be overwritten."""
 
     def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str) -> None:
         up = Linear(hidden, intermediate, split=Split.OUTPUTS, bias=True, activation=activation)
-        self._up = NormedLinear(norm, up)
-        self._down = Linear(intermediate, hidden, split=Split.INPUTS, bias=True)
+        self._layers = _FeedForward(norm, up, Linear(intermediate, hidden, split=Split.INPUTS, bias=True))
 
     def load(self, source: WeightSource, norm: str, up: str, down: str, *, transposed: bool) -> None:
-        self._up.load(source, norm, up, transposed=transposed)
-        self._down.load(source, down, transposed=transposed)
+        self._layers.load(source, norm, [up], down, transposed=transposed)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._up(x), x)
+        return self._layers(x)
 
 
 class GatedMLP:
@@ -201,12 +227,10 @@ class GatedMLP:
     def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str, *, bias: bool) -> None:
         halves = (intermediate, intermediate)
         gate_up = Linear(hidden, *halves, split=Split.OUTPUTS, bias=bias, activation=activation, gated=True)
-        self._gate_up = NormedLinear(norm, gate_up)
-        self._down = Linear(intermediate, hidden, split=Split.INPUTS, bias=bias)
+        self._layers = _FeedForward(norm, gate_up, Linear(intermediate, hidden, split=Split.INPUTS, bias=bias))
 
     def load(self, source: WeightSource, norm: str, prefix: str) -> None:
-        self._gate_up.load(source, norm, f"{prefix}.gate_proj", f"{prefix}.up_proj")
-        self._down.load(source, f"{prefix}.down_proj")
+        self._layers.load(source, norm, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], f"{prefix}.down_proj")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._gate_up(x), x)
+        return self._layers(x)

@@ -6,7 +6,7 @@ kept in memory and how to multiply by it. Model files name no format: it travels
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -54,6 +54,39 @@ class Matmul(Protocol):
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same of norm(x), without a residual."""
         ...
+
+
+class Pair(Protocol):
+    """Two products, of which the second reads what the first computes, and nobody else does."""
+
+    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """second(first.after(norm, x), residual)."""
+        ...
+
+
+@runtime_checkable
+class Pairable(Matmul, Protocol):
+    """A product that can hand its result on in a form of its own."""
+
+    def paired(self, second: Matmul) -> Pair | None:
+        """This product and `second`, which follows it; None if there is nothing to gain."""
+        ...
+
+
+def pair(first: Matmul, second: Matmul) -> Pair:
+    made = first.paired(second) if isinstance(first, Pairable) else None
+    return made or _Separate(first, second)
+
+
+class _Separate:
+    """See `Pair`."""
+
+    def __init__(self, first: Matmul, second: Matmul) -> None:
+        self._first = first
+        self._second = second
+
+    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        return self._second(self._first.after(norm, x), residual)
 
 
 @dataclass(frozen=True, slots=True)

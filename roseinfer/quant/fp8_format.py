@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.availability import has_triton
 from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
@@ -56,7 +57,15 @@ class Fp8Format:
 
 
 def fp8_matmul(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue, dtype: torch.dtype) -> Matmul:
-    """The product by `weight` [N, K] in `dtype`. A CPU, which gains nothing from FP8, multiplies by the widened one."""
+    """The product by `weight` [N, K] in `dtype`.
+
+    Raises `UnsupportedModelError` for a shape that a GPU's products in FP8 do not take. A CPU, which gains nothing from
+    FP8, multiplies by the widened weight, and so does a GPU in float32, which is asked for to be exact.
+    """
+    if has_triton(weight.codes.device) and dtype is not torch.float32:
+        from roseinfer.quant.fp8_matmul import Fp8Matmul  # imports Triton, which only GPUs have
+
+        return Fp8Matmul(weight, bias, epilogue)
     return plain_matmul(weight.widen(dtype), bias, epilogue)
 
 

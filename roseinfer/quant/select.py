@@ -23,14 +23,15 @@ def choose_format(
         raise ConfigError(f"quantization int8 is not supported on {device.type}")
     if asked is None and stored is None:
         return PlainFormat()
-    _check_fp8(device)
+    _check_fp8(device, block=stored is not None and stored.layout == "block")
     return Fp8Format(stored, rounds=dummy or stored is None)
 
 
-def _check_fp8(device: torch.device) -> None:
+def _check_fp8(device: torch.device, *, block: bool) -> None:
     if device.type != "cuda":
         return
     found = torch.cuda.get_device_capability(device)
-    if found < _FP8_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"FP8 weights need a GPU of compute capability 9.0; {name} has {found[0]}.{found[1]}")
+    # cuBLASLt takes scales of blocks on this generation only.
+    if found < _FP8_CAPABILITY or (block and found[0] > _FP8_CAPABILITY[0]):
+        name, what = torch.cuda.get_device_name(device), "FP8 weights in blocks" if block else "FP8 weights"
+        raise ConfigError(f"{what} need a GPU of compute capability 9.0; {name} has {found[0]}.{found[1]}")

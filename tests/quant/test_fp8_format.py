@@ -209,3 +209,11 @@ def test_gpus_without_fp8_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
     with pytest.raises(ConfigError, match=r"capability 9\.0; NVIDIA L40S has 8\.9"):
         choose_format("fp8", None, torch.device("cuda"))
+
+
+def test_scales_of_blocks_need_hopper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
+    assert isinstance(choose_format(None, CHANNEL, torch.device("cuda")), Fp8Format)
+    with pytest.raises(ConfigError, match=r"in blocks need .* 9\.0; NVIDIA B200 has 10\.0"):
+        choose_format(None, BLOCK, torch.device("cuda"))

@@ -1,0 +1,123 @@
+"""Products by weights in FP8 on a GPU of the Hopper generation.
+
+Few rows read the weight and widen it in registers (W8A16: `skinny_linear`), so their inputs are not rounded and what is
+around the product stays fused. More rows are rounded to FP8, too, on their way out of the norm or the activation before
+(W8A8). So a row of a large step and the same row in a small one differ by the rounding of activations.
+"""
+
+import torch
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.activation import gated, pointwise
+from roseinfer.kernels.fp8_product import MULTIPLE, Fp8Factor
+from roseinfer.kernels.fp8_rows import GROUP, Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
+from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
+from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair
+from roseinfer.quant.fp8_weight import Fp8Weight
+
+
+class Fp8Matmul:
+    """See `Matmul`. Inputs and results are bfloat16 or float16. A residual is overwritten by the result."""
+
+    def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> None:
+        """Raises `UnsupportedModelError` for a weight of a shape that cannot be multiplied by."""
+        check_shape(weight)
+        self._weight = weight
+        self._factor = Fp8Factor(weight.codes, weight.scales)
+        self._bias = bias
+        self._epilogue = epilogue
+        self._few: dict[int, bool] = {}
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.is_few(x.shape[0]):
+            return self._skinny(x, residual=residual, out=residual if residual is not None else out)
+        result = self.finish(self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype))
+        if residual is not None:
+            return residual.add_(result)
+        return result if out is None else out.copy_(result)
+
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self.is_few(x.shape[0]):
+            return self._skinny(x, norm=SkinnyNorm(norm.weight, norm.eps, norm.bias), out=out)
+        result = self.finish(self.product(self.normed(norm, x), x.dtype))
+        return result if out is None else out.copy_(result)
+
+    def paired(self, second: Matmul) -> Pair | None:
+        return Fp8Pair(self, second) if isinstance(second, Fp8Matmul) else None
+
+    # What a product of many rows consists of
+    def is_few(self, rows: int) -> bool:
+        few = self._few.get(rows)
+        if few is None:
+            weight = self._weight
+            few = self._few[rows] = pays(rows, weight.codes, self._epilogue.gated, weight.scales)
+        return few
+
+    def normed(self, norm: Norm, x: torch.Tensor) -> Fp8Rows:
+        return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self._factor.grouped)
+
+    def product(self, x: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
+        """Without what follows the bias."""
+        return self._factor(x, dtype, self._bias)
+
+    def finish(self, y: torch.Tensor) -> torch.Tensor:
+        activation = self._epilogue.activation
+        if activation is None:
+            return y
+        return gated(y, activation) if self._epilogue.gated else pointwise(y, activation)
+
+    def finish_for(self, second: "Fp8Matmul", y: torch.Tensor) -> Fp8Rows:
+        """What `finish` gives, rounded for the product of `second`."""
+        activation, grouped = self._epilogue.activation, second._factor.grouped
+        if activation is None:
+            return plain_rows(y, grouped=grouped)
+        return (gated_rows if self._epilogue.gated else activated_rows)(y, activation, grouped=grouped)
+
+    def _skinny(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: SkinnyNorm | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return skinny_linear(
+            x,
+            self._weight.codes,
+            scales=self._weight.scales,
+            bias=self._bias,
+            residual=residual,
+            norm=norm,
+            activation=self._epilogue.activation,
+            gated=self._epilogue.gated,
+            out=out,
+            overlap=True,
+        )
+
+
+class Fp8Pair:
+    """See `Pair`: between the two products nothing is written in 16 bits but the sums that the activation is of."""
+
+    def __init__(self, first: Fp8Matmul, second: Fp8Matmul) -> None:
+        self._first = first
+        self._second = second
+
+    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        first, second, rows = self._first, self._second, x.shape[0]
+        if first.is_few(rows) or second.is_few(rows):
+            return second(first.after(norm, x), residual)
+        between = first.finish_for(second, first.product(first.normed(norm, x), x.dtype))
+        result = second.finish(second.product(between, x.dtype))
+        return result if residual is None else residual.add_(result)
+
+
+def check_shape(weight: Fp8Weight) -> None:
+    rows, columns = weight.codes.shape
+    least = GROUP if weight.is_block else MULTIPLE
+    if rows % MULTIPLE or columns % least:
+        raise UnsupportedModelError(
+            f"a matrix of {rows} x {columns} in FP8 is not supported on a GPU: "
+            f"{least} does not divide {columns}, or {MULTIPLE} does not divide {rows}"
+        )

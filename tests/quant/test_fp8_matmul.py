@@ -1,0 +1,159 @@
+"""`Fp8Matmul` against float64: few rows on the widened weight, many on rows that are rounded, too.
+
+On a CPU its kernels run under Triton's interpreter.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.fp8_rows import rows_reference
+from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.layers.linear import LayerNorm, RMSNorm
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm, pair
+from roseinfer.quant.cpu_matmul import PlainMatmul
+from roseinfer.quant.fp8_weight import Fp8Weight
+from tests.helpers.interpreter import hurry, round_codes
+from tests.helpers.weights import BUILD, Named
+
+WIDTH, OUT = 384, 256  # three blocks of columns, which are no multiple of four
+FEW, MANY = 2, 19
+SILU = Epilogue("silu", gated=True)
+# float16, as the interpreter has no bfloat16 products.
+DTYPE, TOLERANCE = torch.float16, 2e-3
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
+    pytest.mark.filterwarnings("ignore:overflow"),  # the interpreter's exponentials
+]
+
+
+@pytest.fixture(autouse=True)
+def _prepared() -> None:
+    torch.manual_seed(0)
+    hurry()
+    round_codes()
+    if DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("FP8 products need compute capability 9.0")
+
+
+@pytest.fixture(params=[False, True], ids=["channel", "block"])
+def block(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def draw_weight(outs: int, width: int, block: bool) -> Fp8Weight:
+    return Fp8Weight.of(torch.randn(outs, width, device=DEVICE) / width**0.5, block=block)
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE).to(DTYPE)
+
+
+def fp8_matmul(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE):  # type: ignore[no-untyped-def]
+    from roseinfer.quant.fp8_matmul import Fp8Matmul
+
+    return Fp8Matmul(weight, bias, epilogue)
+
+
+def load_norm(kind: type[RMSNorm] | type[LayerNorm], width: int) -> Norm:
+    norm = kind(width, 1e-5)
+    tensors = {"n.weight": torch.rand(width) + 0.5, "n.bias": torch.randn(width)}
+    norm.load(Named(tensors, replace(BUILD, dtype=DTYPE, device=DEVICE)), "n")
+    return norm
+
+
+def normed(norm: Norm, x: torch.Tensor) -> torch.Tensor:
+    wide, weight = x.double(), norm.weight.double()
+    if norm.bias is None:
+        return F.rms_norm(wide, weight.shape, weight, norm.eps)
+    return F.layer_norm(wide, weight.shape, weight, norm.bias.double(), norm.eps)
+
+
+def exact(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> torch.Tensor:
+    """In float64; many rows are rounded first."""
+    if x.shape[0] == MANY:
+        x = rows_reference(x, grouped=weight.is_block).widen()
+    y = x.double() @ weight.widen(torch.float32).double().T
+    if bias is not None:
+        y = y + bias.double()
+    if epilogue.gated:
+        gate, up = y.chunk(2, 1)
+        return F.silu(gate) * up
+    return F.gelu(y) if epilogue.activation == "gelu" else y
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype is DTYPE and found.shape == expected.shape
+    error = (found.double() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert (error < TOLERANCE).all(), error
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+@pytest.mark.parametrize("epilogue", [NOTHING_MORE, Epilogue("gelu"), SILU], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products(rows: int, epilogue: Epilogue, biased: bool, block: bool) -> None:
+    weight, x = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH)
+    bias = draw(OUT) if biased else None
+    assert_near(fp8_matmul(weight, bias, epilogue)(x), exact(x, weight, bias, epilogue))
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+@pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
+def test_a_norm_before(rows: int, kind: type[RMSNorm] | type[LayerNorm], block: bool) -> None:
+    weight, x, norm = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), load_norm(kind, WIDTH)
+    found = fp8_matmul(weight, None, SILU).after(norm, x)
+    # Which of two codes a number on their border gets depends on the last bit of the norm.
+    expected = exact(normed(norm, x), weight, None, SILU)
+    assert ((found.double() - expected).norm() / expected.norm()) < 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+def test_a_residual_is_the_accumulator(rows: int, block: bool) -> None:
+    weight, x, residual = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), draw(rows, OUT)
+    expected = exact(x, weight, None, NOTHING_MORE) + residual.double()
+    result = fp8_matmul(weight, None)(x, residual)
+    assert result.data_ptr() == residual.data_ptr()
+    assert_near(result, expected)
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+def test_the_result_goes_where_it_is_wanted(rows: int, block: bool) -> None:
+    weight, x, out = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), draw(rows, OUT)
+    assert fp8_matmul(weight, None)(x, None, out).data_ptr() == out.data_ptr()
+    assert_near(out, exact(x, weight, None, NOTHING_MORE))
+
+
+@pytest.mark.parametrize(
+    ("rows", "epilogue", "down_by_blocks"),
+    [(FEW, SILU, True), (MANY, SILU, True), (MANY, SILU, False), (MANY, Epilogue("gelu"), True)],
+    ids=str,
+)
+def test_pairs(rows: int, epilogue: Epilogue, block: bool, down_by_blocks: bool) -> None:
+    """Two layers whose scales may differ: nothing between them is in 16 bits but the sums of the first."""
+    width = OUT // 2 if epilogue.gated else OUT
+    up, down = draw_weight(OUT, WIDTH, block), draw_weight(WIDTH, width, down_by_blocks)
+    x, residual, norm = draw(rows, WIDTH), draw(rows, WIDTH), load_norm(RMSNorm, WIDTH)
+    between = exact(normed(norm, x), up, None, epilogue)
+    expected = exact(between, down, None, NOTHING_MORE) + residual.double()
+    both = pair(fp8_matmul(up, None, epilogue), fp8_matmul(down, None))
+    result = both(norm, x, residual)
+    assert result.data_ptr() == residual.data_ptr()
+    assert ((result.double() - expected).norm() / expected.norm()) < 3 * TOLERANCE
+
+
+def test_a_pair_without_a_residual_and_with_another_kind_of_product() -> None:
+    weight, x, norm = draw_weight(OUT, WIDTH, True), draw(MANY, WIDTH), load_norm(RMSNorm, WIDTH)
+    first, wide = fp8_matmul(weight, None), draw(256, OUT) / OUT**0.5
+    both = pair(first, PlainMatmul(wide, None))
+    assert_near(both(norm, x, None), first.after(norm, x).double() @ wide.double().T)
+
+
+@pytest.mark.parametrize(("rows", "columns", "by_block"), [(256, 200, False), (200, 256, False), (256, 192, True)])
+def test_shapes_that_cannot_be_multiplied_by_are_refused(rows: int, columns: int, by_block: bool) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{rows} x {columns}"):
+        fp8_matmul(draw_weight(rows, columns, by_block), None)
