@@ -162,7 +162,7 @@ def _reconfigure(run: Run, **options: int) -> None:
 
 def _more_seats(run: Run, request: Request) -> None:
     scheduler = run.engine.core.scheduler
-    scheduler._free_seats += range(scheduler.config.max_num_seqs, MANY)
+    scheduler._free_seats += range(scheduler.config.seats, MANY)
     _reconfigure(run, max_num_seqs=MANY)
 
 

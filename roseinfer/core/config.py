@@ -14,6 +14,7 @@ from roseinfer.core.errors import ConfigError
 DEFAULT_POLICY = "slack"
 DEFAULT_ROUTER = "pace"
 PRICED = "priced"  # the device of an engine without a model
+SEATS = 256  # unless the device is large enough for more
 
 
 def option(
@@ -97,7 +98,9 @@ class SchedulerConfig:
     scheduling_policy: str | None = option(
         None, f"who runs, who starts, who is turned away (default: {DEFAULT_POLICY})", metavar="NAME"
     )
-    max_num_seqs: int = option(256, "seats: requests that run at once")
+    max_num_seqs: int | None = option(
+        None, "seats: requests that run at once; default: 256, and 512 on a GPU with 64 GiB of memory or more"
+    )
     max_num_batched_tokens: int = option(2048, "tokens computed in one step, decode and prefill together")
     max_active_requests: int | None = option(None, "requests that run at once, if fewer than the seats")
     max_inflight_requests: int | None = option(None, "requests in the engine, waiting ones included; more get a 429")
@@ -119,9 +122,14 @@ class SchedulerConfig:
         return self.scheduling_policy or self.prefill_admission_policy or DEFAULT_POLICY
 
     @property
+    def seats(self) -> int:
+        """Requests that have room at once."""
+        return self.max_num_seqs or SEATS
+
+    @property
     def max_running(self) -> int:
         """Requests that may run at once."""
-        return min(self.max_num_seqs, self.max_active_requests or self.max_num_seqs)
+        return min(self.seats, self.max_active_requests or self.seats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class StepLimits:
         beside one of its tokens.
         """
         budget = config.max_num_batched_tokens
-        rows = min(config.max_num_seqs, budget)
+        rows = min(config.seats, budget)
         return cls(rows, budget if config.enable_chunked_prefill else max(budget, max_model_len + rows - 1))
 
     def check(self, plan: "StepPlan") -> None:

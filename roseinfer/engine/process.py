@@ -66,6 +66,10 @@ def build_engine(
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
     else:
+        prepare_cpu_libraries()
+        from roseinfer.runner.device_defaults import fit_to_device
+
+        config = fit_to_device(config)
         runner, facts, observer = _build_runner(config, folder, observer)
     overlap = config.scheduler.overlap
     if overlap is None:
@@ -107,7 +111,7 @@ def build_engine(
         vocab_size=facts.vocab_size,
         block_size=config.cache.block_size,
         num_blocks=facts.num_blocks,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_seqs=config.scheduler.seats,
         dtype=facts.dtype,
         device=facts.device,
         eos_token_ids=facts.eos_token_ids,
@@ -124,7 +128,6 @@ def _build_runner(
     config: EngineConfig, folder: Path, observer: StepObserver | None
 ) -> tuple[Runner, RunnerFacts, StepObserver | None]:
     """A runner with a model, and who observes it: `observer`, or one that the options ask for."""
-    prepare_cpu_libraries()
     from roseinfer.runner.build import build_runner
 
     built = build_runner(config, folder)

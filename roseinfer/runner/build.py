@@ -121,7 +121,7 @@ def _num_blocks(config: EngineConfig, model: CausalLM, backend: str) -> int:
     spec, block_size = model.spec, config.cache.block_size
     bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, model.dtype)
     context = config.model.max_model_len or spec.max_position
-    blocks_of_use = config.scheduler.max_num_seqs * -(-context // block_size)
+    blocks_of_use = config.scheduler.seats * -(-context // block_size)
 
     def default_bytes() -> int:
         if model.device.type == "cpu":
@@ -142,7 +142,7 @@ def _shape(config: EngineConfig, num_blocks: int, max_model_len: int, backend: s
     return Shape(
         config.cache.block_size,
         num_blocks,
-        config.scheduler.max_num_seqs,
+        config.scheduler.seats,
         max_model_len,
         limits,
         backend=backend,

@@ -46,7 +46,7 @@ class PrefillBudget:
         self._chunked = config.enable_chunked_prefill
         self._most_running = config.max_running
         self._starts_left = min(
-            options.prefill_max_batch_size or config.max_num_seqs,
+            options.prefill_max_batch_size or config.seats,
             view.free_seats,
             config.max_running - len(view.running),
         )

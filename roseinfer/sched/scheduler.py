@@ -73,7 +73,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self._awaits_parent)
         self.running: dict[str, Request] = {}
         self._requests: dict[str, Request] = {}
-        self._free_seats = list(range(config.max_num_seqs - 1, -1, -1))
+        self._free_seats = list(range(config.seats - 1, -1, -1))
         self._released: list[int] = []
         self._expiries = Expiries(self._requests)
         self._ended: list[RequestOutput] = []
@@ -85,7 +85,7 @@ class Scheduler:
         self._last_end_s = 0.0
         self._clock = StepClock()
         self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
-        self._liveness = Liveness(config.max_num_seqs)
+        self._liveness = Liveness(config.seats)
         self._waits = Waits(policy, self.waiting, self._liveness)
         self._lacking: Cause | None = None  # of those that the policy lets start in this step, the first that cannot
         self.integrity_errors = 0  # counted by whoever audits
@@ -658,7 +658,7 @@ class Scheduler:
         """`check_integrity` in pieces of a millisecond or two; nothing may change meanwhile."""
         yield from self.kv.audit()
         seated = [r.seat for r in self._requests.values() if r.seat is not None]
-        assert sorted(seated + self._free_seats) == list(range(self.config.max_num_seqs)), "seats lost or doubled"
+        assert sorted(seated + self._free_seats) == list(range(self.config.seats)), "seats lost or doubled"
         assert all(r.status is Status.RUNNING and r.seat is not None for r in self.running.values())
         assert all(r.status is Status.WAITING for r in self.waiting)
         assert not any(r in self.waiting for r in self.running.values())
