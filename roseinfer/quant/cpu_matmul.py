@@ -3,6 +3,8 @@
 `PackedMatmul` keeps the weight in oneDNN's blocked layout only. benchmarks/cpu_gemm.py measures it against the others.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -13,6 +15,9 @@ from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
 TUNED_ROWS = 32
 # A matrix that fits the cache gains nothing from packing, and the packed call costs some microseconds more.
 MIN_PACKED_ELEMENTS = 1 << 17
+
+_GELU_LINE = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBE = 0.044715 * _GELU_LINE
 
 _POINTWISE = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
 
@@ -25,7 +30,18 @@ def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
         return x
     if epilogue.activation == "silu":
         return F.silu(x)
-    return F.gelu(x, approximate="tanh" if epilogue.activation == "gelu_tanh" else "none")
+    if epilogue.activation == "gelu":
+        return F.gelu(x)
+    return _gelu_tanh(x) if x.dtype is torch.float32 else F.gelu(x, approximate="tanh")
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """x / 2 * (1 + tanh(z)) = x * sigmoid(2z), where z = sqrt(2 / pi) * (x + 0.044715 x^3).
+
+    PyTorch's own takes twice as long for more than a few rows: its tanh is slower than its sigmoid.
+    """
+    twice = (x * x).mul_(_GELU_CUBE).add_(_GELU_LINE).mul_(x)
+    return twice.sigmoid_().mul_(x)
 
 
 class PlainMatmul:

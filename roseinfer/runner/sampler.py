@@ -18,6 +18,7 @@ from roseinfer.runner.draw import (
     DrawSettings,
     draw_filtered,
     draw_plain,
+    likeliest,
 )
 from roseinfer.runner.edits.base import CountsTokens, GivesWay, LogitEdit
 from roseinfer.runner.forward import SampleAt
@@ -108,7 +109,7 @@ class Sampler:
         """Tokens [n] int64, negative where there is no answer, written to the pool where the next step reads them."""
         if self._kernels is not None:
             return self._kernels.choose(logits, rows.seat_index, rows.end_index, rows.any_feature)
-        best, tokens = logits.max(-1)
+        best, tokens = likeliest(logits)
         if rows.any_feature & Feature.RANDOM:
             self._draw(logits, best, tokens, rows)
         return self._settle(rows, tokens, best)

@@ -6,6 +6,7 @@ import torch
 
 from roseinfer.core.plan import Admission
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.runner.draw import likeliest
 from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
 from roseinfer.runner.seats import SeatTable
 from tests.runner.reference import distribution, edited, uniform
@@ -55,6 +56,21 @@ def test_greedy_takes_the_first_of_the_likeliest():
     logits[1, 3] = 1.0
     assert sample(table, logits, [0, 1], [1, 1]) == [7, 3]
     assert table.tokens[:2, 1].tolist() == [7, 3]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 256, 511, 512, 513, 1000, 1024])
+def test_the_likeliest_of_a_large_vocabulary_is_the_first_of_the_largest(vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randint(0, 40, (200, vocab_size), generator=generator).float()  # equals, in one block and in several
+    logits[0, -1] = logits[1, 0] = logits[2, vocab_size // 2] = 50.0
+    logits[3] = -torch.inf
+    logits[4, -1] = torch.nan
+    best, tokens = likeliest(logits)
+    expected = [max(range(vocab_size), key=lambda t: (row[t], -t)) for row in logits[:4].tolist()]
+    assert tokens[:4].tolist() == expected
+    assert torch.equal(tokens[5:], (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)[5:])
+    assert best.isnan().nonzero().tolist() == [[4]]
+    assert torch.equal(best[:4], logits[:4].amax(-1))
 
 
 def test_end_to_end_distribution_follows_the_seeded_draws():
