@@ -45,7 +45,8 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "round the weights of linear layers to eight bits while loading: fp8 for GPUs; default: as the checkpoint is",
+        "round the weights of linear layers to eight bits while loading: fp8 for GPUs, int8 for CPUs; default: as the "
+        "checkpoint is",
         choices=("fp8", "int8"),
     )
     load_format: str = option("auto", "auto = safetensors; dummy = random weights", choices=("auto", "dummy"))

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Matmul, Norm, WeightSource
-from roseinfer.quant.plain import plain_matmul
 
 # cuBLAS is several times slower where rows of a result do not begin at aligned addresses: GPT-2's 50,257 logits.
 _GPU_ALIGN = 64
@@ -77,7 +76,7 @@ class VocabEmbedding:
 
 
 class LMHead:
-    """hidden [L, width] -> logits of norm(hidden) [L, vocab]. Never quantised, whatever the weights' format.
+    """hidden [L, width] -> logits of norm(hidden) [L, vocab].
 
     The product has a few columns more than the vocabulary where `VocabTable` pads, which are not shown. Tied to the
     embedding, a GPU shares its table. A CPU keeps a second, packed copy of it (GPT-2: 154 MB in float32), because the
@@ -99,7 +98,7 @@ class LMHead:
             table.load(source, f"{name}.weight")
         self._norm.load(source, norm)
         self._group = source.build.group
-        self._matmul = plain_matmul(table.rows, None)
+        self._matmul = source.build.weight_format.head(table.rows)
         self.padded_vocab = table.share * self._group.size
 
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

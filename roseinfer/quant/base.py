@@ -150,6 +150,10 @@ class WeightFormat(Protocol):
         """
         ...
 
+    def head(self, table: torch.Tensor) -> Matmul:
+        """The output head's product by `table` [vocab, in], which is loaded, and shared where the head is tied."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Build:

@@ -47,6 +47,9 @@ class Fp8Format:
             start += piece.outs.width
         return fp8_matmul(weight, read_bias(source, pieces), epilogue, source.build.dtype)
 
+    def head(self, table: torch.Tensor) -> Matmul:
+        return self._plain.head(table)
+
     def _is_rounded(self, name: str) -> bool:
         return self._rounds and not (self._stored is not None and self._stored.ignores(name))
 

@@ -24,6 +24,9 @@ class PlainFormat:
             start = rows.stop
         return plain_matmul(weight, read_bias(source, pieces), epilogue)
 
+    def head(self, table: torch.Tensor) -> Matmul:
+        return plain_matmul(table, None)
+
 
 def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | None:
     """The biases of a layer's pieces, stacked in their order, in the model's dtype; None for a layer without."""

@@ -6,6 +6,8 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.quant.base import WeightFormat
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.int8_format import Int8Format
+from roseinfer.quant.int8_product import why_not
 from roseinfer.quant.plain import PlainFormat
 
 _FP8_CAPABILITY = (9, 0)
@@ -20,11 +22,20 @@ def choose_format(
     drawn, as floats, for a checkpoint that is imagined. Raises `ConfigError` for a format that does not run there.
     """
     if asked == "int8":
-        raise ConfigError(f"quantization int8 is not supported on {device.type}")
+        return _int8(device)
     if asked is None and stored is None:
         return PlainFormat()
     _check_fp8(device, block=stored is not None and stored.layout == "block")
     return Fp8Format(stored, rounds=dummy or stored is None)
+
+
+def _int8(device: torch.device) -> Int8Format:
+    if device.type != "cpu":
+        raise ConfigError("quantization int8 is for CPUs; on a GPU there is fp8")
+    missing = why_not()
+    if missing is not None:
+        raise ConfigError(f"quantization int8 does not run here: {missing}")
+    return Int8Format()
 
 
 def _check_fp8(device: torch.device, *, block: bool) -> None:

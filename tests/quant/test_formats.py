@@ -31,6 +31,9 @@ class ChannelFp8:
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         return PlainMatmul(torch.cat([self._widened(source, piece) for piece in pieces]), None, epilogue)
 
+    def head(self, table: torch.Tensor) -> Matmul:
+        return PlainMatmul(table, None)
+
     def _widened(self, source: WeightSource, piece: Piece) -> torch.Tensor:
         codes = torch.empty(piece.outs.width, piece.ins.width, dtype=torch.float8_e4m3fn)
         scales = torch.empty(piece.outs.width, 1)

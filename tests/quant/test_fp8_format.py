@@ -199,11 +199,6 @@ def test_dummy_weights_are_those_of_the_same_seed_rounded() -> None:
         torch.testing.assert_close(layer(torch.eye(ins)).T, expected)
 
 
-def test_int8_is_refused_where_it_does_not_run() -> None:
-    with pytest.raises(ConfigError, match="int8 is not supported on cuda"):
-        choose_format("int8", None, torch.device("cuda"))
-
-
 def test_gpus_without_fp8_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")

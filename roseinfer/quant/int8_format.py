@@ -1,0 +1,29 @@
+"""Linear layers with weights in int8, rounded while they load, for CPUs."""
+
+from collections.abc import Sequence
+
+import torch
+
+from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
+from roseinfer.quant.int8_matmul import Int8Matmul
+from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct
+from roseinfer.quant.int8_weight import Int8Weight
+from roseinfer.quant.plain import read_bias
+
+
+class Int8Format:
+    """See `WeightFormat`. Whatever the checkpoint holds is read as floats, a piece at a time, and rounded."""
+
+    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+        weight = Int8Weight.empty(sum(piece.outs.width for piece in pieces), pieces[0].ins.width)
+        start = 0
+        for piece in pieces:
+            part = weight.part(slice(start, start + piece.outs.width))
+            wide = torch.empty(part.codes.shape, dtype=source.build.dtype)
+            source.read(f"{piece.name}.weight", wide, shard=(piece.outs, piece.ins), transposed=piece.transposed)
+            part.round(wide)
+            start += piece.outs.width
+        return Int8Matmul(FbgemmProduct(weight), read_bias(source, pieces), epilogue)
+
+    def head(self, table: torch.Tensor) -> Matmul:
+        return Int8Matmul(OnednnProduct(Int8Weight.of(table)), None)

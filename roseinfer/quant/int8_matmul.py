@@ -1,0 +1,33 @@
+"""A linear layer in int8 on a CPU: the product in whole numbers, what is around it in the model's dtype."""
+
+import torch
+
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
+from roseinfer.quant.cpu_matmul import activate
+from roseinfer.quant.int8_product import Int8Product
+
+
+class Int8Matmul:
+    """See `Matmul`. The result, bias and activation included, is the same for a row whatever rows are beside it.
+
+    Bias, activation and residual follow apart: rows have scales of their own, which must come first.
+    """
+
+    def __init__(self, product: Int8Product, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
+        self._product = product
+        self._bias = bias
+        self._epilogue = epilogue
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        result = self._product(x.to(torch.float32))
+        if self._bias is not None:
+            result.add_(self._bias)
+        result = activate(result, self._epilogue)
+        if residual is not None:
+            result.add_(residual)
+        return result.to(x.dtype) if out is None else out.copy_(result)
+
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self(norm(x), None, out)

@@ -1,0 +1,170 @@
+"""Int8 against float64 on the very codes that it is said to multiply, so that only float32's rounding is left over."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.layers.linear import LayerNorm
+from roseinfer.parallel.group import Share
+from roseinfer.quant import int8_product
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Piece
+from roseinfer.quant.int8_format import Int8Format
+from roseinfer.quant.int8_matmul import Int8Matmul
+from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct, why_not
+from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
+from roseinfer.quant.select import choose_format
+from tests.helpers.weights import Named
+from tests.quant.test_matmul import EPILOGUES, activated
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"int8 does not run here: {why_not()}")
+
+WIDTH, OUT = 320, 448
+ROWS = (1, 2, 7, 8, 33, 200)
+KINDS = [FbgemmProduct, OnednnProduct]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def draw_weight(outs: int = OUT) -> torch.Tensor:
+    return torch.randn(outs, WIDTH) * torch.rand(outs, 1)
+
+
+def rounded(x: torch.Tensor, codes: int) -> torch.Tensor:
+    """What rows of x are taken for, in float64. Codes are worked out in float32, which decides what is close to .5."""
+    largest = x.abs().amax(1, keepdim=True)
+    return (x / largest * codes).round().double() * largest.double() / codes
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, codes: int = MAX_CODE) -> torch.Tensor:
+    return rounded(x, codes) @ Int8Weight.of(weight).widen(torch.float64).T
+
+
+def codes_here(kind: type[FbgemmProduct] | type[OnednnProduct]) -> int:
+    return int8_product._codes(kind)
+
+
+def test_a_weight_is_rounded_by_half_a_code_at_most() -> None:
+    weight = draw_weight()
+    weight[5] = 0
+    found = Int8Weight.of(weight)
+    assert ((found.widen(torch.float64) - weight).abs() <= 0.5001 * found.scales[:, None]).all()
+    torch.testing.assert_close(found.codes.abs().amax(1)[[0, 5]].tolist(), [MAX_CODE, 0])
+
+
+def test_parts_of_a_large_weight_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = draw_weight()
+    whole = Int8Weight.of(weight)
+    monkeypatch.setattr("roseinfer.quant.int8_weight._PART", 100 * WIDTH)
+    parts = Int8Weight.of(weight)
+    assert torch.equal(parts.codes, whole.codes) and torch.equal(parts.scales, whole.scales)
+
+
+@pytest.mark.parametrize("codes", [127, 63])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_is_that_of_the_codes(kind: type[FbgemmProduct] | type[OnednnProduct], codes: int) -> None:
+    if codes > codes_here(kind):
+        pytest.skip("this CPU's sums of 8 bits are not exact")
+    weight = draw_weight()
+    product = kind(Int8Weight.of(weight), codes)
+    for rows in ROWS:
+        x = torch.randn(rows, WIDTH) * torch.rand(rows, 1) * 9
+        torch.testing.assert_close(product(x).double(), exact(x, weight, codes), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_the_rows_beside_it(kind: type[FbgemmProduct] | type[OnednnProduct]) -> None:
+    matmul = Int8Matmul(kind(Int8Weight.of(draw_weight())), torch.randn(OUT), Epilogue("gelu_tanh"))
+    x = torch.randn(200, WIDTH)
+    together = matmul(x)
+    for first, last in ((0, 1), (7, 8), (3, 11), (60, 93), (199, 200), (0, 128)):
+        assert torch.equal(matmul(x[first:last]), together[first:last])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_values_and_without_numbers(kind: type[FbgemmProduct] | type[OnednnProduct]) -> None:
+    product = kind(Int8Weight.of(draw_weight()))
+    x = torch.randn(4, WIDTH)
+    alone = product(x)
+    x[1], x[2, 3], x[3, 3] = 0, torch.nan, torch.inf
+    found = product(x)
+    assert torch.equal(found[0], alone[0]) and torch.equal(found[1], torch.zeros(OUT))
+    assert not found[2:].isfinite().any(), "a request whose numbers are broken must be seen to be"
+    assert product(x[:0]).shape == (0, OUT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_sums_are_exact(kind: type[FbgemmProduct] | type[OnednnProduct]) -> None:
+    codes = codes_here(kind)
+    weight = Int8Weight(torch.full((OUT, 4096), MAX_CODE, dtype=torch.int8), torch.ones(OUT))
+    x = torch.full((3, 4096), float(codes))
+    x[1] *= -1
+    torch.testing.assert_close(kind(weight)(x)[:, 0].tolist(), [s * 4096.0 * codes * MAX_CODE for s in (1, -1, 1)])
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_around_a_product(epilogue: Epilogue, dtype: torch.dtype) -> None:
+    weight, bias = draw_weight(), torch.randn(OUT)
+    matmul = Int8Matmul(FbgemmProduct(Int8Weight.of(weight)), bias.to(dtype), epilogue)
+    x = torch.randn(8, WIDTH).to(dtype)
+    expected = activated(exact(x.float(), weight, codes_here(FbgemmProduct)) + bias.to(dtype).double(), epilogue)
+    near = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    found, out = matmul(x), torch.empty(expected.shape, dtype=dtype)
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.double(), expected, **near)
+    assert matmul(x, None, out) is out and torch.equal(out, found)
+    if epilogue == NOTHING_MORE:
+        residual = torch.randn(8, OUT).to(dtype)
+        kept = residual.clone()
+        torch.testing.assert_close(matmul(x, residual).double(), expected + residual.double(), **near)
+        assert torch.equal(residual, kept)
+
+
+def test_a_norm_before() -> None:
+    norm = LayerNorm(WIDTH, 1e-5)
+    norm.load(Named({"n.weight": torch.rand(WIDTH) + 0.5, "n.bias": torch.randn(WIDTH)}), "n")
+    weight, x = draw_weight(), torch.randn(8, WIDTH)
+    matmul = Int8Matmul(FbgemmProduct(Int8Weight.of(weight)), None)
+    normed = F.layer_norm(x, (WIDTH,), norm.weight, norm.bias, norm.eps)
+    expected = exact(normed, weight, codes_here(FbgemmProduct))
+    torch.testing.assert_close(matmul.after(norm, x).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_format_stacks_pieces_and_reads_transposed_ones() -> None:
+    first, second, bias = draw_weight(64), draw_weight(96), torch.randn(160)
+    tensors = {"a.weight": first.T, "a.bias": bias[:64], "b.weight": second.T, "b.bias": bias[64:]}
+    whole = [(name, weight.shape) for name, weight in (("a", first), ("b", second))]
+    pieces = [
+        Piece(name, Share(0, outs, outs), Share(0, ins, ins), transposed=True, bias=True) for name, (outs, ins) in whole
+    ]
+    matmul = Int8Format().load(Named(tensors), pieces, NOTHING_MORE)
+    x = torch.randn(5, WIDTH)
+    expected = exact(x, torch.cat((first, second)), codes_here(FbgemmProduct)) + bias.double()
+    torch.testing.assert_close(matmul(x).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_format_is_chosen_on_cpus_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(choose_format("int8", None, CPU), Int8Format)
+    with pytest.raises(ConfigError, match="int8 is for CPUs; on a GPU there is fp8"):
+        choose_format("int8", None, torch.device("cuda"))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="does not run here: this PyTorch lacks FBGEMM or oneDNN"):
+        choose_format("int8", None, CPU)
+
+
+def test_a_cpu_whose_sums_saturate_gets_seven_bits_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact_for: set[int] = {63}
+    monkeypatch.setattr(int8_product, "_is_exact", lambda kind, codes: codes in exact_for)
+    int8_product._codes.cache_clear()
+    try:
+        assert int8_product.few_bits() and why_not() is None
+        int8_product._codes.cache_clear()
+        exact_for.clear()
+        assert "sums of int8 products are not exact" in str(why_not())
+    finally:
+        int8_product._codes.cache_clear()
