@@ -113,8 +113,8 @@ def _pack(weight: Int8Weight) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
         tensor = torch._make_per_channel_quantized_tensor(weight.codes, weight.scales, zeros, 0)
-    torch.backends.quantized.engine = _ENGINE  # type: ignore[assignment]
+    torch.backends.quantized.engine = _ENGINE
     try:
         return torch.ops.quantized.linear_prepack(tensor, None)
     finally:
-        torch.backends.quantized.engine = previous  # type: ignore[assignment]
+        torch.backends.quantized.engine = previous
