@@ -49,6 +49,7 @@ INFO = EngineInfo(
     num_blocks=1000,
     max_num_seqs=256,
     dtype="none",
+    weights="none",
     device="none",
     eos_token_ids=(0,),
     default_sampling={},

@@ -23,6 +23,7 @@ class Capabilities:
 class RunnerFacts:
     """What was found out while building. `model_type` is the architecture that config.json names.
 
+    `dtype` is computed in, `weights` says what the weights of linear layers are kept as.
     `limits`: what the runner has room for in a step; plans keep within them. `spare_from`: the first of the KV blocks
     that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
     generation_config.json sets, `startup_s` seconds per phase.
@@ -36,6 +37,7 @@ class RunnerFacts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    weights: str
     device: str
     default_sampling: dict[str, float | int]
     startup_s: dict[str, float]

@@ -14,6 +14,7 @@ LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
 # Open files: what a start needs, and what the default of --max-num-queued-reqs wants besides.
 LEAST_FILES, ENOUGH_FILES = 128, 1024 + 128
 OLDEST_FLASHINFER = (8, 0)
+OLDEST_FP8 = (9, 0)
 
 
 class State(StrEnum):
@@ -205,8 +206,11 @@ def _model(model: Model, facts: Facts) -> Check:
         return problem(name, model.error, "docs/server.md and the README say what is supported")
     if model.needs is not None:
         return warning(name, model.needs, "download it where there is a network, or let `serve` do so")
-    found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights, context {model.context}"
+    kind = f" in {model.quantised}" if model.quantised else ""
+    found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
+    if model.quantised and gpus and max(gpu.capability for gpu in gpus) < OLDEST_FP8:
+        return problem(name, found, "FP8 weights need a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"
     if model.weight_bytes > room:

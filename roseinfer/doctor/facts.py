@@ -48,7 +48,10 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that was asked about. `error`: why it cannot be served; `needs`: what it lacks yet, as a download."""
+    """A model that was asked about. `error`: why it cannot be served; `needs`: what it lacks yet, as a download.
+
+    `quantised`: how its weights are, None for floats.
+    """
 
     name: str
     error: str | None = None
@@ -56,6 +59,7 @@ class Model:
     architecture: str = ""
     weight_bytes: int = 0
     context: int = 0
+    quantised: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,4 +128,5 @@ def look_at(name: str) -> Model:
         Tokenizer.from_folder(folder)
     except (RoseinferError, OSError) as error:
         return Model(name, error=str(error))
-    return Model(name, None, None, spec.architecture, weights, spec.max_position)
+    quantised = None if spec.quantization is None else spec.quantization.shown
+    return Model(name, None, None, spec.architecture, weights, spec.max_position, quantised)

@@ -73,6 +73,7 @@ class SequenceChunk:
 class EngineInfo:
     """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets. `seed`: from
     which clients draw for requests that name none. `prefix_caching`: whether prompts share what they have in common.
+    `dtype` is computed in, `weights` says what the weights of linear layers are kept as.
     """
 
     model: str
@@ -83,6 +84,7 @@ class EngineInfo:
     num_blocks: int
     max_num_seqs: int
     dtype: str
+    weights: str
     device: str
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float | int]

@@ -113,6 +113,7 @@ def build_engine(
         num_blocks=facts.num_blocks,
         max_num_seqs=config.scheduler.seats,
         dtype=facts.dtype,
+        weights=facts.weights,
         device=facts.device,
         eos_token_ids=facts.eos_token_ids,
         default_sampling=dict(facts.default_sampling),

@@ -19,6 +19,8 @@ class CausalLM(Protocol):
     """What the attention of each of its layers computes: of the heads that this process holds."""
     device: torch.device
     dtype: torch.dtype
+    weights: str
+    """What the weights of its linear layers are kept as, for people to read."""
     ignored: tuple[str, ...]
     """Patterns of checkpoint tensors that no layer needs."""
 

@@ -65,6 +65,7 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, build: Build, family: Family) -> None:
         self.spec, self.dtype, self.device = spec, build.dtype, build.device
+        self.weights = build.weight_format.kept or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
         self.ignored = family.ignored
         self._family = family

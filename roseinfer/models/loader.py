@@ -61,8 +61,9 @@ def load_model(
     not needed, `ConfigError` for a group that cannot share the model, or a format that the device does not run.
     """
     dummy = load_format == "dummy"
-    chosen = weight_format or choose_format(quantization, spec.quantization, device, dummy=dummy)
-    build = Build(resolve_dtype(spec, dtype, device), device, group or Alone(), chosen)
+    computed = resolve_dtype(spec, dtype, device)
+    chosen = weight_format or choose_format(quantization, spec.quantization, device, computed, dummy=dummy)
+    build = Build(computed, device, group or Alone(), chosen)
     model = build_model(spec, build)
     if dummy:
         model.load(DummyWeights(seed, build))

@@ -24,7 +24,7 @@ DEFAULT_BLOCKS = 8192
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 # Options that mean nothing without a model: given another value they are refused.
 _OF_MODELS = {
-    ModelConfig: ("dtype", "load_format", "attention_backend", "enforce_eager", "threads"),
+    ModelConfig: ("dtype", "quantization", "load_format", "attention_backend", "enforce_eager", "threads"),
     CacheConfig: ("kv_cache_memory_bytes", "gpu_memory_utilization"),
     ProfileConfig: ("profile",),
 }
@@ -61,6 +61,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         vocab_size=vocabulary.size,
         eos_token_ids=eos_ids,
         dtype="none",
+        weights="none",
         device="priced",
         default_sampling={},
         startup_s={"load": time.monotonic() - started},

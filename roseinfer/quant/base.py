@@ -142,6 +142,11 @@ class WeightSource(Protocol):
 class WeightFormat(Protocol):
     """How the weights of linear layers are kept and multiplied by. One object serves all layers of a model."""
 
+    @property
+    def kept(self) -> str | None:
+        """What weights are kept as, for people to read ("fp8 by channel"); None: in the dtype that is computed in."""
+        ...
+
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         """Read the pieces of one layer, stacked in their order, and make its product.
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.kernels.availability import has_triton
 from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
@@ -16,60 +15,69 @@ from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias
 class Fp8Format:
     """See `WeightFormat`. Layers that stay in 16 bits are not quantised at all."""
 
-    def __init__(self, stored: Fp8Scheme | None, *, rounds: bool) -> None:
+    def __init__(self, stored: Fp8Scheme | None, *, rounds: bool, widens: bool) -> None:
         """`stored`: how the checkpoint keeps what it holds in FP8.
 
         rounds: whether layers that it holds in floats are rounded to FP8, but for those that `stored` ignores. They get
-        a scale for each channel, or for each block where `stored` has such.
+        a scale for each channel, or for each block where `stored` has such. widens: whether what was rounded is kept
+        and multiplied by in the model's dtype, for a device that gains nothing from FP8.
         """
         self._stored = stored
         self._rounds = rounds
+        self._widens = widens
+        self._scheme = stored or Fp8Scheme("channel")
         self._plain = PlainFormat()
 
+    @property
+    def kept(self) -> str:
+        return f"{self._scheme.shown}, widened" if self._widens else self._scheme.shown
+
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
-        coded = [is_fp8(source, f"{piece.name}.weight") for piece in pieces]
-        rounded = [self._is_rounded(piece.name) for piece in pieces]
-        quantised = [code or rounds for code, rounds in zip(coded, rounded, strict=True)]
-        if len({*coded}) > 1 or len({*quantised}) > 1:
-            names = ", ".join(piece.name for piece in pieces)
-            raise UnsupportedModelError(f"{names}: one product of parts that are not quantised alike is not supported")
-        if not quantised[0]:
+        coded, rounded = self._is_coded(source, pieces), self._is_rounded(pieces)
+        if not coded and not rounded:
             return self._plain.load(source, pieces, epilogue)
-        block = self._stored is not None and self._stored.layout == "block"
-        weight = new_weight(pieces, source.build.device, block=block)
+        weight = new_weight(pieces, source.build.device, block=self._scheme.layout == "block")
         start = 0
         for piece in pieces:
             part = part_of(weight, start, piece.outs.width)
-            if coded[0]:
-                self._read(source, piece, part)
+            if coded:
+                read_codes(source, self._scheme, piece, part)
             else:
                 _round(source, piece, part)
             start += piece.outs.width
-        return fp8_matmul(weight, read_bias(source, pieces), epilogue, source.build.dtype)
+        bias = read_bias(source, pieces)
+        if self._widens:
+            return plain_matmul(weight.widen(source.build.dtype), bias, epilogue)
+        return _product(weight, bias, epilogue)
 
     def head(self, table: torch.Tensor) -> Matmul:
         return self._plain.head(table)
 
-    def _is_rounded(self, name: str) -> bool:
-        return self._rounds and not (self._stored is not None and self._stored.ignores(name))
+    def _is_coded(self, source: WeightSource, pieces: Sequence[Piece]) -> bool:
+        """Whether the checkpoint holds the layer in FP8."""
+        coded = _same([is_fp8(source, f"{piece.name}.weight") for piece in pieces], pieces)
+        if coded and self._stored is None:
+            raise UnsupportedModelError(f"tensor {pieces[0].name}.weight is in FP8, of which config.json says nothing")
+        return coded
 
-    def _read(self, source: WeightSource, piece: Piece, into: Fp8Weight) -> None:
-        if self._stored is None:
-            raise UnsupportedModelError(f"tensor {piece.name}.weight is in FP8, of which config.json says nothing")
-        read_codes(source, self._stored, piece, into)
+    def _is_rounded(self, pieces: Sequence[Piece]) -> bool:
+        """Whether the layer is to be rounded, if it is held in floats."""
+        stored = self._stored
+        return self._rounds and _same([stored is None or not stored.ignores(piece.name) for piece in pieces], pieces)
 
 
-def fp8_matmul(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue, dtype: torch.dtype) -> Matmul:
-    """The product by `weight` [N, K] in `dtype`.
+def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
+    """What is said of all pieces of a layer. Raises `UnsupportedModelError` if it is not said of all."""
+    if any(answers) and not all(answers):
+        names = ", ".join(piece.name for piece in pieces)
+        raise UnsupportedModelError(f"{names}: one product of parts that are not quantised alike is not supported")
+    return answers[0]
 
-    Raises `UnsupportedModelError` for a shape that a GPU's products in FP8 do not take. A CPU, which gains nothing from
-    FP8, multiplies by the widened weight, and so does a GPU in float32, which is asked for to be exact.
-    """
-    if has_triton(weight.codes.device) and dtype is not torch.float32:
-        from roseinfer.quant.fp8_matmul import Fp8Matmul  # imports Triton, which only GPUs have
 
-        return Fp8Matmul(weight, bias, epilogue)
-    return plain_matmul(weight.widen(dtype), bias, epilogue)
+def _product(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> Matmul:
+    from roseinfer.quant.fp8_matmul import Fp8Matmul  # imports Triton, which only GPUs have
+
+    return Fp8Matmul(weight, bias, epilogue)
 
 
 def _round(source: WeightSource, piece: Piece, into: Fp8Weight) -> None:

@@ -20,6 +20,11 @@ class Fp8Scheme:
     layout: Literal["block", "channel", "tensor"]
     ignored: tuple[str, ...] = ()
 
+    @property
+    def shown(self) -> str:
+        """For people to read. One scale for a matrix is kept as one for each of its channels."""
+        return f"fp8 by {'block' if self.layout == 'block' else 'channel'}"
+
     def ignores(self, name: str) -> bool:
         """Whether the layer whose tensor is `name`.weight is among the ignored ones.
 

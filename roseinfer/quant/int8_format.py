@@ -14,6 +14,8 @@ from roseinfer.quant.plain import read_bias
 class Int8Format:
     """See `WeightFormat`. Whatever the checkpoint holds is read as floats, a piece at a time, and rounded."""
 
+    kept: str | None = "int8"
+
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         weight = Int8Weight.empty(sum(piece.outs.width for piece in pieces), pieces[0].ins.width)
         start = 0

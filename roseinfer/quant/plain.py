@@ -12,6 +12,8 @@ from roseinfer.quant.cpu_matmul import PackedMatmul, PlainMatmul, can_pack
 class PlainFormat:
     """See `WeightFormat`."""
 
+    kept: str | None = None
+
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         build = source.build
         outs = sum(piece.outs.width for piece in pieces)

@@ -3,6 +3,7 @@
 import torch
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.kernels.availability import has_triton
 from roseinfer.quant.base import WeightFormat
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
@@ -14,19 +15,22 @@ _FP8_CAPABILITY = (9, 0)
 
 
 def choose_format(
-    asked: str | None, stored: Fp8Scheme | None, device: torch.device, *, dummy: bool = False
+    asked: str | None, stored: Fp8Scheme | None, device: torch.device, dtype: torch.dtype, *, dummy: bool = False
 ) -> WeightFormat:
-    """The format for weights on `device`.
+    """The format for weights on `device` of a model that computes in `dtype`.
 
     asked: `quantization` as in `ModelConfig`. stored: how the checkpoint is quantised, if it is. dummy: weights are
-    drawn, as floats, for a checkpoint that is imagined. Raises `ConfigError` for a format that does not run there.
+    drawn, as floats, for a checkpoint that is imagined. A CPU, which gains nothing from FP8, multiplies by the widened
+    weights, and so does a GPU in float32, which is asked for to be exact.
+    Raises `ConfigError` for a format that does not run there.
     """
     if asked == "int8":
         return _int8(device)
     if asked is None and stored is None:
         return PlainFormat()
     _check_fp8(device, block=stored is not None and stored.layout == "block")
-    return Fp8Format(stored, rounds=dummy or stored is None)
+    widens = dtype is torch.float32 or not has_triton(device)
+    return Fp8Format(stored, rounds=dummy or stored is None, widens=widens)
 
 
 def _int8(device: torch.device) -> Int8Format:

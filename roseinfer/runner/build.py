@@ -102,6 +102,7 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         vocab_size=spec.vocab_size,
         eos_token_ids=generation.eos_token_ids,
         dtype=str(model.dtype).removeprefix("torch."),
+        weights=model.weights,
         device=str(device),
         default_sampling=_default_sampling(generation),
         startup_s=startup_s,

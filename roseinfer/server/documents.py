@@ -198,6 +198,8 @@ class ModelCard(Answer):
     root: str
     parent: str | None
     max_model_len: int
+    dtype: str
+    weights: str
 
 
 class ModelList(Answer):

@@ -16,6 +16,7 @@ import uvicorn
 from roseinfer.core import logs
 from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.engine.api import EngineInfo
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.service_manager import ServiceManager
@@ -220,7 +221,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def greeting(config: ServerConfig, model_name: str, listener: socket.socket) -> str:
+def greeting(config: ServerConfig, model_name: str, listener: socket.socket, info: EngineInfo) -> str:
+    """Where the model is served, what its weights are kept as, and a command to try."""
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
@@ -229,7 +231,7 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket) -> 
     body = json.dumps({"model": name, "prompt": "def fibonacci(", "max_tokens": 64, "temperature": 0})
     command = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     ways = "open it in a browser, or try" if config.console else "try"
-    return f"{name} is served on {url}; {ways}\n  {command}"
+    return f"{name} is served on {url}; weights in {info.weights}; {ways}\n  {command}"
 
 
 def settle_garbage_collector() -> None:

@@ -12,6 +12,7 @@ OLD = Gpu("Tesla T4", (7, 5), 16 * GB, 15 * GB)
 CPU = Torch(version="2.13.0+cpu", threads=8, cpu_gflops=500.0)
 CUDA = Torch(version="2.13.0", cuda="13.0", driver="13.0", gpus=(H200,), triton="3.6.0", threads=8)
 MODEL = Model("m", architecture="LlamaForCausalLM", weight_bytes=2 * GB, context=4096)
+FP8 = replace(MODEL, quantised="fp8 by block")
 GOOD = Facts(
     roseinfer="0.1.0",
     python=(3, 12, 1),
@@ -62,6 +63,7 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"model": replace(MODEL, needs="not here")}, "model m", State.WARNING),
         ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", State.PROBLEM),
         ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", State.WARNING),
+        ({"model": FP8, "torch": replace(CUDA, gpus=(OLD,), gpu_error=None)}, "model m", State.PROBLEM),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], name: str, state: State) -> None:
@@ -89,3 +91,9 @@ def test_flashinfer_needs_a_newer_gpu_than_triton() -> None:
     old = replace(CUDA, gpus=(OLD,))
     assert worst(replace(GOOD, torch=old, extras=extras)) == [("kernels", State.WARNING)]
     assert worst(replace(GOOD, torch=CUDA, extras=extras)) == []
+
+
+@pytest.mark.parametrize("torch", [CPU, CUDA])
+def test_how_weights_are_quantised_is_said(torch: Torch) -> None:
+    check = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=FP8))[-1]
+    assert check.state is State.OK and "2.00 GiB of weights in fp8 by block," in check.found

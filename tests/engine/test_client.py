@@ -65,6 +65,7 @@ def info() -> EngineInfo:
         num_blocks=BLOCKS,
         max_num_seqs=8,
         dtype="float32",
+        weights="float32",
         device="cpu",
         eos_token_ids=(EOS,),
         default_sampling={},

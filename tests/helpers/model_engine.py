@@ -24,6 +24,7 @@ INFO = EngineInfo(
     num_blocks=64,
     max_num_seqs=8,
     dtype="float32",
+    weights="float32",
     device="cpu",
     eos_token_ids=(),
     default_sampling={},

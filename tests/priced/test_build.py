@@ -110,6 +110,7 @@ def build(cost: str | None, **options: object):
         ({"mean_output_len": 0.5}, "mean_output_len must be 1 or more"),
         ({"max_model_len": 500, "num_kv_blocks": 10}, "the KV cache holds 160 tokens; raise num_kv_blocks"),
         ({"dtype": "bfloat16"}, "dtype is of no use to device priced"),
+        ({"quantization": "fp8"}, "quantization is of no use"),
         ({"load_format": "dummy"}, "load_format is of no use"),
         ({"enforce_eager": True}, "enforce_eager is of no use"),
         ({"threads": 2}, "threads is of no use"),

@@ -24,7 +24,7 @@ from tests.helpers.weights import BUILD, Imagined, Named, build_for
 
 TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 Tensors = dict[str, torch.Tensor]
 BLOCK = Fp8Scheme("block")
 CHANNEL = Fp8Scheme("channel")
@@ -137,7 +137,7 @@ def test_layers_that_stayed_in_floats_are_read_as_such(folder: Path) -> None:
 
 def test_blocks_are_not_cut() -> None:
     tensors = {f"{name}.weight": torch.randn(rows, 256) for name, rows in (("q", 192), ("k", 128))}
-    scheme = Fp8Format(BLOCK, rounds=True)
+    scheme = Fp8Format(BLOCK, rounds=True, widens=True)
     for names, outs in (("qk", (192, 128)), ("kq", (128, 192))):
         layer = Linear(256, *outs, split=Split.OUTPUTS)
         if names == "kq":
@@ -157,13 +157,13 @@ def test_ranks_read_their_blocks() -> None:
     x, parts = torch.randn(3, 256), []
     for rank in range(2):
         layer = Linear(256, Out(512, 128), split=Split.OUTPUTS)
-        layer.load(Named(tensors, build_for(Imagined(rank, 2), Fp8Format(BLOCK, rounds=False))), "up")
+        layer.load(Named(tensors, build_for(Imagined(rank, 2), Fp8Format(BLOCK, rounds=False, widens=True))), "up")
         parts.append(layer(x))
     torch.testing.assert_close(torch.cat(parts, 1), x @ widened(codes, scales).T)
     down = torch.zeros(3, 512)
     for rank in range(2):
         layer = Linear(256, 512, split=Split.INPUTS, unit=128)
-        layer.load(Named(tensors, build_for(Imagined(rank, 2), Fp8Format(BLOCK, rounds=False))), "up")
+        layer.load(Named(tensors, build_for(Imagined(rank, 2), Fp8Format(BLOCK, rounds=False, widens=True))), "up")
         down += layer(x[:, 128 * rank : 128 * rank + 128])
     torch.testing.assert_close(down, x @ widened(codes, scales).T)
 
@@ -189,7 +189,7 @@ def test_what_is_no_number_is_refused(folder: Path, name: str, value: float, mes
 def test_dummy_weights_are_those_of_the_same_seed_rounded() -> None:
     outs, ins = 256, 384
     for scheme in (None, BLOCK):
-        build = replace(BUILD, weight_format=choose_format("fp8", scheme, CPU, dummy=True))
+        build = replace(BUILD, weight_format=choose_format("fp8", scheme, CPU, torch.float32, dummy=True))
         layer = Linear(ins, outs, split=Split.OUTPUTS)
         layer.load(DummyWeights(7, build), "up")
         drawn = torch.empty(outs, ins)
@@ -199,16 +199,35 @@ def test_dummy_weights_are_those_of_the_same_seed_rounded() -> None:
         torch.testing.assert_close(layer(torch.eye(ins)).T, expected)
 
 
+@pytest.mark.parametrize(
+    ("asked", "stored", "kept"),
+    [
+        (None, None, None),
+        ("fp8", None, "fp8 by channel"),
+        (None, TENSOR, "fp8 by channel"),
+        ("fp8", BLOCK, "fp8 by block"),
+    ],
+)
+def test_what_weights_are_kept_as(
+    asked: str | None, stored: Fp8Scheme | None, kept: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert choose_format(asked, stored, GPU, torch.bfloat16).kept == kept
+    for device, dtype in ((GPU, torch.float32), (CPU, torch.bfloat16)):
+        assert choose_format(asked, stored, device, dtype).kept == (kept and f"{kept}, widened")
+
+
 def test_gpus_without_fp8_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
     with pytest.raises(ConfigError, match=r"capability 9\.0; NVIDIA L40S has 8\.9"):
-        choose_format("fp8", None, torch.device("cuda"))
+        choose_format("fp8", None, GPU, torch.bfloat16)
 
 
 def test_scales_of_blocks_need_hopper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
-    assert isinstance(choose_format(None, CHANNEL, torch.device("cuda")), Fp8Format)
+    assert isinstance(choose_format(None, CHANNEL, GPU, torch.bfloat16), Fp8Format)
     with pytest.raises(ConfigError, match=r"in blocks need .* 9\.0; NVIDIA B200 has 10\.0"):
-        choose_format(None, BLOCK, torch.device("cuda"))
+        choose_format(None, BLOCK, GPU, torch.bfloat16)

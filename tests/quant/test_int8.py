@@ -149,12 +149,12 @@ def test_the_format_stacks_pieces_and_reads_transposed_ones() -> None:
 
 
 def test_the_format_is_chosen_on_cpus_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(choose_format("int8", None, CPU), Int8Format)
+    assert isinstance(choose_format("int8", None, CPU, torch.float32), Int8Format)
     with pytest.raises(ConfigError, match="int8 is for CPUs; on a GPU there is fp8"):
-        choose_format("int8", None, torch.device("cuda"))
+        choose_format("int8", None, torch.device("cuda"), torch.float32)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="does not run here: this PyTorch lacks FBGEMM or oneDNN"):
-        choose_format("int8", None, CPU)
+        choose_format("int8", None, CPU, torch.float32)
 
 
 def test_a_cpu_whose_sums_saturate_gets_seven_bits_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

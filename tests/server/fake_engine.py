@@ -36,6 +36,7 @@ INFO = EngineInfo(
     num_blocks=100,
     max_num_seqs=8,
     dtype="float32",
+    weights="fp8 by block",
     device="cpu",
     eos_token_ids=(1,),
     default_sampling={},

@@ -63,7 +63,7 @@ class RealServer:
     def _await_start(self) -> None:
         assert self.process.stdout is not None
         greeting = self.process.stdout.readline() + self.process.stdout.readline()
-        assert " is served on http://127.0.0.1:" in greeting, self.log()
+        assert " is served on http://127.0.0.1:" in greeting and "; weights in " in greeting, self.log()
         self.url = greeting.split(" is served on ")[1].split(";")[0]
         self.engine = self.engines()[0]
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)

@@ -61,7 +61,8 @@ def test_models(client: OpenAI, server: LiveServer) -> None:
     [card] = client.models.list().data
     assert (card.id, card.object, card.owned_by) == ("fake", "model", "roseinfer")
     assert client.models.retrieve("fake").id == "fake"
-    assert server.get("/v1/models").json()["data"][0]["max_model_len"] == 64
+    found = server.get("/v1/models").json()["data"][0]
+    assert (found["max_model_len"], found["dtype"], found["weights"]) == (64, "float32", "fp8 by block")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("some/other")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
+from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.start import router_record
 from roseinfer.server.console.looking import tell_of_machine
@@ -101,8 +102,9 @@ class Fleet:
         self._crew.on_step(self._steps.step)
         failures = (self._pool.failure, self._crew.failure)
         try:
-            if await self._brought_up():
-                words = greeting(self._served.server, self._served.model_name, self._listener)
+            info = await self._brought_up()
+            if info is not None:
+                words = greeting(self._served.server, self._served.model_name, self._listener, info)
                 self._announce(words)
                 self._service_manager.ready(words.partition(";")[0])
                 await first_of(self._signals.first.wait(), *map(end_of, failures))
@@ -115,24 +117,24 @@ class Fleet:
                 if failure.done():
                     failure.result()
 
-    async def _brought_up(self) -> bool:
-        """False if a signal or the failure of a worker came first. Raises what keeps the engine from starting."""
+    async def _brought_up(self) -> EngineInfo | None:
+        """None if a signal or the failure of a worker came first. Raises what keeps the engine from starting."""
         starting = asyncio.create_task(self._start())
         await first_of(asyncio.shield(starting), self._signals.first.wait(), end_of(self._pool.failure))
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
-            return False
-        starting.result()
-        return True
+            return None
+        return starting.result()
 
-    async def _start(self) -> None:
+    async def _start(self) -> EngineInfo:
         await self._crew.launch()
         # The workers load their tokenizers while the engines load the model.
         starting = asyncio.create_task(self._pool.start())
         try:
-            await self._crew.connect()
+            info = await self._crew.connect()
             await starting
+            return info
         finally:
             starting.cancel()
 

@@ -13,6 +13,7 @@ from roseinfer.server.request.service import Service
 
 def add(app: FastAPI, service: Service) -> None:
     def card(name: str) -> dict[str, Any]:
+        info = service.backend.info
         return {
             "id": name,
             "object": "model",
@@ -20,7 +21,9 @@ def add(app: FastAPI, service: Service) -> None:
             "owned_by": "roseinfer",
             "root": service.model_name,
             "parent": None,
-            "max_model_len": service.backend.info.max_model_len,
+            "max_model_len": info.max_model_len,
+            "dtype": info.dtype,
+            "weights": info.weights,
         }
 
     async def list_models() -> Response:
