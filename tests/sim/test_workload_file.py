@@ -235,7 +235,7 @@ def test_the_examples_run(path: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
 
 
 def test_rates_seeds_capacity_and_knowledge_go_with_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
