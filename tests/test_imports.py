@@ -19,9 +19,10 @@ MAY_IMPORT = {
     "kv": {"core"},
     "sched": {"core", "kv"},
     "router": {"core"},
-    "text": {"core"},
+    "gguf": {"core"},
+    "text": {"core", "gguf"},
     "grammar": {"core", "text"},
-    "hub": {"core"},
+    "hub": {"core", "gguf"},
     "cpu_settings": set(),
     "config_file": {"core"},
     "options": {"core", "config_file"},
@@ -35,10 +36,10 @@ MAY_IMPORT = {
     "quant": {"core", "kernels", "parallel"},
     "layers": {"core", "kernels", "parallel", "quant"},
     "attention": {"core", "kernels", "parallel", "quant"},
-    "models": {"core", "attention", "layers", "parallel", "quant"},
+    "models": {"core", "gguf", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "attention", "models"},
     "server": {"core", "text", "grammar", "engine", "predictor"},
-    "bench": {"core", "engine", "hub", "text", "server"},
+    "bench": {"core", "engine", "hub", "text", "models", "server"},
     "terminal": {"core"},
     "doctor": {"core", "hub", "text", "models", "kernels"},
     "commands": {
@@ -62,7 +63,7 @@ MAY_IMPORT = {
     "assets": set(),
     "__init__": {"core", "engine"},
 }
-STDLIB_ONLY = ("core", "kv", "sched", "router")
+STDLIB_ONLY = ("core", "kv", "sched", "router", "gguf")
 # The rooms of the server -> those below that they may import.
 SERVER_MAY_IMPORT = {
     "http": set(),

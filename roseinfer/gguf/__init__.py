@@ -1,0 +1,1 @@
+"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): what they say, without their weights."""

@@ -1,0 +1,134 @@
+"""What the config.json and the generation_config.json of a GGUF file's model would say.
+
+The same readers that judge the files of other checkpoints judge this, so that there is one place that knows what is
+supported. A key of the metadata that is not read here, and that is set, is refused by name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.gguf.metadata import Fields
+from roseinfer.gguf.reader import GgufFile
+from roseinfer.gguf.rope import rope_parameters
+from roseinfer.gguf.tokens import read_vocabulary
+
+# Behind the architecture's name: what does not change the result, or is said again elsewhere.
+_HARMLESS = frozenset(
+    {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"}
+)
+_EMBEDDING = "token_embd.weight"
+_HEAD = "output.weight"
+# general.sampling.X -> the field of generation_config.json.
+_SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty_repeat": "repetition_penalty"}
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """As config.json has it. Raises `UnsupportedModelError` naming what is missing or not supported."""
+    fields = Fields(file)
+    kind = fields.text("general.type")
+    if kind not in (None, "model"):
+        fields.refuse("general.type", "only whole models are")
+    arch = fields.needed_text("general.architecture")
+    if arch not in _READERS:
+        fields.refuse("general.architecture", f"known: {', '.join(_READERS)}")
+    config = _READERS[arch](file, fields, arch)
+    if fields.flag(f"{arch}.attention.causal") is False:
+        fields.refuse(f"{arch}.attention.causal")
+    fields.refuse_unread(f"{arch}.", _HARMLESS)
+    vocabulary = read_vocabulary(file)
+    if len(vocabulary.texts) > config["vocab_size"]:
+        tokens, rows = len(vocabulary.texts), config["vocab_size"]
+        raise UnsupportedModelError(f"{file.path}: {tokens} tokens, but {_EMBEDDING} has {rows} rows")
+    return {
+        **config,
+        "tie_word_embeddings": _HEAD not in file.tensors,
+        "dtype": _dtype(file),
+        "eos_token_id": list(vocabulary.endings),
+    }
+
+
+def generation_config_of(file: GgufFile) -> dict[str, Any]:
+    """As generation_config.json has it; empty where the file proposes no sampling."""
+    fields = Fields(file)
+    found: dict[str, Any] = {ours: fields.number(f"general.sampling.{key}") for key, ours in _SAMPLING.items()}
+    found["top_k"] = fields.integer("general.sampling.top_k")
+    proposed = {name: value for name, value in found.items() if value is not None}
+    return {"do_sample": True, **proposed} if proposed else {}
+
+
+def _dtype(file: GgufFile) -> str:
+    """That of the matrices; of quantised ones bfloat16, whose range is that of the scales and of any activation."""
+    encodings = {tensor.encoding.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if encodings <= {"F32"}:
+        return "float32"
+    return "float16" if encodings <= {"F32", "F16"} else "bfloat16"
+
+
+def _rows(file: GgufFile) -> int:
+    """The vocabulary that logits have: the tokenizer's may be shorter."""
+    if _EMBEDDING not in file.tensors:
+        raise UnsupportedModelError(f"{file.path}: tensor {_EMBEDDING} is missing")
+    return file.tensors[_EMBEDDING].shape[0]
+
+
+def _gpt2(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": fields.needed_integer(f"{arch}.embedding_length"),
+        "n_layer": fields.needed_integer(f"{arch}.block_count"),
+        "n_head": fields.needed_integer(f"{arch}.attention.head_count"),
+        "n_inner": fields.needed_integer(f"{arch}.feed_forward_length"),
+        "n_positions": fields.needed_integer(f"{arch}.context_length"),
+        "layer_norm_epsilon": fields.needed_number(f"{arch}.attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+        "vocab_size": _rows(file),
+    }
+
+
+def _llama(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    return {"architectures": ["LlamaForCausalLM"], **_biases(file, mlp=True), **_decoder(file, fields, arch)}
+
+
+def _qwen2(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    return {"architectures": ["Qwen2ForCausalLM"], **_decoder(file, fields, arch)}
+
+
+def _qwen3(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    return {"architectures": ["Qwen3ForCausalLM"], **_biases(file, mlp=False), **_decoder(file, fields, arch)}
+
+
+def _biases(file: GgufFile, *, mlp: bool) -> dict[str, Any]:
+    """The metadata do not say whether linear layers have a bias; the first layer's tensors do."""
+    found = {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+    return {**found, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors} if mlp else found
+
+
+def _decoder(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    hidden = fields.needed_integer(f"{arch}.embedding_length")
+    heads = fields.needed_integer(f"{arch}.attention.head_count")
+    head_dim = fields.integer(f"{arch}.attention.key_length") or hidden // max(1, heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if fields.integer(f"{arch}.{key}") not in (None, head_dim):
+            fields.refuse(f"{arch}.{key}", f"heads are {head_dim} wide")
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": fields.needed_integer(f"{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer(f"{arch}.attention.head_count_kv"),
+        "head_dim": head_dim,
+        "intermediate_size": fields.needed_integer(f"{arch}.feed_forward_length"),
+        "max_position_embeddings": fields.needed_integer(f"{arch}.context_length"),
+        "rms_norm_eps": fields.needed_number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "rope_parameters": rope_parameters(file, fields, arch, head_dim),
+        "vocab_size": _rows(file),
+    }
+
+
+_READERS: dict[str, Callable[[GgufFile, Fields, str], dict[str, Any]]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gpt2": _gpt2,
+}

@@ -1,0 +1,242 @@
+"""Reading a GGUF file: its metadata, and where its tensors lie. The file is mapped; no tensor is touched.
+
+Every count, length and offset is checked before it is used, so that a file that is cut off, damaged or made to do harm
+costs a message and no memory.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import NoReturn
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.gguf import layout
+from roseinfer.gguf.layout import Encoding
+
+_U32, _U64 = layout.NUMBERS[4], layout.NUMBERS[10]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayValue:
+    """A list in the metadata that has not been read: `count` values of one kind from byte `start` on."""
+
+    kind: int
+    count: int
+    start: int
+
+
+Value = int | float | bool | str | ArrayValue
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: `nbytes` from byte `start` of `path`. `shape` has the contiguous dimension last."""
+
+    path: Path
+    shape: tuple[int, ...]
+    encoding: Encoding
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """What one file says. Lists of the metadata stay in the file until they are asked for."""
+
+    path: Path
+    metadata: dict[str, Value]
+    tensors: dict[str, TensorInfo]
+
+    def strings(self, key: str) -> list[str]:
+        """Empty if there is no such list. Raises `UnsupportedModelError` if it is no list of strings."""
+        found = self._array(key)
+        if found is None:
+            return []
+        with _mapped(self.path) as data:
+            cursor = _Cursor(data, self.path, found.start)
+            if found.kind != layout.STRING:
+                cursor.refuse(f"{key} is no list of strings")
+            return [cursor.text(layout.MAX_TEXT_BYTES) for _ in range(found.count)]
+
+    def numbers(self, key: str) -> list[int | float]:
+        """Empty if there is no such list. Raises `UnsupportedModelError` if it is no list of numbers."""
+        found = self._array(key)
+        if found is None:
+            return []
+        with _mapped(self.path) as data:
+            cursor = _Cursor(data, self.path, found.start)
+            if found.kind not in layout.NUMBERS:
+                cursor.refuse(f"{key} is no list of numbers")
+            return cursor.numbers(found.kind, found.count)
+
+    def _array(self, key: str) -> ArrayValue | None:
+        found = self.metadata.get(key)
+        if found is not None and not isinstance(found, ArrayValue):
+            raise UnsupportedModelError(f"{self.path}: {key} = {found!r} is no list")
+        return found
+
+
+def read_file(path: Path) -> GgufFile:
+    """One file, which may be a part of a model. Raises `UnsupportedModelError` if it is no GGUF file, or damaged."""
+    with _mapped(path) as data:
+        cursor = _Cursor(data, path)
+        _check_version(cursor, data)
+        tensors = cursor.count(layout.MAX_TENSORS, "tensors")
+        keys = cursor.count(layout.MAX_KEYS, "metadata keys")
+        metadata: dict[str, Value] = {}
+        for _ in range(keys):
+            key = cursor.text(layout.MAX_NAME_BYTES)
+            if key in metadata:
+                cursor.refuse(f"the metadata has {shown(key)} twice")
+            metadata[key] = cursor.value()
+        return GgufFile(path, metadata, _tensors(cursor, tensors, metadata))
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+    except OSError as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # it is empty
+        raise UnsupportedModelError(f"{path} is not a GGUF file: {error}") from error
+
+
+def _check_version(cursor: "_Cursor", data: mmap.mmap) -> None:
+    if data[: len(layout.MAGIC)] != layout.MAGIC:
+        cursor.refuse("this is not a GGUF file")
+    cursor.skip(len(layout.MAGIC))
+    version = cursor.unsigned32()
+    if version in layout.SWAPPED_VERSIONS:
+        cursor.refuse("the file is big-endian, which is not supported")
+    if version not in layout.VERSIONS:
+        known = ", ".join(map(str, layout.VERSIONS))
+        cursor.refuse(f"version {version} of GGUF is not supported; known: {known}")
+
+
+def _tensors(cursor: "_Cursor", count: int, metadata: dict[str, Value]) -> dict[str, TensorInfo]:
+    """The table of tensors, which ends at the first multiple of the alignment behind it."""
+    alignment = metadata.get("general.alignment", layout.DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or not 0 < alignment <= layout.MAX_TEXT_BYTES or alignment & (alignment - 1):
+        cursor.refuse(f"general.alignment = {alignment!r} is no power of two")
+    listed: list[tuple[str, tuple[int, ...], Encoding, int]] = []
+    for _ in range(count):
+        listed.append(_tensor(cursor, alignment))
+    base = -(-cursor.at // alignment) * alignment
+    found: dict[str, TensorInfo] = {}
+    for name, shape, encoding, offset in listed:
+        nbytes = prod(shape) // encoding.block * encoding.size
+        end = base + offset + nbytes
+        if end > cursor.size:
+            cursor.refuse(f"tensor {shown(name)} ends at byte {end:.6g}, the file has {cursor.size}: it is cut off")
+        if name in found:
+            cursor.refuse(f"the file has tensor {shown(name)} twice")
+        found[name] = TensorInfo(cursor.path, shape, encoding, base + offset, nbytes)
+    return found
+
+
+def _tensor(cursor: "_Cursor", alignment: int) -> tuple[str, tuple[int, ...], Encoding, int]:
+    """Name, shape, encoding, and offset from where the data begin."""
+    name = cursor.text(layout.MAX_NAME_BYTES)
+    dimensions = cursor.unsigned32()
+    if not 0 < dimensions <= layout.MAX_DIMENSIONS:
+        cursor.refuse(f"tensor {shown(name)} has {dimensions} dimensions")
+    shape = tuple(cursor.unsigned64() for _ in range(dimensions))[::-1]
+    code, offset = cursor.unsigned32(), cursor.unsigned64()
+    encoding = layout.ENCODINGS.get(code)
+    if encoding is None:
+        called = layout.OTHER_ENCODINGS.get(code, f"number {code}")
+        known = ", ".join(each.name for each in layout.ENCODINGS.values())
+        cursor.refuse(f"tensor {shown(name)} has type {called}, which is not supported; known: {known}")
+    if 0 in shape or shape[-1] % encoding.block:
+        cursor.refuse(f"tensor {shown(name)} is {list(shape)}, {encoding.name} comes in blocks of {encoding.block}")
+    if offset % alignment:
+        cursor.refuse(f"tensor {shown(name)} begins at {offset}, which is no multiple of {alignment}")
+    return name, shape, encoding, offset
+
+
+class _Cursor:
+    """A place in a mapped file that moves as it is read. Raises `UnsupportedModelError` at the file's end."""
+
+    def __init__(self, data: mmap.mmap, path: Path, at: int = 0) -> None:
+        self._data = data
+        self.path = path
+        self.at = at
+        self.size = len(data)
+
+    def refuse(self, why: str) -> NoReturn:
+        raise UnsupportedModelError(f"{self.path}: {why}")
+
+    def skip(self, nbytes: int) -> int:
+        """Where the bytes begin that are passed over."""
+        start = self.at
+        if nbytes > self.size - start:
+            self.refuse(f"the file is cut off or damaged: {nbytes:.6g} bytes are wanted at byte {start}")
+        self.at = start + nbytes
+        return start
+
+    def unsigned32(self) -> int:
+        return int(_U32.unpack_from(self._data, self.skip(_U32.size))[0])
+
+    def unsigned64(self) -> int:
+        return int(_U64.unpack_from(self._data, self.skip(_U64.size))[0])
+
+    def count(self, limit: int, what: str) -> int:
+        count = self.unsigned64()
+        if count > limit:
+            self.refuse(f"the file speaks of {count:.6g} {what}; at most {limit} are read")
+        return count
+
+    def text(self, limit: int) -> str:
+        length = self.count(limit, "bytes in one string")
+        start = self.skip(length)
+        try:
+            return self._data[start : self.at].decode()
+        except UnicodeDecodeError as error:
+            self.refuse(f"the string at byte {start} is not UTF-8: {error.reason}")
+
+    def value(self) -> Value:
+        kind = self.unsigned32()
+        if kind == layout.STRING:
+            return self.text(layout.MAX_TEXT_BYTES)
+        if kind == layout.ARRAY:
+            return self._array()
+        number = self._number(kind)
+        found: int | float | bool = number.unpack_from(self._data, self.skip(number.size))[0]
+        return found
+
+    def _array(self) -> ArrayValue:
+        """Lists are passed over, strings one by one, because each says how long it is."""
+        kind = self.unsigned32()
+        count = self.count(layout.MAX_ITEMS, "values in one list")
+        found = ArrayValue(kind, count, self.at)
+        if kind == layout.STRING:
+            for _ in range(count):
+                self.skip(self.count(layout.MAX_TEXT_BYTES, "bytes in one string"))
+            if self.at - found.start > layout.MAX_LIST_BYTES:
+                self.refuse(f"a list of {self.at - found.start:.6g} bytes is more than {layout.MAX_LIST_BYTES}")
+        else:
+            self.skip(count * self._number(kind).size)
+        return found
+
+    def numbers(self, kind: int, count: int) -> list[int | float]:
+        number = self._number(kind)
+        start = self.skip(count * number.size)
+        return list(struct.unpack_from(f"<{count}{number.format.lstrip('<')}", self._data, start))
+
+    def _number(self, kind: int) -> struct.Struct:
+        if kind not in layout.NUMBERS:
+            what = "a list of lists" if kind == layout.ARRAY else f"of kind {kind}"
+            self.refuse(f"the metadata value before byte {self.at} is {what}, which is not supported")
+        return layout.NUMBERS[kind]
+
+
+def shown(name: str) -> str:
+    """A name of the file's as a message may have it, on one line and not too long."""
+    name = name if len(name) <= 100 else name[:100] + "..."
+    return name if name.isprintable() else repr(name)

@@ -1,0 +1,97 @@
+"""The vocabulary that a GGUF file carries."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.gguf.metadata import Fields
+from roseinfer.gguf.reader import GgufFile
+
+_KEY = "tokenizer.ggml"
+# What ends an answer in models whose file names one such token of several: chats of Llama 3 end with one, texts with
+# another. Only control tokens count, which no text of a user turns into.
+_ENDINGS = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"})
+# The names that chat templates know them by.
+_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+class Kind(IntEnum):
+    """What a token is, as sentencepiece tells them apart."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Texts, kinds and scores by id; merges as "left right" in their order. `scores` and `merges` may be empty.
+
+    `model`: "gpt2" (byte-level BPE) or "llama" (sentencepiece), as `tokenizer.ggml.model` has it. `named`: bos_token
+    and others, by id. `add_bos` and others are None where the file says nothing of them.
+    """
+
+    model: str
+    pre_tokenizer: str | None
+    texts: list[str]
+    kinds: list[int]
+    scores: list[float]
+    merges: list[str]
+    named: dict[str, int]
+    endings: tuple[int, ...]
+    add_bos: bool | None
+    add_eos: bool | None
+    add_space_prefix: bool | None
+
+
+def read_vocabulary(file: GgufFile) -> Vocabulary:
+    """Raises `UnsupportedModelError` for one that is missing or contradicts itself."""
+    fields = Fields(file)
+    model = fields.needed_text(f"{_KEY}.model")
+    texts = file.strings(f"{_KEY}.tokens")
+    if not texts:
+        raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens is missing")
+    if len(set(texts)) != len(texts):
+        raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens has a token twice")
+    kinds = [int(kind) for kind in file.numbers(f"{_KEY}.token_type")] or [Kind.NORMAL.value] * len(texts)
+    scores = [float(score) for score in file.numbers(f"{_KEY}.scores")]
+    for name, values in (("token_type", kinds), ("scores", scores)):
+        if values and len(values) != len(texts):
+            raise UnsupportedModelError(f"{file.path}: {_KEY}.{name} has {len(values)} values for {len(texts)} tokens")
+    if fields.flag(f"{_KEY}.remove_extra_whitespaces"):
+        fields.refuse(f"{_KEY}.remove_extra_whitespaces")
+    return Vocabulary(
+        model=model,
+        pre_tokenizer=fields.text(f"{_KEY}.pre"),
+        texts=texts,
+        kinds=kinds,
+        scores=scores,
+        merges=file.strings(f"{_KEY}.merges"),
+        named=_named(fields, len(texts)),
+        endings=_endings(fields, texts, kinds),
+        add_bos=fields.flag(f"{_KEY}.add_bos_token"),
+        add_eos=fields.flag(f"{_KEY}.add_eos_token"),
+        add_space_prefix=fields.flag(f"{_KEY}.add_space_prefix"),
+    )
+
+
+def _named(fields: Fields, count: int) -> dict[str, int]:
+    found = {name: _id(fields, f"{_KEY}.{called}_token_id", count) for name, called in _NAMED.items()}
+    return {name: id for name, id in found.items() if id is not None}
+
+
+def _endings(fields: Fields, texts: list[str], kinds: list[int]) -> tuple[int, ...]:
+    """Ids that end an answer: those that the file names, then those that are known for it."""
+    named = [_id(fields, f"{_KEY}.{called}_token_id", len(texts)) for called in ("eos", "eot", "eom")]
+    known = [id for id, text in enumerate(texts) if text in _ENDINGS and kinds[id] == Kind.CONTROL]
+    return tuple(dict.fromkeys(id for id in (*named, *known) if id is not None))
+
+
+def _id(fields: Fields, key: str, count: int) -> int | None:
+    id = fields.integer(key)
+    if id is not None and not 0 <= id < count:
+        fields.refuse(key, f"the file has {count} tokens")
+    return id

@@ -1,0 +1,103 @@
+"""What config.json would say of a GGUF file's model, and what is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models.config import read_generation_config, read_model_spec
+from tests.helpers.checkpoints import make_reference
+from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write, write_model
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"general.type": "adapter"}, "general.type = 'adapter' is not supported"),
+        ({"general.architecture": "mamba"}, "general.architecture = 'mamba' is not supported; known: llama, qwen2"),
+        ({"llama.block_count": None}, r"llama\.block_count is missing"),
+        ({"llama.block_count": "two"}, "one integer is needed"),
+        ({"llama.block_count": [2, 2]}, "llama.block_count = a list is not supported"),
+        ({"llama.attention.head_count_kv": [2, 0]}, "head_count_kv = a list is not supported"),
+        ({"llama.attention.head_count_kv": 3}, "num_key_value_heads = 3 is not supported"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "a finite number is needed"),
+        ({"llama.attention.value_length": 16}, "heads are 8 wide"),
+        ({"llama.rope.dimension_count": 4}, "rope.dimension_count = 4 is not supported; heads are 8 wide"),
+        ({"llama.rope.freq_base": -1.0}, "a positive number is needed"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "known: none, linear"),
+        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported; the key is unknown"),
+        ({"llama.attention.sliding_window": 1024}, "sliding_window = 1024 is not supported"),
+        ({"llama.logit_scale": 8.0}, "llama.logit_scale"),
+        ({"llama.attention.causal": False}, "attention.causal = False"),
+        ({"llama.context_length": 2**31}, "max_position_embeddings = 2147483648"),
+        ({"llama.block_count": 2**20}, "describes a model of|layers are not supported"),
+        ({"llama.embedding_length": 2**20, "llama.feed_forward_length": 2**20}, "describes a model of"),
+        ({"tokenizer.ggml.model": None}, r"tokenizer\.ggml\.model is missing"),
+        ({"tokenizer.ggml.tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
+        ({"tokenizer.ggml.tokens": ["a"] * 99}, "has a token twice"),
+        ({"tokenizer.ggml.token_type": [1]}, "token_type has 1 values for 99 tokens"),
+        ({"tokenizer.ggml.eos_token_id": 99}, "eos_token_id = 99 is not supported; the file has 99 tokens"),
+        ({"tokenizer.ggml.tokens": [str(i) for i in range(200)], "tokenizer.ggml.token_type": None}, "99 rows"),
+    ],
+)
+def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+    path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
+    with pytest.raises(UnsupportedModelError, match=match):
+        read_model_spec(path)
+
+
+def test_keys_that_change_nothing(tmp_path: Path) -> None:
+    reference = make_reference("llama")
+    plain = read_model_spec(write_model(tmp_path / "a.gguf", reference))
+    harmless = {
+        "general.file_type": 3,
+        "general.name": "A name",
+        "llama.vocab_size": 99,
+        "llama.rope.dimension_count": 8,
+        "llama.rope.scaling.type": "none",
+        "llama.rope.scaling.finetuned": True,
+        "llama.expert_count": 0,
+        "llama.attention.causal": True,
+        "tokenizer.ggml.padding_token_id": 3,
+    }
+    assert read_model_spec(write_model(tmp_path / "b.gguf", reference, **harmless)) == plain
+
+
+@pytest.mark.parametrize(
+    ("encodings", "dtype"),
+    [(["F32"], "float32"), (["F16", "F32"], "float16"), (["BF16", "F32"], "bfloat16"), (["F16", "BF16"], "bfloat16")],
+)
+def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, encodings: list[str], dtype: str) -> None:
+    reference = make_reference("llama")
+    tensors = tensors_of(reference, as_floats)
+    for encoding, name in zip(encodings, ("token_embd.weight", "output.weight"), strict=False):
+        values = tensors[name][0]
+        raw = {"F32": values, "F16": values.astype(np.float16), "BF16": values.astype(np.float16).view(np.uint8)}
+        tensors[name] = (raw[encoding], encoding)
+    matrices = {name for name, (data, _) in tensors.items() if data.ndim > 1} if "F32" not in encodings else set()
+    for name in matrices - {"token_embd.weight", "output.weight"}:
+        tensors[name] = (tensors[name][0].astype(np.float16), "F16")
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors)
+    assert read_model_spec(path).dtype == dtype
+
+
+def test_what_ends_an_answer(tmp_path: Path) -> None:
+    """The tokens that the file names, and control tokens that are known to end one; no token of a text."""
+    tokens = [*(str(i) for i in range(90)), "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>"]
+    changes = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 90 + [3, 3, 1, 3],
+        "tokenizer.ggml.eos_token_id": 93,
+        "tokenizer.ggml.eot_token_id": 90,
+    }
+    path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
+    assert read_generation_config(path).eos_token_ids == (93, 90, 91)
+
+
+def test_sampling_that_no_request_could_use(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", make_reference("llama"), **{"general.sampling.temp": -1.0})
+    with pytest.raises(UnsupportedModelError, match=r"m\.gguf: .*temperature"):
+        read_generation_config(path)
