@@ -12,6 +12,8 @@ from typing import Any
 import tokenizers
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from roseinfer.gguf.files import is_gguf, open_gguf
+from roseinfer.text.gguf_tokenizer import read_tokenizer
 
 
 class Tokenizer:
@@ -42,11 +44,15 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, chat_template_file: Path | None = None) -> "Tokenizer":
-        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (the latter two may be missing).
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (the latter two may be missing), or the
+        GGUF file that `folder` is.
 
-        Raises `UnsupportedModelError` if tokenizer.json is missing or not understood, `ConfigError` if
+        Raises `UnsupportedModelError` if a tokenizer is missing or not understood, `ConfigError` if
         `chat_template_file` cannot be read.
         """
+        if is_gguf(folder):
+            backend, config, template = read_tokenizer(open_gguf(folder))
+            return cls(backend, config, template if chat_template_file is None else _read_template(chat_template_file))
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise UnsupportedModelError(f"{folder}: no tokenizer.json (other tokenizer formats are not supported)")
@@ -171,14 +177,18 @@ def _chat_template(folder: Path, config: dict[str, Any], given: Path | None) -> 
     """`given`, else chat_template.jinja, else the config's template (of several: the one named default)."""
     file = given or folder / "chat_template.jinja"
     if given is not None or file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"chat_template: cannot read {file}: {error}") from error
+        return _read_template(file)
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     return template if isinstance(template, str) else None
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template: cannot read {file}: {error}") from error
 
 
 # --- decoders: three kinds, and what each needs so that tokens turn back into text exactly ---------------------

@@ -1,0 +1,198 @@
+"""The tokenizer of a GGUF file, built anew from its vocabulary.
+
+A file carries tokens and merges, and the name of how text is cut up before they apply. Only names whose rules are known
+exactly are accepted: a tokenizer that is nearly right gives answers that are nearly right. `--tokenizer` names another.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.gguf.reader import GgufFile
+from roseinfer.gguf.tokens import Kind, Vocabulary, read_vocabulary
+
+_SPACE = "\u2581"  # sentencepiece's stand-in
+# Of a sentencepiece vocabulary. Each is cut in two at every place to find its merges; real ones have 16 characters.
+_MAX_PIECE_CHARS = 256
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How a byte-level vocabulary wants its text. `split`: by which pattern; None for GPT-2's own.
+
+    `digits`: each by itself, before that. `whole`: a piece that is a token is taken as it is, whatever the merges say.
+    `bos`: whether texts begin with one where the file does not say.
+    """
+
+    split: str | None = None
+    digits: bool = False
+    nfc: bool = False
+    whole: bool = False
+    bos: bool = False
+
+
+# Each as the tokenizer.json of the model whose name it bears has it.
+_RULES = {
+    "gpt-2": _Rule(),
+    "smollm": _Rule(digits=True),
+    "llama-bpe": _Rule(_LLAMA3, whole=True, bos=True),
+    "llama3": _Rule(_LLAMA3, whole=True, bos=True),
+    "llama-v3": _Rule(_LLAMA3, whole=True, bos=True),
+    "tekken": _Rule(_TEKKEN, whole=True, bos=True),
+    "qwen2": _Rule(_QWEN2, nfc=True),
+    "deepseek-r1-qwen": _Rule(_QWEN2, nfc=True),
+}
+
+
+def read_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any], str | None]:
+    """The tokenizer, what tokenizer_config.json would say of it, and the chat template.
+
+    Raises `UnsupportedModelError` for a vocabulary that is damaged, or whose rules are not known.
+    """
+    vocabulary = read_vocabulary(file)
+    if vocabulary.model not in _BUILDERS:
+        raise _unknown(file, "model", vocabulary.model, list(_BUILDERS))
+    try:
+        backend = _BUILDERS[vocabulary.model](file, vocabulary)
+        _add_tokens(backend, vocabulary)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # the library raises no narrower class
+        raise UnsupportedModelError(f"{file.path}: the tokenizer is damaged: {error}") from error
+    template = file.metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise UnsupportedModelError(f"{file.path}: tokenizer.chat_template is no string")
+    config: dict[str, Any] = {name: vocabulary.texts[id] for name, id in vocabulary.named.items()}
+    return backend, config, template
+
+
+def _unknown(file: GgufFile, key: str, value: str | None, known: list[str]) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{file.path}: tokenizer.ggml.{key} = {value!r} is not supported; known: {', '.join(known)}; "
+        "another folder's tokenizer may be named with tokenizer"
+    )
+
+
+def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """Those that a text may give: what only fills the vocabulary up is none of them."""
+    texts = enumerate(vocabulary.texts)
+    return {text: id for id, text in texts if vocabulary.kinds[id] != Kind.UNUSED}
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
+    """Control tokens and those of users are found in a text before it is cut up."""
+    kinds = list(zip(vocabulary.texts, vocabulary.kinds, strict=True))
+    backend.add_special_tokens([_whole(text, special=True) for text, kind in kinds if kind == Kind.CONTROL])
+    backend.add_tokens([_whole(text, special=False) for text, kind in kinds if kind == Kind.USER_DEFINED])
+
+
+def _whole(text: str, *, special: bool) -> AddedToken:
+    return AddedToken(text, normalized=False, special=special)
+
+
+# --- byte-level BPE -----------------------------------------------------------------------------------------------
+def _byte_level(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    rule = _RULES.get(vocabulary.pre_tokenizer or "")
+    if rule is None:
+        raise _unknown(file, "pre", vocabulary.pre_tokenizer, list(_RULES))
+    model = models.BPE(_ids(vocabulary), _merges(file, vocabulary), ignore_merges=rule.whole)
+    backend = tokenizers.Tokenizer(model)
+    if rule.nfc:
+        backend.normalizer = normalizers.NFC()
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if rule.digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if rule.split is not None:
+        steps.append(pre_tokenizers.Split(Regex(rule.split), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule.split is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    _add_ends(backend, vocabulary, bos=rule.bos)
+    return backend
+
+
+def _merges(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """A token may begin with a space, but holds none."""
+    pairs = []
+    for merge in vocabulary.merges:
+        left, found, right = merge.partition(" ") if merge[:1] != " " else merge[1:].partition(" ")
+        if not found or not right:
+            raise UnsupportedModelError(f"{file.path}: tokenizer.ggml.merges holds {merge[:100]!r}, which is no pair")
+        pairs.append((left, right))
+    return pairs
+
+
+# --- sentencepiece ------------------------------------------------------------------------------------------------
+def _sentencepiece(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """A text, and what follows a control token, begins with a space unless the file says otherwise."""
+    if len(vocabulary.scores) != len(vocabulary.texts):
+        raise UnsupportedModelError(f"{file.path}: tokenizer.ggml.scores is missing")
+    unknown = vocabulary.named.get("unk_token")
+    unk_token = None if unknown is None else vocabulary.texts[unknown]
+    merges = _merges(file, vocabulary) or _merges_by_score(file, vocabulary)
+    ids = _ids(vocabulary)
+    backend = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=True))
+    escape = normalizers.Replace(" ", _SPACE)
+    undo = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.add_space_prefix is False:
+        backend.normalizer = escape
+    else:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), escape])
+        undo.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(undo)
+    _add_ends(backend, vocabulary, bos=True)
+    return backend
+
+
+def _merges_by_score(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """sentencepiece joins the neighbours whose joint has the best score: every cut of every piece, best piece first."""
+    plain = (Kind.NORMAL, Kind.USER_DEFINED)
+    ids = {text: id for text, id in _ids(vocabulary).items() if vocabulary.kinds[id] in plain}
+    ranked = []
+    for text, id in ids.items():
+        if len(text) > _MAX_PIECE_CHARS:
+            raise UnsupportedModelError(f"{file.path}: a token has {len(text)} characters; at most {_MAX_PIECE_CHARS}")
+        cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
+        found = [(ids[left], ids[right], left, right) for left, right in cuts if left in ids and right in ids]
+        ranked += [(-vocabulary.scores[id], id, *cut) for cut in sorted(found)]
+    return [(left, right) for *_, left, right in sorted(ranked)]
+
+
+# --- what is put around a text ------------------------------------------------------------------------------------
+def _add_ends(backend: tokenizers.Tokenizer, vocabulary: Vocabulary, *, bos: bool) -> None:
+    """`bos`: whether a text begins with one where the file does not say."""
+    wanted = {
+        "bos_token": bos if vocabulary.add_bos is None else vocabulary.add_bos,
+        "eos_token": vocabulary.add_eos or False,
+    }
+    ids = {name: vocabulary.named.get(name) for name, wants in wanted.items() if wants}
+    texts = {name: vocabulary.texts[id] for name, id in ids.items() if id is not None}
+    if texts:
+        template = [*_piece(texts, "bos_token"), "$A", *_piece(texts, "eos_token")]
+        special = [(text, vocabulary.texts.index(text)) for text in texts.values()]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+
+
+def _piece(texts: dict[str, str], name: str) -> list[str]:
+    return [texts[name]] if name in texts else []
+
+
+_BUILDERS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+}
