@@ -1,5 +1,6 @@
-"""From the name of a model to the folder that holds its files."""
+"""From the name of a model to the folder that holds its files, or to the GGUF file that stands for one."""
 
+import glob
 import sys
 from contextlib import nullcontext
 from importlib.resources import files
@@ -8,6 +9,7 @@ from pathlib import Path
 from roseinfer.core.config import PRICED, ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
 from roseinfer.core.progress import stage
+from roseinfer.gguf.files import SUFFIX, part_names
 
 EMBEDDED = "tiny"
 SHAPES = "shapes"
@@ -18,53 +20,89 @@ NEVER = ("*/*", "consolidated*", "*.bin", "*.pt", "*.pth")
 
 
 def resolve_model(
-    name: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True
+    name: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    *,
+    gguf_file: str | None = None,
+    weights: bool = True,
 ) -> Path:
-    """The folder of model `name`: 'tiny' (embedded in the package), an existing folder, or a Hugging Face id.
+    """Where model `name` is: 'tiny' (embedded in the package), an existing folder or GGUF file, or a Hugging Face id.
 
     A Hugging Face id is downloaded as far as `download_dir` (default: the hub's own cache) does not hold it, config,
-    tokenizer and, if `weights`, safetensors only. Without a network, what the cache holds is used.
-    Raises `ModelNotFoundError` with the reason in one line.
+    tokenizer and, if `weights`, safetensors only. Without a network, what the cache holds is used. `gguf_file`: the
+    file of that name, and its later parts if there are some, in the folder or on the hub instead; the result is it.
+    Raises `ModelNotFoundError` with the reason in one line, `UnsupportedModelError` for a later part of a GGUF model.
     """
-    folder = _local(name)
-    patterns = TEXT_FILES + (WEIGHT_FILES if weights else ())
-    return _from_hub(name, revision, download_dir, patterns) if folder is None else folder
+    found = _local(name, gguf_file)
+    if found is not None:
+        return found
+    if gguf_file is not None:
+        patterns = [glob.escape(part) for part in part_names(gguf_file)]
+        return _file_in(_from_hub(name, revision, download_dir, patterns, []), name, gguf_file)
+    patterns = [*TEXT_FILES, *(WEIGHT_FILES if weights else ())]
+    folder = _from_hub(name, revision, download_dir, patterns, list(NEVER))
+    if not (folder / "config.json").is_file():
+        hint = "the repository has no config.json, so it holds no model for roseinfer"
+        raise ModelNotFoundError(f"{name}: {hint}; of a repository of GGUF files, name one with gguf_file")
+    return folder
 
 
-def cached_model(name: str) -> Path | None:
-    """The folder of a model that is here, None for one that would have to be downloaded. Raises `ModelNotFoundError`
-    for what is neither a folder nor a Hugging Face id.
+def cached_model(name: str, gguf_file: str | None = None) -> Path | None:
+    """Where a model is that is here, None for one that would have to be downloaded. Raises like `resolve_model`, for
+    what is neither a folder nor a GGUF file nor a Hugging Face id.
     """
-    folder = _local(name)
-    if folder is not None:
-        return folder
+    found = _local(name, gguf_file)
+    if found is not None:
+        return found
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+        folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
     except errors.HFValidationError as error:
         raise ModelNotFoundError(f"{name}: {_reason(error, None)}") from error
     except errors.LocalEntryNotFoundError:
         return None
-
-
-def _local(name: str) -> Path | None:
-    """The folder of what cannot be on the hub, None for what may be. Raises `ModelNotFoundError`."""
-    if name == EMBEDDED:
-        return _embedded()
-    folder = Path(name)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(f"{name}: the folder has no config.json")
+    if gguf_file is None:
         return folder
+    return folder / gguf_file if (folder / gguf_file).is_file() else None
+
+
+def _local(name: str, gguf_file: str | None) -> Path | None:
+    """What cannot be on the hub, None for what may be. Raises `ModelNotFoundError`."""
+    path = Path(name)
+    if name == EMBEDDED or path.suffix == SUFFIX:
+        if gguf_file is not None:
+            raise ModelNotFoundError(f"{name}: gguf_file names a file of a folder or of a Hugging Face id")
+        if name != EMBEDDED and not path.is_file():
+            raise ModelNotFoundError(f"{name}: no such file")
+        return _embedded() if name == EMBEDDED else path
+    if path.is_dir():
+        return _in_folder(path, name, gguf_file)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelNotFoundError(f"{name}: no such folder")
     return None
 
 
+def _in_folder(folder: Path, name: str, gguf_file: str | None) -> Path:
+    if gguf_file is not None:
+        return _file_in(folder, name, gguf_file)
+    if not (folder / "config.json").is_file():
+        files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
+        hint = f"; it has GGUF files: name {files[0]}, or another, with gguf_file" if files else ""
+        raise ModelNotFoundError(f"{name}: the folder has no config.json{hint}")
+    return folder
+
+
+def _file_in(folder: Path, name: str, gguf_file: str) -> Path:
+    if not (folder / gguf_file).is_file():
+        raise ModelNotFoundError(f"{name}: there is no file {gguf_file}")
+    return folder / gguf_file
+
+
 def model_folder(config: ModelConfig) -> Path:
-    """The folder that the engine loads its model from.
+    """The folder, or the GGUF file, that the engine loads its model from.
 
     The configs of a few well-known models come with the package (`assets/shapes`): with dummy weights, or with none
     (`device` priced), these need no network. Raises like `resolve_model`.
@@ -73,11 +111,13 @@ def model_folder(config: ModelConfig) -> Path:
     shape = _shape(config.model)
     if dummy and shape is not None:
         return shape
-    return resolve_model(config.model, config.revision, config.download_dir, weights=not dummy)
+    return resolve_model(
+        config.model, config.revision, config.download_dir, gguf_file=config.gguf_file, weights=not dummy
+    )
 
 
 def tokenizer_folder(config: ModelConfig) -> Path:
-    """The folder that the tokenizer is read from: `tokenizer`'s, else the model's.
+    """The folder, or the GGUF file, that the tokenizer is read from: `tokenizer`'s, else the model's.
 
     A packaged shape has none of its own and gets the embedded model's, whose ids are within any of their vocabularies.
     Raises like `resolve_model`.
@@ -105,7 +145,8 @@ def _embedded() -> Path:
     return folder
 
 
-def _from_hub(name: str, revision: str | None, download_dir: str | None, patterns: tuple[str, ...]) -> Path:
+def _from_hub(name: str, revision: str | None, download_dir: str | None, patterns: list[str], never: list[str]) -> Path:
+    """The folder of what matches `patterns`, and none of `never`."""
     import huggingface_hub
 
     # On a terminal the hub shows bars of its own.
@@ -116,13 +157,11 @@ def _from_hub(name: str, revision: str | None, download_dir: str | None, pattern
                 name,
                 revision=revision,
                 cache_dir=download_dir,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(NEVER),
+                allow_patterns=patterns,
+                ignore_patterns=never,
             )
     except Exception as error:  # beside its own, the library lets through those of its HTTP client and of the disk
         raise ModelNotFoundError(f"{name}: {_reason(error, revision)}") from error
-    if not (Path(folder) / "config.json").is_file():
-        raise ModelNotFoundError(f"{name}: the repository has no config.json, so it holds no model for roseinfer")
     return Path(folder)
 
 

@@ -12,8 +12,8 @@ from huggingface_hub.utils import filter_repo_objects
 
 from roseinfer import hub
 from roseinfer.core.config import ModelConfig
-from roseinfer.core.errors import ModelNotFoundError
-from roseinfer.hub import resolve_model
+from roseinfer.core.errors import ConfigError, ModelNotFoundError
+from roseinfer.hub import cached_model, model_folder, resolve_model, tokenizer_folder
 
 REPOSITORY = [
     "config.json",
@@ -45,6 +45,7 @@ class Hub:
         if self.error is not None:
             raise self.error
         for name in self.selected():
+            (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text("{}")
         return str(self.folder)
 
@@ -121,6 +122,66 @@ def test_a_repository_without_a_model(monkeypatch, tmp_path):
     use(monkeypatch, Hub(tmp_path, content=["README.md", "tokenizer.json"]))
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
         resolve_model("org/data")
+
+
+# --- GGUF files ---------------------------------------------------------------------------------------------------
+GGUF_REPOSITORY = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "x[1].gguf", "big/m-00001-of-00002.gguf"]
+GGUF_REPOSITORY += ["big/m-00002-of-00002.gguf"]
+
+
+def test_a_gguf_file(no_hub, tmp_path):
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        resolve_model(str(tmp_path / "m.gguf"))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert resolve_model(str(tmp_path / "m.gguf")) == tmp_path / "m.gguf"
+    assert resolve_model(str(tmp_path), gguf_file="m.gguf") == tmp_path / "m.gguf"
+    assert model_folder(ModelConfig(model=str(tmp_path / "m.gguf"))) == tmp_path / "m.gguf"
+    assert tokenizer_folder(ModelConfig(model=str(tmp_path), gguf_file="m.gguf")) == tmp_path / "m.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"there is no file other\.gguf"):
+        resolve_model(str(tmp_path), gguf_file="other.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has GGUF files: name m\.gguf"):
+        resolve_model(str(tmp_path))
+    for name in ("tiny", str(tmp_path / "m.gguf")):
+        with pytest.raises(ModelNotFoundError, match="gguf_file names a file of a folder or of a Hugging Face id"):
+            resolve_model(name, gguf_file="m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("gguf_file", "downloaded"),
+    [
+        ("m-Q8_0.gguf", ["m-Q8_0.gguf"]),
+        ("x[1].gguf", ["x[1].gguf"]),
+        ("big/m-00001-of-00002.gguf", ["big/m-00001-of-00002.gguf", "big/m-00002-of-00002.gguf"]),
+    ],
+)
+def test_a_gguf_file_of_the_hub(monkeypatch, tmp_path, gguf_file, downloaded):
+    """All parts of it, and nothing else."""
+    stand_in = use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    config = ModelConfig(model="org/model", revision="v1", gguf_file=gguf_file)
+    assert model_folder(config) == tmp_path / gguf_file
+    assert stand_in.selected() == downloaded
+    assert stand_in.call["revision"] == "v1"
+
+
+def test_a_gguf_file_that_the_hub_does_not_have(monkeypatch, tmp_path):
+    use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    with pytest.raises(ModelNotFoundError, match=r"org/model: there is no file m-Q2_K\.gguf"):
+        resolve_model("org/model", gguf_file="m-Q2_K.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json.*name one with gguf_file"):
+        resolve_model("org/model")
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "/m.gguf", "../m.gguf", "a/../../m.gguf", ""])
+def test_names_that_are_no_file_of_a_model(name):
+    with pytest.raises(ConfigError, match="gguf_file must be the name of a"):
+        ModelConfig(gguf_file=name)
+
+
+def test_a_gguf_file_that_is_here(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path))
+    assert cached_model("org/model", "m.gguf") is None
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert cached_model("org/model", "m.gguf") == tmp_path / "m.gguf"
 
 
 def hub_error(kind: type[Exception]) -> Exception:

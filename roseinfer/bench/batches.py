@@ -1,6 +1,5 @@
 """`bench latency` and `bench throughput`: batches of equal requests through the engine, offline or over HTTP."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from roseinfer.bench.report import percentile
 from roseinfer.core.config import EngineConfig, ModelConfig
 from roseinfer.engine.start import load_tokenizer, start_engine
 from roseinfer.hub import model_folder
+from roseinfer.models.documents import read_config
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -77,4 +77,4 @@ def summarise(name: str, measured: dict[int, list[BatchTimes]]) -> list[dict[str
 
 
 def vocab_size(config: ModelConfig) -> int:
-    return int(json.loads((model_folder(config) / "config.json").read_text())["vocab_size"])
+    return int(read_config(model_folder(config))["vocab_size"])

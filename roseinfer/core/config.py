@@ -37,7 +37,8 @@ def option(
 class ModelConfig:
     """Which model, and how it is loaded."""
 
-    model: str = option("tiny", "'tiny' (embedded), a folder, or a Hugging Face id", metavar="MODEL")
+    model: str = option("tiny", "'tiny' (embedded), a folder, a GGUF file, or a Hugging Face id", metavar="MODEL")
+    gguf_file: str | None = option(None, "the GGUF file to load of MODEL, a folder or an id", metavar="NAME")
     dtype: str = option(
         "auto",
         "weights and computation; auto = the checkpoint's on a GPU, float32 on a CPU",
@@ -49,12 +50,12 @@ class ModelConfig:
         "checkpoint is",
         choices=("fp8", "int8"),
     )
-    load_format: str = option("auto", "auto = safetensors; dummy = random weights", choices=("auto", "dummy"))
+    load_format: str = option("auto", "auto = safetensors or GGUF; dummy = random weights", choices=("auto", "dummy"))
     device: str = option(
         "auto", "auto = cuda if there is one; priced = no model, see --cost", choices=("auto", "cpu", "cuda", PRICED)
     )
     max_model_len: int | None = option(None, "context in tokens; default: the model's, as far as the cache holds it")
-    tokenizer: str | None = option(None, "folder or id of another tokenizer", metavar="MODEL")
+    tokenizer: str | None = option(None, "folder, GGUF file or id of another tokenizer", metavar="MODEL")
     revision: str | None = option(None, "branch, tag or commit on the hub")
     download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
     attention_backend: str = option(
@@ -69,6 +70,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_positive(self, "max_model_len", "threads")
+        file = self.gguf_file
+        if file is not None and (not file.endswith(".gguf") or file.startswith("/") or ".." in file.split("/")):
+            raise ConfigError(f"gguf_file must be the name of a .gguf file within the model, got {file!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

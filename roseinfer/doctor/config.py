@@ -10,7 +10,10 @@ from roseinfer.core.errors import ConfigError
 class DoctorConfig:
     """What to look at beside the machine."""
 
-    model: str | None = option(None, "a model to look at: 'tiny', a folder, or a Hugging Face id", metavar="MODEL")
+    model: str | None = option(
+        None, "a model to look at: 'tiny', a folder, a GGUF file, or a Hugging Face id", metavar="MODEL"
+    )
+    gguf_file: str | None = option(None, "the GGUF file of MODEL, a folder or an id, to look at", metavar="NAME")
     port: int = option(8000, "the port that a server is to listen on")
     json: bool = option(False, "print the result as JSON")
 

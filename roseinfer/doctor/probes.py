@@ -21,7 +21,7 @@ _MAX_SOCKET_PATH_BYTES = 103  # as macOS has it; Linux takes four more
 _LONGEST_NAME = "/roseinfer-12345678/engine999.new"
 
 
-def find_out(port: int, model: str | None) -> Facts:
+def find_out(port: int, model: str | None, gguf_file: str | None = None) -> Facts:
     """Everything; takes as long as PyTorch takes to be imported, and a kernel to be compiled."""
     requirements = declared()
     return Facts(
@@ -40,7 +40,7 @@ def find_out(port: int, model: str | None) -> Facts:
         temporary_error=_temporary_error(),
         port=port,
         port_error=_port_error(port),
-        model=None if model is None else look_at(model),
+        model=None if model is None else look_at(model, gguf_file),
     )
 
 
@@ -110,19 +110,20 @@ def _port_error(port: int) -> str | None:
 
 
 # --- a model ------------------------------------------------------------------------------------------------------
-def look_at(name: str) -> Model:
-    """What its folder says; nothing is downloaded."""
+def look_at(name: str, gguf_file: str | None = None) -> Model:
+    """What its folder, or its GGUF file, says; nothing is downloaded."""
     from roseinfer.core.errors import RoseinferError
     from roseinfer.hub import cached_model
     from roseinfer.models.config import read_model_spec
+    from roseinfer.models.documents import weight_bytes
     from roseinfer.text.tokenizer import Tokenizer
 
     try:
-        folder = cached_model(name)
+        folder = cached_model(name, gguf_file)
         if folder is None:
             return Model(name, needs="it is not here yet")
         spec = read_model_spec(folder)
-        weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        weights = weight_bytes(folder)
         if not weights:
             return Model(name, error=f"{folder} holds no weights in safetensors")
         Tokenizer.from_folder(folder)

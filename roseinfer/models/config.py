@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of the model, read without torch.
+"""What a checkpoint's config.json, or its GGUF file, says of the model, read without torch.
 
 Every field is read, known to be harmless, or refused by name: a field that roseinfer has never heard of and that is
 set (not null, false, zero or empty) may change the result, and a wrong answer is worse than none.
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.models.fields import Fields, read_json
+from roseinfer.models.documents import CONFIG, GENERATION, place_of, read_config, read_generation, weight_bytes
+from roseinfer.models.fields import Fields
 from roseinfer.models.quantization import read_quantization
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 
@@ -135,10 +136,8 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
     `max_model_len` is the context that will be used: a sliding window at least that long is full attention.
     Raises `ModelNotFoundError` without a config.json, `UnsupportedModelError` naming what is not supported.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelNotFoundError(f"{folder} holds no config.json")
-    data = read_json(path)
+    path = place_of(folder, CONFIG)
+    data = read_config(folder)
     architecture = _architecture(data, str(path))
     fields = Fields(data, f"{path} ({architecture})")
     spec = _READERS[architecture](fields, architecture, max_model_len)
@@ -154,7 +153,7 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
     """Raises `UnsupportedModelError` if the config speaks of far more weights than the checkpoint's files could hold:
     before memory is asked for them.
     """
-    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    held = weight_bytes(folder)
     attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     weights = spec.hidden_size * (spec.vocab_size + spec.num_layers * (attention + 2 * spec.intermediate_size))
     if held and weights > held * MAX_WEIGHTS_PER_BYTE:
@@ -167,10 +166,9 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
 
     Raises `UnsupportedModelError` for a default that no request could use.
     """
-    generation, config = (
-        read_json(path) if path.is_file() else {}
-        for path in (folder / "generation_config.json", folder / "config.json")
-    )
+    generation = read_generation(folder)
+    has_config = place_of(folder, CONFIG).is_file()
+    config = read_config(folder) if has_config else {}
     eos = tuple(dict.fromkeys(_eos_ids(generation, folder) + _eos_ids(config, folder)))
     if not generation.get("do_sample"):
         return GenerationDefaults(eos_token_ids=eos)
@@ -185,7 +183,7 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, An
     try:
         SamplingParams(**values)
     except InvalidRequestError as error:
-        raise UnsupportedModelError(f"{folder / 'generation_config.json'}: {error}") from error
+        raise UnsupportedModelError(f"{place_of(folder, GENERATION)}: {error}") from error
     return values
 
 

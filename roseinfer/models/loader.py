@@ -1,4 +1,4 @@
-"""Weights into models: from safetensors, tensor by tensor, or made up.
+"""Weights into models: from safetensors or a GGUF file, tensor by tensor, or made up.
 
 A model is built from its spec alone; its layers take memory only while they load, each tensor going from the mapped
 file into its place, so the checkpoint is never in memory twice.
@@ -15,8 +15,10 @@ from safetensors import SafetensorError, safe_open
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.progress import report
+from roseinfer.gguf.files import is_gguf
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec
+from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
 from roseinfer.parallel.group import Alone, Group, Share
 from roseinfer.quant.base import Build, Held, WeightFormat
@@ -53,10 +55,10 @@ def load_model(
 ) -> CausalLM:
     """A model that is ready to run, or what this process holds of one that `group` shares.
 
-    `load_format` "auto" reads the safetensors of `folder`; "dummy" reads no file and draws weights from `seed` (the
-    same on the same kind of device). `quantization` as in `ModelConfig`; `weight_format`, that of the linear layers, is
-    by default what it and the checkpoint ask for. Weights never require gradients; run forward passes in
-    `torch.inference_mode`.
+    `load_format` "auto" reads the safetensors of `folder`, or the GGUF file that it is; "dummy" reads no file and draws
+    weights from `seed` (the same on the same kind of device). `quantization` as in `ModelConfig`; `weight_format`, that
+    of the linear layers, is by default what it and the checkpoint ask for. Weights never require gradients; run forward
+    passes in `torch.inference_mode`.
     Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped or
     not needed, `ConfigError` for a group that cannot share the model, or a format that the device does not run.
     """
@@ -67,6 +69,11 @@ def load_model(
     model = build_model(spec, build)
     if dummy:
         model.load(DummyWeights(seed, build))
+        return model
+    if is_gguf(folder):
+        with GgufWeights(folder, spec, build) as file:
+            model.load(file)
+            file.refuse_unread()
         return model
     with Checkpoint(folder, build) as checkpoint:
         model.load(Widened(checkpoint, spec.quantization) if spec.quantization is not None else checkpoint)

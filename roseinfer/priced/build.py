@@ -1,6 +1,5 @@
 """From options and a model's folder to a priced runner. Of the model only its config and its tokenizer are read."""
 
-import json
 import re
 import time
 from dataclasses import fields
@@ -13,6 +12,7 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.models.config import read_generation_config
+from roseinfer.models.documents import read_config
 from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost_file import read_cost
@@ -43,7 +43,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     if len(priced.slow_list) > 1:
         raise ConfigError(f"slow: {len(priced.slow_list)} factors were given for one engine")
     cost = read_cost(priced.cost)
-    model = _read_config(folder)
+    model = read_config(folder)
     blocks = config.cache.num_kv_blocks or DEFAULT_BLOCKS
     max_model_len = _context(config, model, blocks * config.cache.block_size)
     eos_ids = read_generation_config(folder).eos_token_ids
@@ -93,18 +93,6 @@ def read_vocabulary(folder: Path, size: int | None, eos_ids: tuple[int, ...]) ->
         raise UnsupportedModelError(f"{folder}: no token of its tokenizer can be shown")
     closers = [id for id, text in texts.items() if text in _CLOSERS]
     return DrawnVocabulary(size, words, closers, eos_ids)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """config.json, of any architecture."""
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{path}: {error}") from error
-    if not isinstance(found, dict):
-        raise UnsupportedModelError(f"{path} does not hold a JSON object")
-    return found
 
 
 def _found(model: dict[str, Any], *names: str) -> int | None:

@@ -103,6 +103,19 @@ def test_a_folder_without_weights_or_with_an_unknown_architecture(tmp_path: Path
     assert "not supported" in str(probes.look_at(str(tmp_path)).error)
 
 
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
+    from tests.helpers.checkpoints import make_reference
+    from tests.helpers.gguf_files import write_model
+
+    path = write_model(tmp_path / "m.gguf", make_reference("llama"))
+    model = probes.look_at(str(path))
+    assert (model.error, model.architecture, model.context) == (None, "LlamaForCausalLM", 512)
+    assert model.weight_bytes is not None and 0 < model.weight_bytes < path.stat().st_size
+    assert probes.look_at(str(tmp_path), "m.gguf").error is None
+    path.write_bytes(path.read_bytes()[:2000])
+    assert "cut off or damaged" in str(probes.look_at(str(path)).error)
+
+
 # --- the command --------------------------------------------------------------------------------------------------
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,76 @@
+"""What a GGUF file calls the tensors of a model, and the order in which it keeps their rows."""
+
+import re
+
+import numpy as np
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models.config import ModelSpec
+
+_LLAMA_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_LLAMA_BLOCK = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_GPT2_ENDS = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
+_GPT2_BLOCK = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+_NAMES = {
+    "LlamaForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
+    "Qwen2ForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
+    "Qwen3ForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
+    "GPT2LMHeadModel": (_GPT2_ENDS, _GPT2_BLOCK),
+}
+_IN_BLOCK = re.compile(r"(?:model\.layers|h)\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
+_AT_END = re.compile(r"(?P<part>.+)\.(?P<kind>weight|bias)")
+_QUERIES_KEYS = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
+
+
+class GgufNames:
+    """From the names of a model's own checkpoints to those of its GGUF files."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        """Raises `UnsupportedModelError` for an architecture of which no names are known."""
+        if spec.architecture not in _NAMES:
+            known = ", ".join(_NAMES)
+            raise UnsupportedModelError(f"{spec.architecture} in a GGUF file is not supported; known: {known}")
+        self._ends, self._block = _NAMES[spec.architecture]
+        self._spec = spec
+
+    def of(self, name: str) -> str | None:
+        """None for a tensor that such files do not have."""
+        match = _IN_BLOCK.fullmatch(name)
+        if match is not None and match["part"] in self._block:
+            return f"blk.{match['layer']}.{self._block[match['part']]}.{match['kind']}"
+        match = _AT_END.fullmatch(name)
+        if match is not None and match["part"] in self._ends:
+            return f"{self._ends[match['part']]}.{match['kind']}"
+        return None
+
+    def row_order(self, gguf_name: str) -> np.ndarray | None:
+        """For each row of the model's tensor the row of the file's; None if they are the same.
+
+        llama.cpp turns neighbouring numbers of a Llama's head together, the model's own code those half a head apart:
+        its converter interleaves the halves of every head of q and k. Other architectures keep their order.
+        """
+        match = _QUERIES_KEYS.fullmatch(gguf_name)
+        if match is None or self._spec.architecture != "LlamaForCausalLM":
+            return None
+        heads = self._spec.num_heads if match["which"] == "q" else self._spec.num_kv_heads
+        width = self._spec.head_dim
+        return np.arange(heads * width).reshape(heads, width // 2, 2).swapaxes(1, 2).reshape(-1)

@@ -1,0 +1,141 @@
+"""The weights of a GGUF file, widened while they are read.
+
+What is quantised in the file is computed with as floats here: `gguf`, the package of the format's authors, says what
+its codes mean. A few rows at a time are widened, straight into their place: a model takes no memory but its own.
+"""
+
+import mmap
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.core.progress import report
+from roseinfer.gguf.files import open_gguf
+from roseinfer.gguf.reader import TensorInfo, shown
+from roseinfer.gguf.rope import DIVISORS
+from roseinfer.models.config import ModelSpec
+from roseinfer.models.gguf_names import GgufNames
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import Build, Held
+
+# Widened at once: what `gguf` computes on the way stays in a core's cache.
+_CHUNK_NUMBERS = 2**18
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+Widen = Callable[[np.ndarray], torch.Tensor]
+
+
+class GgufWeights:
+    """See `WeightSource`. Tensors have the names and the shapes of the model's own checkpoints.
+
+    The file is mapped, and a tensor is read when asked for. Files keep all matrices as [out, in]: `transposed` changes
+    nothing here.
+    """
+
+    def __init__(self, path: Path, spec: ModelSpec, build: Build) -> None:
+        """Raises `UnsupportedModelError`, `ModelNotFoundError` as `open_gguf` does."""
+        self.build = build
+        self._path = path
+        self._names = GgufNames(spec)
+        self._tensors = open_gguf(path).tensors
+        self._read: set[str] = set()
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> "GgufWeights":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._maps.clear()
+        self._open.close()
+
+    def __contains__(self, name: str) -> bool:
+        return self._names.of(name) in self._tensors
+
+    def held(self, name: str) -> Held | None:
+        found = self._tensors.get(self._names.of(name) or "")
+        return None if found is None else Held(found.encoding.name, found.shape)
+
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        stored = self._find(name)
+        report("reading weights", len(self._read), len(self._tensors))
+        info = self._tensors[stored]
+        parts = list(shard) if shard is not None else [Share(0, width, width) for width in into.shape]
+        assert tuple(part.width for part in parts) == tuple(into.shape), f"{name}: {parts} into {list(into.shape)}"
+        wanted = [part.whole for part in parts]
+        if list(info.shape) != wanted:
+            shapes = f"is {list(info.shape)}, the metadata say {wanted}"
+            raise UnsupportedModelError(f"{self._path}: tensor {stored} {shapes}")
+        if not into.is_floating_point() or into.element_size() < 2:
+            raise UnsupportedModelError(f"{self._path}: tensor {stored} has type {info.encoding.name}")
+        order = self._names.row_order(stored)
+        if into.ndim == 1:  # a vector is one row, in any order
+            whole = self._widened(stored, info, [0]).view(-1)
+            whole = whole if order is None else whole[torch.from_numpy(order)]
+            into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
+            return
+        rows, columns = parts
+        rows_of_chunk = max(1, _CHUNK_NUMBERS // info.shape[-1])
+        for start in range(0, rows.width, rows_of_chunk):
+            stop = min(rows.width, start + rows_of_chunk)
+            chosen = slice(rows.start + start, rows.start + stop)
+            chunk = self._widened(stored, info, chosen if order is None else order[chosen])
+            into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
+
+    def leave(self, name: str) -> None:
+        self._find(name)
+
+    def refuse_unread(self) -> None:
+        """Raise if the file holds tensors that the model has not asked for."""
+        unexpected = sorted(self._tensors.keys() - self._read - {DIVISORS})  # which the config was read from
+        if unexpected:
+            more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
+            names = ", ".join(map(shown, unexpected[:5]))
+            raise UnsupportedModelError(f"{self._path}: the model has no place for tensor {names}{more}")
+
+    def _find(self, name: str) -> str:
+        stored = self._names.of(name)
+        if stored is None or stored not in self._tensors:
+            raise UnsupportedModelError(f"{self._path}: tensor {stored or name} is missing")
+        self._read.add(stored)
+        return stored
+
+    def _widened(self, stored: str, info: TensorInfo, rows: "slice | Sequence[int] | np.ndarray") -> torch.Tensor:
+        """Some rows of a tensor [n, in], as floats. Raises `UnsupportedModelError` if one is no number."""
+        raw = np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.start)
+        count = 1 if len(info.shape) == 1 else info.shape[0]
+        chosen = np.ascontiguousarray(raw.reshape(count, -1)[rows]).copy()
+        values = _widener(info.encoding.name)(chosen)
+        if not bool(values.isfinite().all()):
+            raise UnsupportedModelError(f"{self._path}: tensor {stored} holds NaN or infinity: the file is damaged")
+        return values
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            file = self._open.enter_context(path.open("rb"))
+            self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[path]
+
+
+def _widener(encoding: str) -> Widen:
+    """Bytes [n, bytes of a row] -> floats [n, numbers of a row]."""
+    plain = _PLAIN.get(encoding)
+    if plain is not None:
+        return lambda raw: torch.from_numpy(raw).view(plain)
+    return lambda raw: torch.from_numpy(_widen_blocks(encoding, raw))
+
+
+def _widen_blocks(encoding: str, raw: np.ndarray) -> np.ndarray:
+    from gguf import quants  # a file without any such tensor does not need it
+
+    kind = getattr(quants, encoding)
+    blocks = raw.reshape(-1, kind.type_size)
+    with np.errstate(all="ignore"):  # damaged scales are told of by name
+        widened: np.ndarray = kind.dequantize_blocks(blocks)
+    return widened.astype(np.float32, copy=False).reshape(raw.shape[0], -1)

@@ -1,0 +1,169 @@
+"""Models read from GGUF files against those that the files were written from."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models.config import read_generation_config, read_model_spec
+from roseinfer.models.gguf_weights import GgufWeights
+from roseinfer.models.loader import load_model
+from roseinfer.parallel.group import Share
+from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.gguf_files import (
+    as_floats,
+    floats_of,
+    metadata_of,
+    quantised,
+    tensors_of,
+    write,
+    write_model,
+)
+from tests.helpers.weights import BUILD
+
+CPU = torch.device("cpu")
+TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
+FAMILIES = ("gpt2", "gpt2-untied", "llama", "llama-tied", "llama-bias", "llama-linear", "qwen2", "qwen3")
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+def logits(path: Path, **options: Any) -> torch.Tensor:
+    spec = read_model_spec(path)
+    model = load_model(path, spec, dtype="float32", device=CPU, load_format="auto", seed=0, **options)
+    runner = HandRunner(model)
+    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_model(family: str, tmp_path: Path) -> None:
+    reference = make_reference(family)
+    path = write_model(tmp_path / "m.gguf", reference)
+    torch.testing.assert_close(logits(path), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_rope_divisors_are_read_as_the_rule_they_came_from(tmp_path: Path) -> None:
+    """Llama 3.1's file holds a tensor of divisors instead of the parameters."""
+    rope = {"rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    published = {"rope_type": "llama3", "original_max_position_embeddings": 8192, **rope}
+    reference = make_reference("llama", rope_parameters=published, max_position_embeddings=32768)
+    plain = 500000.0 ** -(torch.arange(0, 8, 2) / 8)
+    divisors = (plain / reference.model.rotary_emb.inv_freq).numpy().astype(np.float32)
+    assert divisors.max() == pytest.approx(8.0) and divisors.min() == 1.0
+    tensors = tensors_of(reference, as_floats)
+    path = tmp_path / "m.gguf"
+    write(path, metadata_of(reference, 99), {**tensors, "rope_freqs.weight": (divisors, "F32")})
+    torch.testing.assert_close(logits(path), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+    divisors[1] *= 1.01
+    write(path, metadata_of(reference, 99), {**tensors, "rope_freqs.weight": (divisors, "F32")})
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight follows no rule"):
+        read_model_spec(path)
+
+
+ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+def one_layer(tmp_path: Path, data: np.ndarray, encoding: str) -> GgufWeights:
+    """A Llama whose first q_proj [512, 512] is `data`: as the file keeps it, its heads interleaved."""
+    sizes = {"hidden_size": 512, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 128}
+    reference = make_reference("llama", **sizes)
+    tensors = tensors_of(reference, as_floats) | {"blk.0.attn_q.weight": (data, encoding)}
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors)
+    return GgufWeights(path, read_model_spec(path), BUILD)
+
+
+def uninterleaved(values: torch.Tensor, heads: int) -> torch.Tensor:
+    return values.view(heads, -1, 2, values.shape[1]).transpose(1, 2).reshape(values.shape)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_encodings_are_read_as_others_read_them(encoding: str, tmp_path: Path) -> None:
+    if encoding in ("F32", "F16", "BF16"):
+        drawn = np.random.default_rng(0).normal(size=(512, 512))
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[encoding]
+        stored = torch.from_numpy(drawn).to(dtype)
+        data = stored.view(torch.uint8).numpy() if encoding == "BF16" else stored.numpy()
+        expected = stored.float()
+    else:
+        data = quantised(encoding, (512, 512))
+        expected = floats_of(data, encoding).view(512, 512)
+    assert 0.05 < float(expected.std()) < 50 and expected.unique().numel() > 1000
+    expected = uninterleaved(expected, heads=4)
+    with one_layer(tmp_path, data, encoding) as weights:
+        whole, part = torch.empty(512, 512), torch.empty(130, 200)
+        weights.read(Q_PROJ, whole)
+        assert torch.equal(whole, expected)
+        weights.read(Q_PROJ, part, shard=(Share(120, 130, 512), Share(31, 200, 512)))
+        assert torch.equal(part, expected[120:250, 31:231])
+        half = torch.empty(512, 512, dtype=torch.bfloat16)
+        weights.read(Q_PROJ, half)
+        assert torch.equal(half, expected.to(torch.bfloat16))
+
+
+def test_memory_is_that_of_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is widened at once does not grow with the tensor."""
+    widened: list[int] = []
+    original = GgufWeights._widened
+
+    def counted(self: GgufWeights, *args: Any) -> torch.Tensor:
+        values = original(self, *args)
+        widened.append(values.numel())
+        return values
+
+    monkeypatch.setattr(GgufWeights, "_widened", counted)
+    monkeypatch.setattr("roseinfer.models.gguf_weights._CHUNK_NUMBERS", 4096)
+    with one_layer(tmp_path, quantised("Q4_K", (512, 512)), "Q4_K") as weights:
+        weights.read(Q_PROJ, torch.empty(512, 512))
+    assert max(widened) == 4096 and sum(widened) == 512 * 512
+
+
+def test_weights_may_be_rounded_while_they_are_read(tmp_path: Path) -> None:
+    """FP8 of a file's weights is FP8 of the same weights in a folder."""
+    reference = make_reference("llama")
+    path = write_model(tmp_path / "m.gguf", reference)
+    (tmp_path / "folder").mkdir()
+    folder = save_reference(reference, tmp_path / "folder")
+    assert torch.equal(logits(path, quantization="fp8"), logits(folder, quantization="fp8"))
+    assert not torch.equal(logits(path, quantization="fp8"), logits(path))
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    reference = make_reference("llama")
+    metadata, tensors = metadata_of(reference, 99), tensors_of(reference, as_floats)
+
+    def refuse(changed: dict[str, Any], match: str) -> None:
+        path = write(tmp_path / "m.gguf", metadata, changed)
+        with pytest.raises(UnsupportedModelError, match=match):
+            logits(path)
+
+    name = "blk.1.ffn_up.weight"
+    broken = tensors[name][0].copy()
+    broken[3, 5] = np.inf
+    refuse({key: tensor for key, tensor in tensors.items() if key != name}, rf"tensor {name} is missing")
+    refuse({**tensors, name: (broken, "F32")}, rf"tensor {name} holds NaN or infinity")
+    refuse({**tensors, name: (broken[:, :16], "F32")}, rf"tensor {name} is \[48, 16\], the metadata say \[48, 32\]")
+    extra = np.ones(4, np.float32)
+    refuse({**tensors, "blk.0.attn_q.scale": (extra, "F32")}, r"no place for tensor blk\.0\.attn_q\.scale")
+
+
+def test_what_is_kept_in_codes_is_not_read_as_codes(tmp_path: Path) -> None:
+    with one_layer(tmp_path, quantised("Q8_0", (512, 512)), "Q8_0") as weights:
+        held = weights.held(Q_PROJ)
+        assert held is not None and (held.dtype, held.shape) == ("Q8_0", (512, 512))
+        assert weights.held("lm_head.scales") is None and "lm_head.weight" in weights
+        with pytest.raises(UnsupportedModelError, match="has type Q8_0"):
+            weights.read(Q_PROJ, torch.empty(512, 512, dtype=torch.int8))
+
+
+def test_what_the_file_says_of_the_model(tmp_path: Path) -> None:
+    reference = make_reference("qwen3")
+    path = write_model(tmp_path / "m.gguf", reference, **{"general.sampling.temp": 0.5, "general.sampling.top_k": 7})
+    folder = save_reference(reference, tmp_path)
+    ours, theirs = read_model_spec(path), read_model_spec(folder)
+    assert ours == replace(theirs, norm_eps=ours.norm_eps) and abs(ours.norm_eps - theirs.norm_eps) < 1e-12
+    found = read_generation_config(path)
+    assert (found.eos_token_ids, found.temperature, found.top_k) == ((98,), 0.5, 7)
