@@ -1,10 +1,10 @@
 """From the GPU table's JSON to its page in the docs, with plots.
 
-    python -m benchmarks.report benchmarks/results/gpu-h200.json [--classes JSON ...] [--out docs]
+    python -m benchmarks.report benchmarks/results/gpu-h200.json ... [--classes JSON ...] [--out docs]
 
-`--classes`: what `benchmarks/slo_gpu.py` found under classes of latency objectives; may be given several times.
-Writes OUT/gpu.md, OUT/img/gpu-peer.png and OUT/img/gpu-card.png. What is known of a row that misses its target is read
-from a file of the JSON's name that ends in .notes.toml, if there is one:
+Of a model that several files have rows of, those of the last file count. `--classes`: what `benchmarks/slo_gpu.py`
+found under classes of latency objectives. Writes OUT/gpu.md, OUT/img/gpu-peer.png and OUT/img/gpu-card.png. What is
+known of a row that misses its target is read from files of the JSONs' names that end in .notes.toml, where they are:
 
     ["qwen3-8b nano"]
     bound = "cuBLAS reads the weights at 2.29 TB/s at batch 256"
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.bounds import FP8_FLOPS_S
 from benchmarks.gpu_result import unsound
-from benchmarks.gpu_rows import FIGURES, MODELS, Model
+from benchmarks.gpu_rows import FIGURES, MODELS, ROWS, Model
 from benchmarks.slo_gpu import LOADS, MODEL
 from benchmarks.slo_gpu import rows as class_rows
 
@@ -35,7 +35,7 @@ PLOTS = {
     "gpu-card.png": ("share_of_card", "share of what the card allows (1 = its limit)", 1.0),
 }
 INTRO = """\
-Written by `benchmarks/report.py` from `{json}`; `benchmarks/gpu_table.py` measured it.
+Written by `benchmarks/report.py` from {json}; `benchmarks/gpu_table.py` measured it.
 
 Models with dummy weights, each behind `roseinfer serve`, greedy, every prompt new but for what a row's prompts share;
 the client is `{client}`, in processes of its own on the same machine. The peer's figures, with the same client
@@ -52,13 +52,16 @@ prefix, kernels may read it from the card's cache and be faster than this.
 """
 
 
-def page(result: Mapping[str, Any], notes: Notes, source: str, classes: Results = ()) -> str:
-    """`classes`: results of `slo_gpu`."""
-    rows = result["rows"]
+def page(results: Results, notes: Notes, sources: Sequence[str], classes: Results = ()) -> str:
+    """`results`: of `gpu_table`, read from `sources`; `classes`: of `slo_gpu`."""
+    results = _newest(results)
+    rows = all_rows(results)
+    head, last = results[0], results[-1]
+    files = " and ".join(f"`{source}`" for source in sources)
     parts = [
-        f"# roseinfer on one {result['hardware'].get('gpu', 'GPU')}",
-        INTRO.format(json=source, client=" ".join(result["client"]), peer=result["peer"]),
-        markdown(_setup(result)),
+        f"# roseinfer on one {head['hardware'].get('gpu', 'GPU')}",
+        INTRO.format(json=files, client=" ".join(last["client"]), peer=last["peer"]),
+        *(markdown(_setup(result)) for result in results),
         "## Against the targets\nx vLLM: how many times better; of card: share of what the card allows (below).",
         markdown(_targets(rows)),
         *(f"![{caption}](img/{name})" for name, (_, caption, _) in PLOTS.items()),
@@ -67,15 +70,34 @@ def page(result: Mapping[str, Any], notes: Notes, source: str, classes: Results 
         "Where arrivals set the output rate (in brackets) it says nothing of the server.",
         *(_classes(found) for found in classes),
         "## Start\nSeconds from the start of the process to the first 200 from `/health`.",
-        markdown(_starts(result["servers"])),
+        markdown([line for result in results for line in _starts(result["servers"])]),
         "## What the card allows",
         LIMITS.format(fp8=FP8_FLOPS_S / 1e12),
         markdown(_bounds(rows)),
         *_misses(rows, notes),
         "## Commands",
-        _commands(result),
+        *(_commands(result) for result in results),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _newest(results: Results) -> list[dict[str, Any]]:
+    """Without the models that a later one has."""
+    found: list[dict[str, Any]] = []
+    later: set[str] = set()
+    for result in reversed(results):
+        rows = [row for row in result["rows"] if row["model"] not in later]
+        servers = {name: server for name, server in result["servers"].items() if name not in later}
+        later |= {row["model"] for row in rows} | set(servers)
+        if rows:
+            found.insert(0, {**result, "rows": rows, "servers": servers})
+    return found
+
+
+def all_rows(results: Results) -> list[Mapping[str, Any]]:
+    """In the order of the table."""
+    order = [row.key for row in ROWS]
+    return sorted((row for result in results for row in result["rows"]), key=lambda row: order.index(_key(row)))
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -105,6 +127,7 @@ def _key(row: Mapping[str, Any]) -> str:
 def _setup(result: Mapping[str, Any]) -> list[dict[str, str]]:
     repeat = "one run of each row" if result["repeat"] == 1 else f"medians of {result['repeat']} runs of each row"
     lines = {
+        "models": ", ".join(dict.fromkeys(row["model"] for row in result["rows"])),
         "hardware": ", ".join(f"{name} {value}" for name, value in result["hardware"].items()),
         "versions": ", ".join(f"{name} {value}" for name, value in result["versions"].items()),
         "roseinfer commit": result["commit"],
@@ -244,22 +267,24 @@ def draw(path: Path, rows: Results, kind: str, caption: str, line: float) -> Non
     figure.savefig(path, dpi=110)
 
 
-def write(source: Path, out: Path, classes: Sequence[Path] = ()) -> None:
-    result = json.loads(source.read_text())
-    notes_file = source.with_suffix(".notes.toml")
-    notes = tomllib.loads(notes_file.read_text()) if notes_file.exists() else {}
+def write(sources: Sequence[Path], out: Path, classes: Sequence[Path] = ()) -> None:
+    results = [json.loads(source.read_text()) for source in sources]
+    notes = dict[str, Mapping[str, str]]()
+    for file in (source.with_suffix(".notes.toml") for source in sources):
+        notes |= tomllib.loads(file.read_text()) if file.exists() else {}
     (out / "img").mkdir(parents=True, exist_ok=True)
-    named = source.name if source.is_absolute() else str(source)
-    (out / "gpu.md").write_text(page(result, notes, named, [json.loads(file.read_text()) for file in classes]))
+    named = [source.name if source.is_absolute() else str(source) for source in sources]
+    (out / "gpu.md").write_text(page(results, notes, named, [json.loads(file.read_text()) for file in classes]))
+    rows = all_rows(_newest(results))
     for name, (kind, caption, line) in PLOTS.items():
-        draw(out / "img" / name, result["rows"], kind, caption, line)
+        draw(out / "img" / name, rows, kind, caption, line)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path)
+    parser.add_argument("json", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("docs"))
-    parser.add_argument("--classes", type=Path, action="append", default=[], metavar="JSON")
+    parser.add_argument("--classes", type=Path, nargs="*", default=[], metavar="JSON")
     args = parser.parse_args()
     write(args.json, args.out, args.classes)
 

@@ -69,6 +69,8 @@ def test_rows_as_the_client_takes_them(modules):
     assert same65.flags(1000)[-2:] == ["--seed", "1001"] and same65.flags(1000).count("--seed") == 1
     keys = [row.key for row in modules["rows"].ROWS]
     assert len(keys) == len(set(keys)) == 20
+    ordered = bounds.chosen(["qwen3-8b-fp8", "gpt2"], ["seq1", "hol"])
+    assert [row.key for row in ordered] == ["qwen3-8b-fp8 seq1", "gpt2 seq1", "gpt2 hol"]
     draws = {
         repr([(f.name, getattr(row.load(), f.name)) for f in fields(OpenLoopConfig)]) for row in modules["rows"].ROWS
     }
@@ -241,6 +243,23 @@ def test_page(modules, tmp_path, monkeypatch):
     assert missed.count("No profile has been recorded yet.") == missed.count("###") - 1
     for name in ("gpu-peer.png", "gpu-card.png"):
         assert (tmp_path / "docs" / "img" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_newer_rows_take_the_place_of_older_ones(modules, tmp_path):
+    """A model's rows all come from one run; other models keep theirs, and rows stay in the table's order."""
+    old, new = made_up(modules), made_up(modules)
+    new["rows"] = [row for row in new["rows"] if row["model"] == "qwen3-0.6b"]
+    new |= {"commit": "def", "servers": {}}
+    older, newer = tmp_path / "old.json", tmp_path / "new.json"
+    older.write_text(json.dumps(old))
+    newer.write_text(json.dumps(new))
+    modules["report"].write([older, newer], tmp_path)
+    text = (tmp_path / "gpu.md").read_text()
+    assert "`old.json` and `new.json`" in text and "| roseinfer commit | def |" in text
+    assert "| models | gpt2, qwen3-8b, llama-3.1-8b, qwen3-8b-fp8, qwen3-8b-fp8-kv |" in text
+    figures = text.split("## Every figure")[1].split("##")[0]
+    assert figures.count("| qwen3-0.6b nano |") == 1
+    assert figures.index("gpt2 hol") < figures.index("qwen3-0.6b nano") < figures.index("qwen3-8b nano")
 
 
 def test_bars_leave_out_what_arrivals_set(modules):
