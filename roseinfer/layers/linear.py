@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.availability import has_triton
 from roseinfer.parallel.group import Group, Share, share_of
-from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Piece, WeightSource, pair, read_new
+from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, Piece, WeightSource, read_new
 
 
 # --- norms, over the last dimension ---------------------------------------------------------------------------------
@@ -185,22 +185,24 @@ class NormedLinear:
 class _FeedForward:
     """x + down(up(norm(x))), of two products that nobody else reads between."""
 
-    _pair: Pair
-
     def __init__(self, norm: Norm, up: Linear, down: Linear) -> None:
         assert up.split is Split.OUTPUTS, "nothing adds up partial results here"
         self._norm = norm
         self._up = up
         self._down = down
+        self._pair: Pair | None = None
 
     def load(self, source: WeightSource, norm: str, up: Sequence[str], down: str, *, transposed: bool = False) -> None:
         self._norm.load(source, norm)
         self._up.load(source, *up, transposed=transposed)
         self._down.load(source, down, transposed=transposed)
-        self._pair = pair(self._up.matmul, self._down.matmul)
+        if isinstance(self._up.matmul, Pairable):
+            self._pair = self._up.matmul.paired(self._down.matmul)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         down = self._down
+        if self._pair is None:
+            return down(self._up.matmul.after(self._norm, x), x)
         return down.whole(self._pair(self._norm, x, down.start(x)))
 
 

@@ -73,22 +73,6 @@ class Pairable(Matmul, Protocol):
         ...
 
 
-def pair(first: Matmul, second: Matmul) -> Pair:
-    made = first.paired(second) if isinstance(first, Pairable) else None
-    return made or _Separate(first, second)
-
-
-class _Separate:
-    """See `Pair`."""
-
-    def __init__(self, first: Matmul, second: Matmul) -> None:
-        self._first = first
-        self._second = second
-
-    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        return self._second(self._first.after(norm, x), residual)
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A matrix [rows, in] of a layer's stacked weight, as the checkpoint holds it: `name`.weight and `name`.bias.

@@ -13,7 +13,7 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.fp8_rows import rows_reference
 from roseinfer.kernels.triton_support import HAS_TRITON
 from roseinfer.layers.linear import LayerNorm, RMSNorm
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm, pair
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_weight import Fp8Weight
 from tests.helpers.interpreter import hurry, round_codes
@@ -140,17 +140,25 @@ def test_pairs(rows: int, epilogue: Epilogue, block: bool, down_by_blocks: bool)
     x, residual, norm = draw(rows, WIDTH), draw(rows, WIDTH), load_norm(RMSNorm, WIDTH)
     between = exact(normed(norm, x), up, None, epilogue)
     expected = exact(between, down, None, NOTHING_MORE) + residual.double()
-    both = pair(fp8_matmul(up, None, epilogue), fp8_matmul(down, None))
+    both = fp8_matmul(up, None, epilogue).paired(fp8_matmul(down, None))
     result = both(norm, x, residual)
     assert result.data_ptr() == residual.data_ptr()
     assert ((result.double() - expected).norm() / expected.norm()) < 3 * TOLERANCE
 
 
-def test_a_pair_without_a_residual_and_with_another_kind_of_product() -> None:
-    weight, x, norm = draw_weight(OUT, WIDTH, True), draw(MANY, WIDTH), load_norm(RMSNorm, WIDTH)
-    first, wide = fp8_matmul(weight, None), draw(256, OUT) / OUT**0.5
-    both = pair(first, PlainMatmul(wide, None))
-    assert_near(both(norm, x, None), first.after(norm, x).double() @ wide.double().T)
+def test_a_pair_without_a_residual() -> None:
+    """On the ranks that do not add it."""
+    up, down = draw_weight(OUT, WIDTH, True), draw_weight(WIDTH, OUT, True)
+    x, norm = draw(MANY, WIDTH), load_norm(RMSNorm, WIDTH)
+    both = fp8_matmul(up, None).paired(fp8_matmul(down, None))
+    residual = torch.zeros_like(x)
+    assert torch.equal(both(norm, x, None), both(norm, x, residual))
+
+
+def test_a_product_of_another_kind_gets_16_bits() -> None:
+    """A checkpoint may have only one of two layers in FP8."""
+    other = PlainMatmul(draw(WIDTH, OUT), None)
+    assert fp8_matmul(draw_weight(OUT, WIDTH, True), None).paired(other) is None
 
 
 @pytest.mark.parametrize(("rows", "columns", "by_block"), [(256, 200, False), (200, 256, False), (256, 192, True)])
