@@ -1,0 +1,42 @@
+"""Text that the embedded model has not seen in training, and how well a model foretells it."""
+
+import sysconfig
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+import roseinfer
+from tests.helpers.batches import HandRow, HandRunner
+
+TINY = Path(roseinfer.__file__).parent / "assets" / "tiny"
+# Modules of the standard library that training/corpus.py holds out (`split_of`).
+MODULES = ("email/_policybase", "ipaddress", "multiprocessing/pool", "quopri", "wsgiref/validate", "xml/sax/saxutils")
+LONGEST = 256
+
+
+@cache
+def held_out_tokens() -> tuple[tuple[int, ...], ...]:
+    """The beginnings of held-out modules, as token ids with the special ones around a document."""
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    library = Path(sysconfig.get_paths()["stdlib"])
+    texts = [(library / f"{name}.py").read_text(encoding="utf-8") for name in MODULES]
+    return tuple(tuple(tokenizer.encode(text).ids[:LONGEST]) for text in texts)
+
+
+def all_logits(runner: HandRunner, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Of every token of every text, [tokens, vocab] float32, each text computed as a prompt of its own."""
+    rows = [HandRow(tokens=ids, table=runner.blocks.table(len(ids)), start=0, count=len(ids)) for ids in texts]
+    return torch.cat(runner.run(rows))
+
+
+def loss_of(logits: torch.Tensor, texts: Sequence[Sequence[int]]) -> float:
+    """Mean negative log likelihood of a token, in nats, over all but the first of each text."""
+    losses, start = [], 0
+    for ids in texts:
+        part = logits[start : start + len(ids) - 1].log_softmax(-1)
+        losses.append(-part.gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1))
+        start += len(ids)
+    return float(torch.cat(losses).double().mean())

@@ -1,0 +1,77 @@
+"""What rounding to FP8 costs a trained model: the embedded one, on text that it has not seen."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
+from roseinfer.quant import fp8_format
+from roseinfer.quant.base import Epilogue, WeightFormat
+from roseinfer.quant.cpu_matmul import PlainMatmul
+from roseinfer.quant.fp8_format import Fp8Format
+from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.fp8_weight import BLOCK, Fp8Weight
+from roseinfer.quant.plain import PlainFormat
+from tests.helpers.batches import HandRunner
+from tests.helpers.held_out import TINY, all_logits, held_out_tokens, loss_of
+
+SCHEMES = [Fp8Scheme("channel"), Fp8Scheme("block")]
+
+
+class RoundedInputs(PlainMatmul):
+    """Rounds its inputs to FP8, too, with a scale for each row, or for each 128 of its columns."""
+
+    def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> None:
+        super().__init__(weight.widen(torch.float32), bias, epilogue)
+        self._group = BLOCK if weight.is_block else weight.codes.shape[1]
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return super().__call__(Fp8Weight.of(x.reshape(-1, self._group)).widen(x.dtype).view(x.shape), residual, out)
+
+
+def logits(weight_format: WeightFormat) -> torch.Tensor:
+    model = load_model(
+        TINY,
+        read_model_spec(TINY),
+        dtype="float32",
+        device=torch.device("cpu"),
+        load_format="auto",
+        seed=0,
+        weight_format=weight_format,
+    )
+    return all_logits(HandRunner(model, num_blocks=256), held_out_tokens())
+
+
+@pytest.fixture(scope="module")
+def exact() -> torch.Tensor:
+    return logits(PlainFormat())
+
+
+def cosine(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Of the logits of all tokens together."""
+    return float(F.cosine_similarity(found.flatten().double(), exact.flatten().double(), 0))
+
+
+def test_the_text_is_foretold(exact: torch.Tensor) -> None:
+    tokens = held_out_tokens()
+    assert sum(map(len, tokens)) > 1000
+    assert 1.0 < loss_of(exact, tokens) < 4.0, "of 8.3 nats that a uniform guess costs"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_weights_alone(scheme: Fp8Scheme, exact: torch.Tensor) -> None:
+    found = logits(Fp8Format(scheme, rounds=True, widens=True))
+    assert 0.998 < cosine(found, exact) < 1.0
+    assert F.cosine_similarity(found, exact).min() > 0.995, "of each token's logits, too"
+    assert loss_of(found, held_out_tokens()) == pytest.approx(loss_of(exact, held_out_tokens()), rel=0.01)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_weights_and_activations(scheme: Fp8Scheme, exact: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_format, "_product", RoundedInputs)
+    found = logits(Fp8Format(scheme, rounds=True, widens=False))
+    assert 0.995 < cosine(found, exact) < 1.0
+    assert loss_of(found, held_out_tokens()) == pytest.approx(loss_of(exact, held_out_tokens()), rel=0.01)
