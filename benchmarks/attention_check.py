@@ -61,6 +61,7 @@ class Bench:
             max_model_len=sizes.longest,
             block_size=sizes.block_size,
             dtype=sizes.dtype,
+            kept=sizes.dtype,
             device=device,
         )
 
@@ -70,7 +71,7 @@ class Bench:
 
     def in_torch(self, window: int | None) -> "Layer":
         spec = replace(self.sizes.spec, window=window)
-        return Layer(TorchAttention([spec]), spec, self.store)
+        return Layer(TorchAttention([spec], self.store.dtype), spec, self.store)
 
     def batch(self, rows: Sequence[tuple[int, int]]) -> ForwardBatch:
         """rows: position of the first query and number of queries of each, rows of one query first."""

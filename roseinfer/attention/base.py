@@ -23,7 +23,8 @@ CHUNK_FIELDS = 4
 class AttentionShape:
     """What a backend is built for: `specs` of the model's layers in order, and what it sizes its buffers by.
 
-    max_rows, max_tokens: rows and tokens of a step at most. max_model_len: tokens of a context at most.
+    kept: the dtype of K and V in the store. max_rows, max_tokens: rows and tokens of a step at most. max_model_len:
+    tokens of a context at most.
     """
 
     specs: tuple[AttentionSpec, ...]
@@ -32,6 +33,7 @@ class AttentionShape:
     max_model_len: int
     block_size: int
     dtype: torch.dtype
+    kept: torch.dtype
     device: torch.device
 
 

@@ -9,6 +9,7 @@ import torch
 
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.kv_fp8 import CODES
 
 # Bytes of K and V that a scrub takes out of the store at a time.
 _SCRUB_BYTES = 16 << 20
@@ -40,7 +41,10 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """specs: of the model's layers in order, of which there is at least one."""
+        """specs: of the model's layers in order, of which there is at least one. dtype: of K and V as they are kept,
+        that of the computation or `CODES`.
+        """
+        self.dtype = dtype
         self.block_size = block_size
         self.num_blocks = num_blocks
         shapes = list(dict.fromkeys((spec.kv_heads, spec.head_dim) for spec in specs))
@@ -56,6 +60,8 @@ class KVStore:
             _zeros((num_blocks, count, 2, block_size, *shape), dtype, device)
             for shape, count in zip(shapes, counts, strict=True)
         )
+        # What is only moved: integers, as PyTorch's indexed operations know no FP8.
+        self._moved = tuple(part.view(torch.uint8) if dtype == CODES else part for part in self.parts)
         self._copy = None
         if has_triton(device):
             from roseinfer.kernels.block_copy import copy_blocks
@@ -81,7 +87,7 @@ class KVStore:
         fullest source: to copy more of the others is harmless, since nothing past a sequence's length is ever read,
         but to copy whole blocks that are filled in part takes memory traffic many times over.
         """
-        for part in self.parts:
+        for part in self._moved:
             if self._copy is not None:
                 self._copy(part, src, dst, tokens)
                 continue
@@ -94,15 +100,21 @@ class KVStore:
         They are taken in slices of at most 16 MiB: a long request's blocks are gigabytes, and the store leaves little
         of a GPU's memory free.
         """
-        for part in self.parts:
+        for part in self._moved:
             for layer in part.unbind(1):
                 for some in blocks.split(max(1, _SCRUB_BYTES // layer[0].nbytes)):
-                    values = layer.index_select(0, some)
-                    layer.index_copy_(0, some, values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
+                    layer.index_copy_(0, some, _finite(layer.index_select(0, some)))
 
     @staticmethod
     def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
         return sum(2 * block_size * spec.kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """`values` with zeros for what is not finite, overwritten; bytes are codes, which have no infinities."""
+    if values.dtype == torch.uint8:
+        return values.masked_fill_((values & 0x7F) == 0x7F, 0)
+    return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

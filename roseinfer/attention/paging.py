@@ -5,22 +5,32 @@ Row numbers for all layers are worked out once a step; a layer then costs two wr
 
 import torch
 
+from roseinfer.attention.kv_fp8 import Widener
+from roseinfer.kernels.kv_fp8 import CODES
+
 
 class PagedRows:
     """`rows`: [num_blocks * num_layers * 2 * block_size, kv_heads * D], a view of one of `KVStore.parts`.
 
     Plane 2 * layer holds a layer's K and plane 2 * layer + 1 its V. What is gathered lies in one buffer that all
     pieces of a step share: fresh memory of this size would cost a CPU several times the copy itself in page faults.
+
+    Of K and V in FP8 the rows are bytes, codes, which are widened when they have been gathered.
     """
 
-    def __init__(self, part: torch.Tensor) -> None:
+    def __init__(self, part: torch.Tensor, dtype: torch.dtype) -> None:
+        """dtype: of what is gathered."""
+        self.dtype = dtype
+        self.widen = Widener(dtype, part.device) if part.dtype == CODES else None
+        if self.widen is not None:
+            part = part.view(torch.uint8)
         blocks, layers, _, block_size, self.kv_heads, self.head_dim = part.shape
         self.layers = layers
         self.rows = part.view(blocks * layers * 2 * block_size, self.kv_heads * self.head_dim)
         self.block_size = block_size
         self._rows_per_block = 2 * layers * block_size
         self._plane_starts = torch.arange(2 * layers, device=self.rows.device)[:, None] * block_size
-        self._buffer = self.rows.new_empty((0, self.rows.shape[1]))
+        self._buffers = {kind: torch.empty(0, dtype=kind, device=part.device) for kind in (self.rows.dtype, dtype)}
         self._block_of = self._offset_of = self._plane_starts.new_empty(0)
 
     def of_slots(self, slots: torch.Tensor) -> torch.Tensor:
@@ -49,11 +59,12 @@ class PagedRows:
             rows = torch.where(inside, rows, rows[:, :1])
         return rows.flatten() + self._plane_starts
 
-    def buffer(self, tokens: int) -> torch.Tensor:
-        """[tokens, kv_heads * D], shared with every other buffer that was handed out."""
-        if self._buffer.shape[0] < tokens:
-            self._buffer = self.rows.new_empty((tokens, self.rows.shape[1]))
-        return self._buffer[:tokens]
+    def buffer(self, tokens: int, dtype: torch.dtype) -> torch.Tensor:
+        """[tokens, kv_heads * D], of the rows' dtype or what is gathered; all that are handed out share memory."""
+        numbers = tokens * self.rows.shape[1]
+        if len(self._buffers[dtype]) < numbers:
+            self._buffers[dtype] = torch.empty(numbers, dtype=dtype, device=self.rows.device)
+        return self._buffers[dtype][:numbers].view(tokens, -1)
 
     def _positions(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each position below `longest`: the entry of the block table, and the place in the block."""
@@ -75,7 +86,7 @@ class SlotWriter:
         self._rows = paged.of_slots(slots).unbind()
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """layer: its index in the part. k, v: [T, kv_heads, D]."""
+        """layer: its index in the part. k, v: [T, kv_heads, D], codes as bytes."""
         if self._tokens is not None:
             k, v = k[self._tokens], v[self._tokens]
         self._target.index_copy_(0, self._rows[2 * layer], k.flatten(1))
@@ -100,13 +111,16 @@ class ContextReader:
     ) -> None:
         count = tables.shape[0]
         rows = paged.of_contexts(tables, first, lengths, longest, ragged)
-        self._source = paged.rows
+        self._source, self._widen = paged.rows, paged.widen
         self._rows = rows.view(paged.layers, 2 * count * longest).unbind()
-        self._buffer = paged.buffer(2 * count * longest)
-        dense = self._buffer.view(2, count, longest, paged.kv_heads, paged.head_dim).transpose(2, 3)
+        self._gathered = paged.buffer(2 * count * longest, paged.rows.dtype)
+        self._wide = paged.buffer(2 * count * longest, paged.dtype)
+        dense = self._wide.view(2, count, longest, paged.kv_heads, paged.head_dim).transpose(2, 3)
         self._keys, self._values = dense.unbind()
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V, each [n, kv_heads, longest, D], of the part's layer; valid until any reader of the part reads."""
-        torch.index_select(self._source, 0, self._rows[layer], out=self._buffer)
+        torch.index_select(self._source, 0, self._rows[layer], out=self._gathered)
+        if self._widen is not None:
+            self._widen(self._gathered, self._wide)
         return self._keys, self._values

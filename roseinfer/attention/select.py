@@ -14,17 +14,19 @@ from roseinfer.kernels.availability import has_triton
 _PREFERRED = ("triton", "torch")
 
 
-def resolve_backend(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device) -> str:
-    """The backend that `attention_backend` names, for a model with these layers.
+def resolve_backend(
+    name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
+) -> str:
+    """The backend that `attention_backend` names, for a model with these layers. kept: of K and V, if not `dtype`.
 
     Raises `ConfigError` if it cannot run here, `UnsupportedModelError` if "auto" finds none that computes the layers.
     """
     if name != "auto":
-        reason = why_not(name, specs, dtype, device)
+        reason = why_not(name, specs, dtype, device, kept)
         if reason is not None:
             raise ConfigError(f"attention_backend {name} cannot be used: {reason}")
         return name
-    reasons = {backend: why_not(backend, specs, dtype, device) for backend in _PREFERRED}
+    reasons = {backend: why_not(backend, specs, dtype, device, kept) for backend in _PREFERRED}
     for backend, reason in reasons.items():
         if reason is None:
             return backend
@@ -32,7 +34,9 @@ def resolve_backend(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtyp
     raise UnsupportedModelError(f"no attention backend computes this model here: {told}")
 
 
-def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device) -> str | None:
+def why_not(
+    name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
+) -> str | None:
     """Why the backend cannot compute these layers here, as the end of a sentence; None if it can."""
     if name == "torch":
         from roseinfer.attention import torch_backend
@@ -45,7 +49,9 @@ def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, devic
     if name == "triton":
         from roseinfer.attention import triton_backend
 
-        return triton_backend.why_not(specs)
+        return triton_backend.why_not(specs, device, kept or dtype)
+    if kept is not None and kept != dtype:
+        return "it keeps K and V as they are computed, and kv_cache_dtype asks for FP8"
     if find_spec("flashinfer") is None:
         return "it is not installed: pip install 'roseinfer[flashinfer]'"
     from roseinfer.attention import flashinfer_backend
@@ -65,4 +71,4 @@ def make_attention(name: str, shape: AttentionShape) -> AttentionBackend:
         return FlashInferAttention(shape)
     from roseinfer.attention.torch_backend import TorchAttention
 
-    return TorchAttention(shape.specs)
+    return TorchAttention(shape.specs, shape.dtype)

@@ -3,6 +3,7 @@
 import torch
 
 from roseinfer.attention.heads import HeadTransform
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.kernels.heads import store_heads
 
 
@@ -12,10 +13,11 @@ def store_qkv(
     kv: tuple[torch.Tensor, torch.Tensor],
     slots: torch.Tensor,
     positions: torch.Tensor,
+    kv_scales: KVScales | None = None,
 ) -> None:
     """Norm and turn queries in place, keys on their way into the cache with the values.
 
-    kv: `KVStore.layer`. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
+    kv: `KVStore.layer`. kv_scales: if it holds codes. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
     """
     spec, norms, rotary = heads.spec, heads.norms, heads.rotary
     store_heads(
@@ -30,4 +32,5 @@ def store_qkv(
         None if norms is None else norms.query,
         None if norms is None else norms.key,
         0.0 if norms is None else norms.eps,
+        kv_scales,
     )

@@ -14,9 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
+from roseinfer.attention.kv_fp8 import narrow
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
 from roseinfer.attention.spec import AttentionSpec, unsupported
+from roseinfer.kernels.kv_fp8 import CODES
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
 # that no longer row is padded to more than twice its length.
@@ -81,11 +84,13 @@ class _Plan(NamedTuple):
 
 
 class TorchAttention:
-    """`AttentionBackend` for any device, dtype, block size and grouping of heads. specs: of the model's layers."""
+    """`AttentionBackend` for any device, dtype, block size and grouping of heads."""
 
-    def __init__(self, specs: Sequence[AttentionSpec]) -> None:
+    def __init__(self, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> None:
+        """specs: of the model's layers. dtype: of queries."""
         self._specs = tuple(specs)
-        self._bands = {spec.window: _Band(spec.window) for spec in specs}
+        self._dtype = dtype
+        self._bands = {spec.window: _Band(spec.window, dtype) for spec in specs}
         self._store: KVStore | None = None
         self._paged: list[PagedRows] = []
         self._kinds: list[_Kind] = []
@@ -94,7 +99,7 @@ class TorchAttention:
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         if self._store is not store:
             self._store = store
-            self._paged = [PagedRows(part) for part in store.parts]
+            self._paged = [PagedRows(part, self._dtype) for part in store.parts]
             kinds = zip(store.places, store.group_of, self._specs, strict=True)
             self._kinds = [_Kind(place.part, group, spec.window) for place, group, spec in kinds]
         self._positions = batch.positions
@@ -105,17 +110,44 @@ class TorchAttention:
         return _Plan(SlotWriter(paging.slots, paged), _split(batch, paging, paged, self._bands[kind.window]))
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
-        return self.attend(layer, *heads.split(qkv, self._positions)).reshape(qkv.shape[0], -1)
+        q, k, v = heads.split(qkv, self._positions)
+        return self.attend(layer, q, k, v, heads.kv_scales).reshape(qkv.shape[0], -1)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_scales: KVScales | None = None
+    ) -> torch.Tensor:
         """Write K and V [T, kv_heads, D], then attend with q [T, heads, D]; all may be strided views.
 
-        Returns [T, heads, D], which may be a strided view too.
+        kv_scales: of a store of codes, None for 1.0. Returns [T, heads, D], which may be a strided view too.
         """
         assert self._store is not None, "begin comes before attend"
+        if self._store.dtype == CODES:
+            return self._attend_codes(layer, q, k, v, kv_scales)
+        self._plans[self._kinds[layer]].writer.write(self._store.places[layer].plane, k, v)
+        return self._attend(layer, q, k, v)
+
+    def _attend_codes(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: KVScales | None
+    ) -> torch.Tensor:
+        """`attend` over a store of codes. Scales are put on queries and sums instead of on what is gathered."""
+        assert self._store is not None
+        kind, plane = self._kinds[layer], self._store.places[layer].plane
+        codes = [narrow(x, scale) for x, scale in zip((k, v), scales or (None, None), strict=True)]
+        self._plans[kind].writer.write(plane, *(x.view(torch.uint8) for x in codes))
+        # A prompt must see its own tokens as later steps will.
+        widen = self._paged[kind.part].widen
+        assert widen is not None
+        k, v = (widen(x, torch.empty(x.shape, dtype=self._dtype, device=x.device)) for x in codes)
+        if scales is None:
+            return self._attend(layer, q, k, v)
+        group = self._specs[layer].group
+        key, value = (scale.repeat_interleave(group)[:, None] for scale in scales)
+        return (self._attend(layer, (q * key).to(q.dtype), k, v) * value).to(q.dtype)
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert self._store is not None
         scale, plane = self._specs[layer].scale, self._store.places[layer].plane
-        writer, pieces = self._plans[self._kinds[layer]]
-        writer.write(plane, k, v)
+        pieces = self._plans[self._kinds[layer]].pieces
         if len(pieces) == 1:
             return pieces[0].attend(plane, q, k, v, scale)
         out = q.new_empty(q.shape)
@@ -130,7 +162,7 @@ def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band")
     whole = [row for row in rows if row.count > 1 and row.context == row.count and not band.hides(row.count)]
     chunks = [row for row in rows if row.count > 1 and (row.context > row.count or band.hides(row.count))]
     if chunks:
-        band.cover(max(row.context for row in chunks), paged.rows)
+        band.cover(max(row.context for row in chunks), paged.rows.device)
     return [
         *(_Decoding(batch, paging, group, paged) for group in _decoding_groups(rows, paged)),
         *(_WholePrompts(group) for group in _prompt_groups(whole)),
@@ -155,7 +187,7 @@ class _Decoding:
         self._mask = None
         if ragged:
             hidden = torch.arange(longest, device=device) >= lengths[:, None]
-            mask = torch.zeros(hidden.shape, dtype=paged.rows.dtype, device=device)
+            mask = torch.zeros(hidden.shape, dtype=paged.dtype, device=device)
             self._mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -228,8 +260,9 @@ class _Band:
     Row i of the matrix is a query, column `edge` + j the key that lies j positions behind the first query.
     """
 
-    def __init__(self, window: int | None) -> None:
+    def __init__(self, window: int | None, dtype: torch.dtype) -> None:
         self.window = window
+        self._dtype = dtype
         self._matrix: torch.Tensor | None = None
         self._edge = 0
 
@@ -237,14 +270,14 @@ class _Band:
         """Whether a context of so many tokens is longer than the window."""
         return self.window is not None and context > self.window
 
-    def cover(self, context: int, like: torch.Tensor) -> None:
-        """Make contexts of up to `context` tokens possible, with masks in the dtype and on the device of `like`."""
+    def cover(self, context: int, device: torch.device) -> None:
+        """Make contexts of up to `context` tokens possible, with masks on this device."""
         needed = context if self.window is None else min(context, self.window)
-        if self._matrix is not None and needed <= self._edge and self._matrix.dtype == like.dtype:
+        if self._matrix is not None and needed <= self._edge:
             return
         self._edge = 1 << (needed - 1).bit_length()
         shape = (_SLICE, self._edge + _SLICE)
-        full = torch.full(shape, float("-inf"), dtype=like.dtype, device=like.device)
+        full = torch.full(shape, float("-inf"), dtype=self._dtype, device=device)
         self._matrix = full.triu(self._edge + 1)
         if self.window is not None:
             self._matrix += full.tril_(self._edge - self.window)
@@ -279,7 +312,7 @@ def _tables(paging: Paging, table_rows: torch.Tensor, longest: int, paged: Paged
 
 def _decoding_groups(rows: list[_Row], paged: PagedRows) -> list[list[_Row]]:
     """Rows of one query by the power of two of the keys they see, split where a group would gather too much."""
-    token_bytes = paged.rows.shape[1] * paged.rows.itemsize
+    token_bytes = paged.rows.shape[1] * paged.dtype.itemsize
     by_size: dict[int, list[_Row]] = {}
     for row in rows:
         if row.count == 1:

@@ -10,11 +10,13 @@ import torch
 from roseinfer.attention.base import CHUNK_FIELDS, AttentionShape
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
+from roseinfer.kernels.kv_fp8 import CODES
 from roseinfer.kernels.prefill_attention import (
     SMALL_STEP,
     PrefillConfig,
@@ -33,8 +35,13 @@ _BESIDE_PARTS = 8
 _LONGEST_HEAD = 256
 
 
-def why_not(specs: Sequence[AttentionSpec]) -> str | None:
-    """What of these layers the kernels cannot compute, as the end of a sentence; None if nothing."""
+def why_not(specs: Sequence[AttentionSpec], device: torch.device, kept: torch.dtype) -> str | None:
+    """What of these layers the kernels cannot compute, as the end of a sentence; None if nothing.
+
+    kept: the dtype of K and V in the store.
+    """
+    if kept == CODES and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < (8, 9):
+        return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
     return unsupported(specs, windows=True, longest_head=_LONGEST_HEAD)
@@ -54,6 +61,8 @@ class TritonAttention:
         self._spec = shape.specs[0]  # for what all layers have in common
         # The division of a step's decodes into shares serves all layers of one window.
         self._workspaces = {spec.window: _workspace(spec, shape) for spec in dict.fromkeys(shape.specs)}
+        one = torch.ones(self._spec.kv_heads, device=shape.device)
+        self._ones = KVScales(one, one)  # so that there is one kernel, whether a layer has scales or not
         self._side = SideStream(shape.device)
         self._prefill_config = self._config_for(1)
         self._division, self._parts = _division(shape, self._prefill_config)
@@ -119,10 +128,11 @@ class TritonAttention:
         batch, spec = self._batch, heads.spec
         assert batch is not None, "begin comes before forward"
         kv, paging = self._caches[layer], batch.paging[self._group_of[layer]]
-        store_qkv(qkv, heads, kv, paging.slots, batch.positions)
+        scales = (heads.kv_scales or self._ones) if self._shape.kept == CODES else None
+        store_qkv(qkv, heads, kv, paging.slots, batch.positions, scales)
         q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._attend(q, kv, paging, out, spec)
+        self._attend(q, kv, paging, out, spec, scales)
         return out.view(q.shape[0], -1)
 
     def _attend(
@@ -132,6 +142,7 @@ class TritonAttention:
         paging: Paging,
         out: torch.Tensor,
         spec: AttentionSpec,
+        scales: KVScales | None,
     ) -> None:
         batch, decode_lens = self._batch, self._lengths
         assert batch is not None and decode_lens is not None
@@ -141,17 +152,20 @@ class TritonAttention:
             if self._block_map is not None:
                 starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
                 parts = self._parts if self._divides else None
-                prefill_attention(q, *cache, starts, lengths, out, blocks, scale, config, spec.window or 0, parts)
+                window = spec.window or 0
+                prefill_attention(q, *cache, starts, lengths, out, blocks, scale, config, window, parts, scales)
                 if self._merges:
                     merge_parts(blocks, starts, self._parts, out)
         if batch.num_decodes:
             workspace = self._workspaces[spec.window]
-            decode_attention(q, *cache, decode_lens, out, scale, workspace)
+            decode_attention(q, *cache, decode_lens, out, scale, workspace, scales)
         if mixed:
             self._side.join()
 
     def _config_for(self, tokens: int) -> PrefillConfig:
-        return choose_prefill_config(tokens, self._spec.group, self._spec.head_dim, self._shape.dtype)
+        return choose_prefill_config(
+            tokens, self._spec.group, self._spec.head_dim, self._shape.dtype, self._shape.kept == CODES
+        )
 
     def _queries(self, tokens: int) -> int:
         return queries_per_block(self._config_for(tokens), self._spec.group)
@@ -163,14 +177,16 @@ class TritonAttention:
         out = torch.empty((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
         nothing = torch.full((1, CHUNK_FIELDS), -1, dtype=torch.int32, device=device)
         cache = (*self._caches[0], batch.paging[0].tables, batch.table_rows)
+        scales = self._ones if self._shape.kept == CODES else None
         for workspace in self._workspaces.values():
             for tokens in (SMALL_STEP, SMALL_STEP + 1):
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
                 parts = self._parts if tokens <= SMALL_STEP else None
-                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, workspace.window, parts)
+                window = workspace.window
+                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
             merge_parts(nothing, batch.query_start, self._parts, out)
             plan_decode(batch.context_len, 0, workspace)
-            decode_attention(q, *cache, batch.context_len, out, 1.0, workspace)
+            decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales)
 
 
 def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, PrefillWorkspace]:
@@ -184,7 +200,7 @@ def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, P
 
 
 def _workspace(spec: AttentionSpec, shape: AttentionShape) -> DecodeWorkspace:
-    config = choose_decode_config(spec.group, spec.head_dim, shape.dtype)
+    config = choose_decode_config(spec.group, spec.head_dim, shape.dtype, shape.kept == CODES)
     processors = _processors(shape.device)
     return DecodeWorkspace.allocate(
         config, shape.max_rows, spec.heads, spec.kv_heads, spec.head_dim, processors, shape.device, spec.window or 0

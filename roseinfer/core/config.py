@@ -82,10 +82,14 @@ class CacheConfig:
     block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
     num_kv_blocks: int | None = option(None, "KV blocks; default: from the memory")
     kv_cache_memory_bytes: int | None = option(None, "memory of the KV cache; default: a share of what is free")
+    kv_cache_dtype: str = option(
+        "auto", "K and V in the cache: auto = as they are computed; fp8 = in half of 16 bits", choices=("auto", "fp8")
+    )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, activations and KV cache")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before", aliases=("prefix_cache",))
 
     def __post_init__(self) -> None:
+        check_choices(self)
         check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
         check_block_size(self.block_size)
         if not 0 < self.gpu_memory_utilization <= 1:

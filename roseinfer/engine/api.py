@@ -92,6 +92,7 @@ class EngineInfo:
     policy: PolicyTraits
     seed: int = 0
     prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ def build_engine(
         policy=entry_of(config.scheduler.policy_name).traits,
         seed=config.model.seed,
         prefix_caching=config.cache.enable_prefix_caching,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
     )
     return core, info
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels import early_start
+from roseinfer.kernels.kv_fp8 import CODES, narrow_queries, widened_values
 from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 
@@ -35,8 +36,8 @@ class DecodeConfig:
 ELEMENTWISE, MATRIX = 0, 1
 
 
-def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    """For `group` query heads a KV head.
+def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype, fp8: bool = False) -> DecodeConfig:
+    """For `group` query heads a KV head. fp8: K and V are kept in it.
 
     Chosen by a sweep over forms, tiles, warps, stages and shares in bfloat16 (H200, 2026-11-21; attention kernels only,
     in CUDA graphs, over more K and V than the L2 cache holds). Heads / KV heads / head size, then GB/s of K and V for
@@ -51,6 +52,14 @@ def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype) -> Decod
     more, instead of 256, help one short row (first line, with 3 shares: 5.9 us instead of 7.2) and slow 8 rows of 1024
     down (17.4 instead of 14.8). Heads of more than 128, and float32, have tiles of about as many bytes; they were not
     measured.
+
+    In FP8, where few warps that need not wait for each other do best, 32/8/128 (2026-11-23): GB/s for 256 rows of 1024
+    and of 675 tokens and for 64 of 1024, and us for 8 of 1024, "16 bits" with the tiles above, of which it reads twice
+    as much:
+
+        16 bits                                  4348  4210  3950  14.1
+        tiles of 64, 2 warps, 3 stages, 4 shares 3214  2965  2925  14.4
+        tiles of 64, 4 warps, 3 stages, 3 shares 2844  2592  2444  12.4
     """
     if dtype == torch.float32:
         tile = 32 if head_dim <= 128 else 16
@@ -60,7 +69,7 @@ def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype) -> Decod
     if head_dim <= 64:
         return DecodeConfig(MATRIX, 128, 4, 3, 3, 2)
     if head_dim <= 128:
-        return DecodeConfig(MATRIX, 64, 4, 3, 2, 4)
+        return DecodeConfig(MATRIX, 64, 2, 3, 4, 4) if fp8 else DecodeConfig(MATRIX, 64, 4, 3, 2, 4)
     return DecodeConfig(MATRIX, 32, 4, 3, 2, 8)
 
 
@@ -139,17 +148,21 @@ def decode_attention(
     out: torch.Tensor,
     scale: float,
     workspace: DecodeWorkspace,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """softmax(q K^T * scale) V of each row's first `context_len` tokens, for the rows that `plan_decode` has divided.
 
     With a window in the workspace, of the last so many of these tokens; what lies before is not read.
     q: [R, heads, D], a query a row, rows any distance apart. k_cache, v_cache: [num_blocks, block_size, kv_heads, D],
     dense but for the distance of blocks. tables: [S, max_blocks] int32; row r's is tables[table_rows[r]].
-    out: [R, heads, D].
+    out: [R, heads, D]. kv_scales: of caches that hold codes (e4m3fn), what those of each KV head are multiplied by,
+    [kv_heads] float32 each.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
     config, group = workspace.config, heads // kv_heads
+    assert (k_cache.dtype == CODES) == (kv_scales is not None)
+    k_scales, v_scales = kv_scales or (None, None)
     _decode_kernel[(kv_heads, workspace.work.shape[0])](
         q,
         k_cache,
@@ -163,6 +176,8 @@ def decode_attention(
         workspace.peaks,
         workspace.arrived,
         out,
+        k_scales,
+        v_scales,
         scale * LOG2_E,
         q.stride(0),
         k_cache.stride(0),
@@ -176,6 +191,8 @@ def decode_attention(
         FORM=config.form,
         WINDOW=workspace.window,
         STAGES=config.num_stages,
+        FP8=kv_scales is not None,
+        COMPILED=q.is_cuda,
         num_warps=config.num_warps,
         **early_start.options(q.device),
     )
@@ -190,13 +207,15 @@ def decode_attention_reference(
     context_len: torch.Tensor,
     scale: float,
     window: int = 0,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """What `decode_attention` writes, row by row in float32: [R, heads, D]."""
-    group = q.shape[1] // k_cache.shape[2]
+    k_scales, v_scales = kv_scales or (None, None)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for row, (table_row, context) in enumerate(zip(table_rows.tolist(), context_len.tolist(), strict=True)):
         first = max(0, context - window) if window else 0
-        k, v = (gathered(cache, tables[table_row], context, group)[first:] for cache in (k_cache, v_cache))
+        k = gathered(k_cache, tables[table_row], context, q.shape[1], k_scales)[first:]
+        v = gathered(v_cache, tables[table_row], context, q.shape[1], v_scales)[first:]
         scores = torch.einsum("hd,khd->hk", q[row].float(), k) * scale
         out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
     return out
@@ -254,6 +273,8 @@ def _decode_kernel(
     peaks,
     arrived,
     out,
+    k_scales,
+    v_scales,
     scale,
     q_stride,
     block_stride,
@@ -267,6 +288,8 @@ def _decode_kernel(
     FORM: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
+    FP8: tl.constexpr,
+    COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (h, i): KV head h of the tiles in share i, one row after the other.
@@ -277,6 +300,9 @@ def _decode_kernel(
         tl.extra.cuda.gdc_wait()
     kv_head = tl.program_id(0)
     share = tl.program_id(1)
+    if FP8:
+        scale *= tl.load(k_scales + kv_head)
+        v_scale = tl.load(v_scales + kv_head)
     row = tl.load(work + 4 * share)
     tile = tl.load(work + 4 * share + 1)
     left = tl.load(work + 4 * share + 2)
@@ -303,8 +329,10 @@ def _decode_kernel(
         else:
             peak, total, acc = _attend_matrix(
                 q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
-                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES,
+                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
             )  # fmt: skip
+        if FP8:
+            acc *= v_scale
         if (tile == 0) & (end == row_end):
             _store(out, row, kv_head, acc / total[:, None], KV_HEADS, GROUP, D, D_PAD)
         else:
@@ -360,10 +388,14 @@ def _attend_matrix(
     q, k_head, v_head, table, begin, end, seen_from, context, scale, block_stride,
     TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
+    FP8: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Scores [heads, tokens] on the matrix units, the heads of a group padded to 16."""
     ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
     query = _load_group(q, GROUP, ROWS, D, D_PAD)
+    if FP8:
+        query, unit = narrow_queries(query)
+        scale *= unit
     place = tl.arange(0, TILE)
     peak = no_peak(ROWS)
     total = tl.zeros([ROWS], tl.float32)
@@ -377,6 +409,8 @@ def _attend_matrix(
         offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
         block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
         k = load_tokens(k_head, offset, inside, D, D_PAD)
+        if FP8:
+            k = k.to(query.dtype)
         score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
@@ -384,6 +418,8 @@ def _attend_matrix(
         weight = tl.exp2(score - higher[:, None])
         total = total * fade + tl.sum(weight, 1)
         v = load_tokens(v_head, offset, inside, D, D_PAD)
+        if FP8:
+            v = widened_values(v, k, COMPILED)
         acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         peak = higher
     return peak, total, acc

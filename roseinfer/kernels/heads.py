@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
+from roseinfer.kernels.kv_fp8 import CODES, MAX_CODE, narrowed
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
 # Elements of the heads that one program works on: 16 bytes of a 16-bit type for each of 128 threads.
@@ -53,6 +54,8 @@ def _heads_kernel(
     cos_sin_ptr,
     q_weight_ptr,
     k_weight_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     qkv_stride,
     block_stride,
     eps,
@@ -66,6 +69,7 @@ def _heads_kernel(
     KV_GROUPS: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
+    FP8: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (t, i): of token t, group i of its query heads, then of its keys, then of its values."""
@@ -100,12 +104,22 @@ def _heads_kernel(
         to = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * (KV_HEADS * HEAD_DIM)
         to += head * HEAD_DIM + half[None, :]
         if is_value:
-            tl.store(v_cache_ptr + to, low.to(v_cache_ptr.dtype.element_ty), mask=mask)
-            tl.store(v_cache_ptr + to + HALF, high.to(v_cache_ptr.dtype.element_ty), mask=mask)
+            _keep(low, high, v_cache_ptr + to, v_scales_ptr, head, head < KV_HEADS, mask, HALF, FP8)
         else:
             low, high = _turn(low, high, k_weight_ptr, cos_sin_ptr, half, inside, eps, HEAD_DIM, NORM, ROTATE)
-            tl.store(k_cache_ptr + to, low.to(k_cache_ptr.dtype.element_ty), mask=mask)
-            tl.store(k_cache_ptr + to + HALF, high.to(k_cache_ptr.dtype.element_ty), mask=mask)
+            _keep(low, high, k_cache_ptr + to, k_scales_ptr, head, head < KV_HEADS, mask, HALF, FP8)
+
+
+@triton.jit
+def _keep(low, high, at, scales, head, is_head, mask, HALF: tl.constexpr, FP8: tl.constexpr):
+    """Both halves of some heads' keys or values to the cache."""
+    if FP8:
+        scale = tl.load(scales + head, mask=is_head, other=1.0)
+        tl.store(at, narrowed(low, scale), mask=mask)
+        tl.store(at + HALF, narrowed(high, scale), mask=mask)
+    else:
+        tl.store(at, low.to(at.dtype.element_ty), mask=mask)
+        tl.store(at + HALF, high.to(at.dtype.element_ty), mask=mask)
 
 
 def store_heads(
@@ -121,6 +135,7 @@ def store_heads(
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
     eps: float,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
     group: int | None = None,
     num_warps: int = 4,
@@ -128,12 +143,15 @@ def store_heads(
     """Normalise and rotate queries in place and keys on their way into the cache; copy values into the cache.
 
     qkv: [T, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; its rows may lie apart. Its keys and values are
-    left as they are. k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], `KVStore.layer`, of qkv's dtype.
+    left as they are. k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], `KVStore.layer`, of qkv's dtype
+    or of codes (e4m3fn), which are multiplied by kv_scales ([kv_heads] float32 each) whenever they are read.
     slots: [T] int64, -1 where keys and values are not written. positions: [T] int64, rows of cos_sin.
     cos_sin: [max_len, head_dim] float32, see `cos_sin_table`; None leaves all heads unrotated.
     q_weight, k_weight: [head_dim], RMSNorm of each head; None (both) for none.
     """
     tokens = qkv.shape[0]
+    assert (k_cache.dtype == CODES) == (kv_scales is not None)
+    k_scales, v_scales = kv_scales or (None, None)
     assert qkv.stride(1) == 1 and k_cache.stride() == v_cache.stride() and (q_weight is None) == (k_weight is None)
     half_block = next_power_of_2(head_dim // 2)
     group = group or max(1, PROGRAM_ELEMENTS // (2 * half_block))
@@ -149,6 +167,8 @@ def store_heads(
             cos_sin,
             q_weight,
             k_weight,
+            k_scales,
+            v_scales,
             qkv.stride(0),
             k_cache.stride(0),
             eps,
@@ -162,6 +182,7 @@ def store_heads(
             KV_GROUPS=kv_groups,
             NORM=q_weight is not None,
             ROTATE=cos_sin is not None,
+            FP8=kv_scales is not None,
             num_warps=num_warps,
             **early_start.options(qkv.device),
         )
@@ -187,6 +208,7 @@ def store_heads_reference(
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
     eps: float,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
     query, k, v = (part.unflatten(-1, (-1, head_dim)) for part in qkv.split(sizes, -1))
@@ -198,10 +220,13 @@ def store_heads_reference(
         cos, sin = cos_sin[positions][:, None].chunk(2, -1)
         q, k = _rotate_reference(q, cos, sin), _rotate_reference(k, cos, sin)
     query.copy_(q)
+    if kv_scales is not None:
+        k = (k / kv_scales[0][:, None]).clamp(-MAX_CODE, MAX_CODE)
+        v = (v / kv_scales[1][:, None]).clamp(-MAX_CODE, MAX_CODE)
     kept = (slots >= 0).nonzero().squeeze(1)
     block, offset = slots[kept] // k_cache.shape[1], slots[kept] % k_cache.shape[1]
     k_cache[block, offset] = k[kept].to(k_cache.dtype)
-    v_cache[block, offset] = v[kept]
+    v_cache[block, offset] = v[kept].to(v_cache.dtype)
 
 
 def _rotate_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

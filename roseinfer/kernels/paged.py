@@ -13,10 +13,15 @@ def padded_dim(head_dim: int) -> int:
     return max(16, next_power_of_2(head_dim))
 
 
-def gathered(cache: torch.Tensor, table: torch.Tensor, context: int, group: int) -> torch.Tensor:
-    """The first `context` tokens of a block table, [context, heads, D] float32."""
+def gathered(
+    cache: torch.Tensor, table: torch.Tensor, context: int, heads: int, scales: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The first `context` tokens of a block table, [context, heads, D] float32. scales: [kv_heads], of codes."""
     blocks = table[: -(-context // cache.shape[1])].long()
-    return cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group, dim=1)
+    wide = cache[blocks].flatten(0, 1)[:context].float()
+    if scales is not None:
+        wide *= scales[:, None]
+    return wide.repeat_interleave(heads // cache.shape[2], dim=1)
 
 
 @triton.jit

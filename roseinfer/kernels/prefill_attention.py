@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from roseinfer.kernels.kv_fp8 import CODES, narrow_queries, widened_values
 from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
 from roseinfer.kernels.prefill_shares import PrefillWorkspace
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
@@ -27,8 +28,10 @@ class PrefillConfig:
 SMALL_STEP = 1024
 
 
-def choose_prefill_config(tokens: int, group: int, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    """For a step of `tokens` tokens and `group` query heads a KV head.
+def choose_prefill_config(
+    tokens: int, group: int, head_dim: int, dtype: torch.dtype, fp8: bool = False
+) -> PrefillConfig:
+    """For a step of `tokens` tokens and `group` query heads a KV head. fp8: K and V are kept in it.
 
     Large tiles read K and V less often, small ones make more programs of a step and waste less on short rows. From a
     sweep in bfloat16 (H200, 2026-11-21), TFLOP/s of large / small tiles for heads / KV heads / head size; "+ 512" is
@@ -44,6 +47,9 @@ def choose_prefill_config(tokens: int, group: int, head_dim: int, dtype: torch.d
     chosen: see `prefill_shares`). The number of tokens does not tell 32 prompts of 65 tokens (26/35, 20/24, 16/17)
     from 4 of 512, and what they lose is a few us. Heads of more than 128, and float32, have one size of tiles, the
     largest whose sums stay in registers; they were not measured.
+
+    In FP8 large tiles have twice the keys: each is widened by all programs that see it. 32/8/128 (2026-11-23), 16 bits
+    / FP8, large tiles but for the last column: 267/225 430/345 334/263 186/163 174/185.
     """
     least = next_power_of_2(group)
     if dtype == torch.float32:
@@ -51,7 +57,7 @@ def choose_prefill_config(tokens: int, group: int, head_dim: int, dtype: torch.d
     if head_dim > 128:
         return PrefillConfig(max(64, least), 64, 8, 2)
     if tokens > SMALL_STEP:
-        return PrefillConfig(max(128, least), 64, 8, 3)
+        return PrefillConfig(max(128, least), 128, 8, 2) if fp8 else PrefillConfig(max(128, least), 64, 8, 3)
     return PrefillConfig(max(64, least), 64, 4, 3)
 
 
@@ -69,6 +75,7 @@ def prefill_attention(
     config: PrefillConfig,
     window: int = 0,
     workspace: PrefillWorkspace | None = None,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """softmax(q K^T * scale) V, each query over the tokens up to its own, for the rows that `block_map` names.
 
@@ -80,9 +87,12 @@ def prefill_attention(
     tables[table_rows[r]]. out: [T, heads, D]. block_map: [G, 4] int32 of `map_blocks` with
     `queries_per_block(config, heads // kv_heads)`; entries with row -1 are passed over. With a workspace (for tiles of
     `config.block_m`) the map may divide contexts, and `merge_parts` writes the results of blocks for which it does.
+    kv_scales: of caches that hold codes (e4m3fn), what those of each KV head are multiplied by, [kv_heads] float32.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
+    assert (k_cache.dtype == CODES) == (kv_scales is not None)
+    k_scales, v_scales = kv_scales or (None, None)
     _prefill_kernel[(kv_heads, block_map.shape[0])](
         q,
         k_cache,
@@ -95,6 +105,8 @@ def prefill_attention(
         block_map,
         out if workspace is None else workspace.sums,
         out if workspace is None else workspace.peaks,
+        k_scales,
+        v_scales,
         scale * LOG2_E,
         q.stride(0),
         k_cache.stride(0),
@@ -109,6 +121,8 @@ def prefill_attention(
         WINDOW=window,
         DIVIDED=workspace is not None,
         STAGES=config.num_stages,
+        FP8=kv_scales is not None,
+        COMPILED=q.is_cuda,
         num_warps=config.num_warps,
     )
 
@@ -129,13 +143,15 @@ def prefill_attention_reference(
     context_len: torch.Tensor,
     scale: float,
     window: int = 0,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """What `prefill_attention` writes for all rows, one by one in float32: [T, heads, D]."""
-    group = q.shape[1] // k_cache.shape[2]
+    k_scales, v_scales = kv_scales or (None, None)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts = query_start.tolist()
     for row, (table_row, context) in enumerate(zip(table_rows.tolist(), context_len.tolist(), strict=True)):
-        k, v = (gathered(cache, tables[table_row], context, group) for cache in (k_cache, v_cache))
+        k = gathered(k_cache, tables[table_row], context, q.shape[1], k_scales)
+        v = gathered(v_cache, tables[table_row], context, q.shape[1], v_scales)
         queries = slice(starts[row], starts[row + 1])
         scores = torch.einsum("qhd,khd->hqk", q[queries].float(), k) * scale
         positions = torch.arange(context, device=q.device)
@@ -159,6 +175,8 @@ def _prefill_kernel(
     block_map,
     sums,
     peaks,
+    k_scales,
+    v_scales,
     scale,
     q_stride,
     block_stride,
@@ -173,6 +191,8 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     DIVIDED: tl.constexpr,
     STAGES: tl.constexpr,
+    FP8: tl.constexpr,
+    COMPILED: tl.constexpr,
 ):
     """Program (h, i): KV head h with its query heads, entry i of the map: a block, or with DIVIDED a part of one."""
     kv_head = tl.program_id(0)
@@ -198,6 +218,9 @@ def _prefill_kernel(
     dim = tl.arange(0, D_PAD)
     mask = real[:, None] & (dim < D)[None, :]
     queries = tl.load(q + (token * q_stride + head * D)[:, None] + dim[None, :], mask=mask, other=0.0)
+    if FP8:
+        queries, unit = narrow_queries(queries)
+        scale *= unit * tl.load(k_scales + kv_head)
 
     # Keys that every query of the block sees, in whole tiles, and the end of those that any of them sees.
     position_of_first = context - count + first
@@ -228,15 +251,20 @@ def _prefill_kernel(
         peak, total, acc = _attend(
             queries, k_head, v_head, table, begin_tile, inner, position, seen_from, context, scale,
             block_stride, peak, total, acc, True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
+            FP8, COMPILED,
         )  # fmt: skip
     peak, total, acc = _attend(
         queries, k_head, v_head, table, inner, visible_to_all, position, seen_from, context, scale,
         block_stride, peak, total, acc, False, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
+        FP8, COMPILED,
     )  # fmt: skip
     peak, total, acc = _attend(
         queries, k_head, v_head, table, visible_to_all, end, position, seen_from, context, scale,
         block_stride, peak, total, acc, True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
+        FP8, COMPILED,
     )  # fmt: skip
+    if FP8:
+        acc *= tl.load(v_scales + kv_head)
     if parts == 1:
         target = out + ((token * KV_HEADS * GROUP + head) * D)[:, None] + dim[None, :]
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
@@ -252,6 +280,7 @@ def _attend(
     queries, k_head, v_head, table, begin, end, position, seen_from, context, scale,
     block_stride, peak, total, acc, MASKED: tl.constexpr, TOKEN_STRIDE: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
+    FP8: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Take tiles begin .. end of the keys into account; with MASKED, each query the keys of its window only.
 
@@ -267,6 +296,8 @@ def _attend(
         if MASKED and WINDOW > 0:
             inside = inside & (key >= seen_from)
         k = load_tokens(k_head, offset, inside, D, D_PAD)
+        if FP8:
+            k = k.to(queries.dtype)
         score = tl.dot(queries, tl.trans(k), input_precision="ieee")
         if MASKED:
             score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
@@ -277,6 +308,8 @@ def _attend(
         fade = tl.exp2(peak - higher)
         total = total * fade + tl.sum(weight, 1)
         v = load_tokens(v_head, offset, inside, D, D_PAD)
+        if FP8:
+            v = widened_values(v, k, COMPILED)
         acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         peak = higher
     return peak, total, acc

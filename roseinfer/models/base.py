@@ -6,6 +6,7 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.config import ModelSpec
 from roseinfer.quant.base import WeightSource
@@ -23,6 +24,11 @@ class CausalLM(Protocol):
     """What the weights of its linear layers are kept as, for people to read."""
     ignored: tuple[str, ...]
     """Patterns of checkpoint tensors that no layer needs."""
+
+    @property
+    def kv_scales(self) -> tuple[KVScales | None, ...]:
+        """Of each layer: what K and V in FP8 are multiplied by, None where the checkpoint, now loaded, brings none."""
+        ...
 
     @property
     def padded_vocab(self) -> int:

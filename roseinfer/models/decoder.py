@@ -12,7 +12,7 @@ import torch
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
-from roseinfer.attention.kv_scales import read_kv_scales
+from roseinfer.attention.kv_scales import KVScales, read_kv_scales
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
 from roseinfer.layers.linear import Linear, NormedLinear, Out, Split
@@ -37,6 +37,11 @@ class Names:
 
 class Block(Protocol):
     """One layer of a model: attention, then feed-forward."""
+
+    @property
+    def kv_scales(self) -> KVScales | None:
+        """What the checkpoint, now loaded, brings for K and V in FP8."""
+        ...
 
     def load(self, source: WeightSource, prefix: str) -> None: ...
 
@@ -93,6 +98,10 @@ class Decoder:
         return x
 
     @property
+    def kv_scales(self) -> tuple[KVScales | None, ...]:
+        return tuple(block.kv_scales for block in self._blocks)
+
+    @property
     def padded_vocab(self) -> int:
         return self._head.padded_vocab
 
@@ -135,6 +144,10 @@ class SelfAttention:
         self._out.load(source, out, transposed=transposed)
         if head_norms is not None:
             self._heads = replace(self._heads, norms=HeadNorms.load(source, *head_norms, spec, self._norm_eps))
+
+    @property
+    def kv_scales(self) -> KVScales | None:
+        return self._heads.kv_scales
 
     def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
         """x: [T, hidden], the residual stream, which may be overwritten."""

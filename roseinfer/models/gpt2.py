@@ -4,6 +4,7 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import MLP, LayerNorm
 from roseinfer.models.config import ModelSpec
 from roseinfer.models.decoder import Names, SelfAttention
@@ -17,6 +18,10 @@ class GPT2Block:
         self._attention = SelfAttention(norm, spec.hidden_size, layer, heads, qkv_bias=True, out_bias=True)
         norm = LayerNorm(spec.hidden_size, spec.norm_eps)
         self._mlp = MLP(norm, spec.hidden_size, spec.intermediate_size, spec.activation)
+
+    @property
+    def kv_scales(self) -> KVScales | None:
+        return self._attention.kv_scales
 
     def load(self, source: WeightSource, prefix: str) -> None:
         """The checkpoint's Conv1D layers hold [in, out], so they are read transposed."""

@@ -7,6 +7,7 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies, linear_frequencies, llama3_frequencies
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import GatedMLP, RMSNorm
 from roseinfer.models.config import ModelSpec, RopeSpec
 from roseinfer.models.decoder import Names, SelfAttention
@@ -23,6 +24,10 @@ class LlamaBlock:
         )
         norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self._mlp = GatedMLP(norm, spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
+
+    @property
+    def kv_scales(self) -> KVScales | None:
+        return self._attention.kv_scales
 
     def load(self, source: WeightSource, prefix: str) -> None:
         attention = f"{prefix}.self_attn"

@@ -25,7 +25,7 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "s
 # Options that mean nothing without a model: given another value they are refused.
 _OF_MODELS = {
     ModelConfig: ("dtype", "quantization", "load_format", "attention_backend", "enforce_eager", "threads"),
-    CacheConfig: ("kv_cache_memory_bytes", "gpu_memory_utilization"),
+    CacheConfig: ("kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization"),
     ProfileConfig: ("profile",),
 }
 _WORD = re.compile(rb" [A-Za-z]{2,12}")

@@ -26,7 +26,7 @@ from roseinfer.runner.seats import SeatTable
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Numbers that a runner is assembled from. `backend`: as `resolve_backend` returns."""
+    """What a runner is assembled from. `backend`: as `resolve_backend` returns. `kept`: K and V in the store."""
 
     block_size: int
     num_blocks: int
@@ -34,6 +34,7 @@ class Shape:
     max_model_len: int
     limits: StepLimits
     backend: str
+    kept: torch.dtype
     graphs: bool
 
 
@@ -62,7 +63,7 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
     spec = model.spec
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
         # One block more than the scheduler knows of, for rows that only pad a batch.
-        store = KVStore(shape.num_blocks + 1, shape.block_size, model.attention, model.dtype, model.device)
+        store = KVStore(shape.num_blocks + 1, shape.block_size, model.attention, shape.kept, model.device)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
             shape.max_num_seqs,
@@ -106,6 +107,7 @@ def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:
         max_model_len=shape.max_model_len,
         block_size=shape.block_size,
         dtype=model.dtype,
+        kept=shape.kept,
         device=model.device,
     )
 

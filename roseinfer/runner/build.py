@@ -1,6 +1,6 @@
 """From configuration and a model folder to a runner that is ready for its first plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,6 +8,8 @@ from time import perf_counter
 
 import torch
 
+from roseinfer.attention.kv_fp8 import kept_dtype
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config import EngineConfig
@@ -15,8 +17,9 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.core.runner import RunnerFacts
+from roseinfer.kernels.kv_fp8 import CODES
 from roseinfer.models.base import CausalLM
-from roseinfer.models.config import GenerationDefaults, read_generation_config, read_model_spec
+from roseinfer.models.config import GenerationDefaults, ModelSpec, read_generation_config, read_model_spec
 from roseinfer.models.loader import load_model, resolve_dtype
 from roseinfer.runner.assembly import Shape, assemble
 from roseinfer.runner.cache_size import (
@@ -60,7 +63,10 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         device = resolve_device(config.model.device)
         spec = read_model_spec(folder, config.model.max_model_len)
         dtype = resolve_dtype(spec, config.model.dtype, device)
-        backend = resolve_backend(config.model.attention_backend, spec.attention, dtype, device)
+        kept = kept_dtype(config.cache.kv_cache_dtype, dtype)
+        if spec.quantization is None:
+            _check_keys(spec, kept, (None,))
+        backend = resolve_backend(config.model.attention_backend, spec.attention, dtype, device, kept)
         generation = read_generation_config(folder)
         check_context(config.model.max_model_len, spec.max_position)
         model = load_model(
@@ -72,13 +78,14 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
             seed=config.model.seed,
             quantization=config.model.quantization,
         )
+        _check_keys(spec, kept, model.kv_scales)
     with _phase(startup_s, "cache"):
-        num_blocks = _num_blocks(config, model, backend)
+        num_blocks = _num_blocks(config, model, backend, kept)
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
         limits = StepLimits.of(config.scheduler, max_model_len)
-        shape = _shape(config, num_blocks, max_model_len, backend, limits)
+        shape = _shape(config, num_blocks, max_model_len, backend, kept, limits)
         assembly = assemble(model, shape)
     with _phase(startup_s, "warm-up"):
         rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
@@ -118,16 +125,25 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
-def _num_blocks(config: EngineConfig, model: CausalLM, backend: str) -> int:
+def _check_keys(spec: ModelSpec, kept: torch.dtype, scales: Sequence[KVScales | None]) -> None:
+    """Raise `ConfigError` if the model's keys do not fit what they are to be kept in. scales: of its layers."""
+    if kept == CODES and spec.qkv_bias and not spec.qk_norm and None in scales:
+        raise ConfigError(
+            f"kv_cache_dtype is fp8, but the keys of {spec.architecture} have a bias, which makes some of their "
+            "dimensions too large for FP8 without scales, and the checkpoint brings none"
+        )
+
+
+def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kept: torch.dtype) -> int:
     spec, block_size = model.spec, config.cache.block_size
-    bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, model.dtype)
+    bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, kept)
     context = config.model.max_model_len or spec.max_position
     blocks_of_use = config.scheduler.seats * -(-context // block_size)
 
     def default_bytes() -> int:
         if model.device.type == "cpu":
             return default_cpu_cache_bytes(config.engines)
-        return _free_cuda_bytes(config, model, backend)
+        return _free_cuda_bytes(config, model, backend, kept)
 
     return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)
 
@@ -139,7 +155,9 @@ def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -
     return full_step(limits, config.scheduler.enable_chunked_prefill)
 
 
-def _shape(config: EngineConfig, num_blocks: int, max_model_len: int, backend: str, limits: StepLimits) -> Shape:
+def _shape(
+    config: EngineConfig, num_blocks: int, max_model_len: int, backend: str, kept: torch.dtype, limits: StepLimits
+) -> Shape:
     return Shape(
         config.cache.block_size,
         num_blocks,
@@ -147,11 +165,12 @@ def _shape(config: EngineConfig, num_blocks: int, max_model_len: int, backend: s
         max_model_len,
         limits,
         backend=backend,
+        kept=kept,
         graphs=not config.model.enforce_eager,
     )
 
 
-def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str) -> int:
+def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kept: torch.dtype) -> int:
     """GPU memory for the KV cache: the configured share of the total, less what is in use and what a full step takes.
 
     A step as full as its limits allow is run over a small scratch cache to see its peak. CUDA graphs keep a pool of
@@ -166,7 +185,7 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str) -> int
     torch.cuda.synchronize(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    shape = _shape(config, num_blocks, context, backend, limits)
+    shape = _shape(config, num_blocks, context, backend, kept, limits)
     shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows)
     assembly = assemble(model, shape)
     try:

@@ -56,8 +56,8 @@ def run(backend: AttentionBackend, store: KVStore, batch: ForwardBatch, specs, q
 def test_layers_of_different_heads_in_one_store() -> None:
     """As if each kind of layer were a model of its own."""
     specs = [spec_of(4, 2, 8), spec_of(2, 1, 16, window=WINDOW), spec_of(4, 2, 8, window=WINDOW), spec_of(6, 2, 8)]
-    together, store = TorchAttention(specs), make_store(specs)
-    apart = [(TorchAttention([spec]), make_store([spec])) for spec in specs]
+    together, store = TorchAttention(specs, torch.float32), make_store(specs)
+    apart = [(TorchAttention([spec], torch.float32), make_store([spec])) for spec in specs]
     for batch in steps(Blocks(64, BLOCK).table(LENGTH)):
         qkvs = projections(specs, batch)
         out = run(together, store, batch, specs, qkvs)
@@ -71,7 +71,7 @@ def test_a_layer_takes_tables_and_slots_of_its_group(backend: str) -> None:
     if backend == "triton" and not HAS_TRITON:
         pytest.skip("Triton is not installed")
     specs = [spec_of(4, 2, 16), spec_of(4, 2, 16, window=WINDOW), spec_of(4, 2, 16)]
-    ours, one_group = make_backend(backend, specs), TorchAttention(specs)
+    ours, one_group = make_backend(backend, specs), TorchAttention(specs, torch.float32)
     store, expected_store = make_store(specs), make_store(specs)
     store.group_of = (0, 1, 0)
     blocks = Blocks(64, BLOCK)
@@ -92,7 +92,7 @@ def test_a_layer_takes_tables_and_slots_of_its_group(backend: str) -> None:
 
 def make_backend(name: str, specs: list[AttentionSpec]) -> AttentionBackend:
     if name == "torch":
-        return TorchAttention(specs)
+        return TorchAttention(specs, torch.float32)
     from roseinfer.attention.triton_backend import TritonAttention
 
     return TritonAttention(shape_of(*specs, device=DEVICE, block_size=BLOCK))

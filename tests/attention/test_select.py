@@ -49,6 +49,17 @@ def test_a_named_backend_without_its_package_is_refused(gpu: None, monkeypatch: 
         resolve_backend("triton", [PLAIN], torch.bfloat16, CUDA)
 
 
+def test_keys_and_values_in_fp8(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [PLAIN], torch.bfloat16, CUDA, torch.float8_e4m3fn
+    assert resolve_backend("auto", *asked) == "triton"
+    with pytest.raises(ConfigError, match=r"flashinfer cannot be used: .*kv_cache_dtype asks for FP8"):
+        resolve_backend("flashinfer", *asked)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    assert resolve_backend("auto", *asked) == "torch"
+    with pytest.raises(ConfigError, match=r"compute capability 8.9 or newer, and this one's is 8.6"):
+        resolve_backend("triton", *asked)
+
+
 @pytest.mark.parametrize("name", ["torch", "triton", "flashinfer"])
 @pytest.mark.parametrize(("feature", "told"), [({"cap": 50.0}, "caps them at 50"), ({"sinks": True}, "sinks")])
 def test_what_no_backend_computes_is_refused_by_name(name: str, feature: dict, told: str, gpu: None) -> None:

@@ -77,7 +77,7 @@ class HandRunner:
         self.store = KVStore(num_blocks, block_size, model.attention, model.dtype, model.device)
         # Blocks are reused without being cleared, so nothing may depend on what is left in them.
         self.store.data.fill_(float("nan"))
-        self._attention = TorchAttention(model.attention)
+        self._attention = TorchAttention(model.attention, model.dtype)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[HandRow]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import torch
 
+from roseinfer.kernels.kv_fp8 import CODES
 from tests.helpers.attention import store_of
 from tests.helpers.batches import Blocks
 
@@ -25,6 +26,7 @@ class PagedCase:
     context_len: torch.Tensor
     out: torch.Tensor
     scale: float
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def paged_case(
@@ -35,15 +37,18 @@ def paged_case(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    codes: bool = False,
 ) -> PagedCase:
     """rows: position of the first query, and count of queries, of each row.
 
     Queries lie in packed projections, block tables in more seats than there are rows, K and V in one of several
-    layers. Unused entries of a block table point nowhere.
+    layers. Unused entries of a block table point nowhere. codes: K and V are kept in FP8, with a scale for each KV
+    head.
     """
     contexts = [start + count for start, count in rows]
     num_blocks = sum(-(-context // block_size) for context in contexts) + 2
-    store = store_of(num_blocks, LAYERS, block_size, kv_heads, head_dim, dtype, device)
+    store = store_of(num_blocks, LAYERS, block_size, kv_heads, head_dim, CODES if codes else dtype, device)
     store.data.fill_(float("nan"))
     caches = store.layer(LAYER)
     blocks = Blocks(num_blocks, block_size)
@@ -56,7 +61,11 @@ def paged_case(
         position = torch.arange(context, device=device)
         at = table[position // block_size], position % block_size
         for cache in caches:
-            cache[at] = torch.randn(context, kv_heads, head_dim, device=device).to(dtype)
+            numbers = torch.randn(context, kv_heads, head_dim, device=device).to(cache.dtype)
+            if codes:
+                cache.view(torch.uint8)[at] = numbers.view(torch.uint8)
+            else:
+                cache[at] = numbers
     starts = list(accumulate((count for _, count in rows), initial=0))
     qkv = torch.randn(starts[-1], heads + 2 * kv_heads, head_dim, device=device).to(dtype)
     q = qkv[:, :heads]
@@ -69,6 +78,7 @@ def paged_case(
         torch.tensor(contexts, dtype=torch.int32, device=device),
         torch.full(q.shape, float("nan"), dtype=dtype, device=device),
         head_dim**-0.5,
+        tuple(0.5 + torch.rand(kv_heads, device=device) for _ in range(2)) if codes else None,
     )
 
 

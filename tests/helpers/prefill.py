@@ -44,6 +44,7 @@ def attend(
         config,
         window,
         parts,
+        case.kv_scales,
     )
     if parts is not None:
         merge_parts(on_device, case.query_start, parts, case.out)
@@ -61,4 +62,5 @@ def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
         case.context_len,
         case.scale,
         window,
+        case.kv_scales,
     )

@@ -9,13 +9,11 @@ from roseinfer.kernels.decode_attention import (
     ELEMENTWISE,
     MATRIX,
     DecodeConfig,
-    DecodeWorkspace,
     choose_decode_config,
-    decode_attention,
-    decode_attention_reference,
     plan_decode,
 )
 from roseinfer.kernels.triton_support import cdiv
+from tests.helpers.decode import attend, decodes, reference, workspace_of
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, paged_case
 
@@ -32,43 +30,6 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_of(form: int, *, tile: int = TILE, least_tiles: int = 1) -> DecodeConfig:
     return DecodeConfig(form, tile, 4, 2, 1, least_tiles)
-
-
-def workspace_of(
-    case: PagedCase, config: DecodeConfig, shares: int, max_rows: int = 20, window: int = 0
-) -> DecodeWorkspace:
-    heads, head_dim = case.q.shape[1:]
-    kv_heads = case.k_cache.shape[2]
-    processors = shares * kv_heads
-    return DecodeWorkspace.allocate(
-        config, max_rows, heads, kv_heads, head_dim, processors, case.q.device, window=window
-    )
-
-
-def attend(case: PagedCase, workspace: DecodeWorkspace, num_rows: int | None = None) -> torch.Tensor:
-    plan_decode(case.context_len, len(case.context_len) if num_rows is None else num_rows, workspace)
-    decode_attention(
-        case.q,
-        case.k_cache,
-        case.v_cache,
-        case.tables,
-        case.table_rows,
-        case.context_len,
-        case.out,
-        case.scale,
-        workspace,
-    )
-    return case.out
-
-
-def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
-    return decode_attention_reference(
-        case.q, case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len, case.scale, window
-    )
-
-
-def decodes(contexts: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [(context - 1, 1) for context in contexts]
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,13 @@ SHAPES = [
 
 
 class Case:
-    def __init__(self, shape, tokens, dtype, device):
+    def __init__(self, shape, tokens, dtype, device, kept=None):
+        """kept: the dtype of K and V in the cache, if another; codes have a scale for each KV head."""
         self.heads, self.kv_heads, self.head_dim, rotary, norm = shape
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = torch.full((tokens, width + 16), torch.nan, dtype=dtype, device=device)[:, :width]
         self.qkv.copy_(torch.randn(tokens, width, device=device))
-        self.store = store_of(6, 2, BLOCK_SIZE, self.kv_heads, self.head_dim, dtype, device)
+        self.store = store_of(6, 2, BLOCK_SIZE, self.kv_heads, self.head_dim, kept or dtype, device)
         slots = torch.randperm(6 * BLOCK_SIZE)[:tokens]
         slots[1::3] = -1
         self.slots = slots.to(device)
@@ -38,6 +39,8 @@ class Case:
         self.cos_sin = table if rotary else None
         weights = [torch.randn(self.head_dim, device=device).to(dtype) if norm else None for _ in range(2)]
         self.q_weight, self.k_weight = weights
+        scales = [0.1 + torch.rand(self.kv_heads, device=device) for _ in range(2)]
+        self.kv_scales = None if kept is None else tuple(scales)
 
     def run(self, function):
         """qkv and the store's data afterwards."""
@@ -55,6 +58,7 @@ class Case:
             self.q_weight,
             self.k_weight,
             1e-6,
+            self.kv_scales,
         )
         return qkv, data
 

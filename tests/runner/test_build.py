@@ -107,6 +107,20 @@ def test_the_smallest_caches_start(folder, cache):
     assert built.facts.max_model_len == min(64, built.facts.num_blocks * cache.get("block_size", 4))
 
 
+def test_keys_and_values_in_fp8_take_a_quarter_of_float32(folder):
+    wide, narrow = (
+        build(folder, cache={"kv_cache_memory_bytes": 2 * 2 * 2 * 4 * 4 * 4 * 8, "kv_cache_dtype": kept}).facts
+        for kept in ("auto", "fp8")
+    )
+    assert (wide.num_blocks, narrow.num_blocks) == (8, 32)
+
+
+def test_keys_with_a_bias_do_not_go_into_fp8_without_scales(folder, monkeypatch):
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "attention_bias": True}))
+    with pytest.raises(ConfigError, match="kv_cache_dtype is fp8, but the keys of LlamaForCausalLM have a bias"):
+        build(folder, cache={"kv_cache_dtype": "fp8"})
+
+
 def test_warm_up_leaves_the_seats_empty(folder):
     built = build(folder)
     assert built.runner._seats.seats == [None] * 4
