@@ -2,8 +2,11 @@
 
 Between two kernels of a stream the GPU drains, flushes and launches, about a microsecond; a step of small kernels has
 hundreds of such gaps. A kernel launched with `options(device)` is brought up meanwhile and waits (`gdc_wait`, its first
-statement, in all of its threads) until all before it is done and visible. None of these kernels lets its successor
-start early, so nothing is asked of what comes next.
+statement, in all of its threads) until all before it is done and visible.
+
+A kernel before a product lets that start at once (`gdc_launch_dependents`), so that it can read its weight, which
+depends on nothing. All that is launched so waits for its predecessor, and thereby for all before that, before it reads
+or writes anything else.
 """
 
 from functools import cache

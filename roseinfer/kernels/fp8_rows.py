@@ -99,6 +99,7 @@ def _normed_rows_kernel(
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()  # the product reads its weight meanwhile
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -138,6 +139,7 @@ def _rows_kernel(
 ):
     """GROUPED: program (row, part of it); else a program takes a row, in pieces if it is longer than BLOCK."""
     if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()  # the product reads its weight meanwhile
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
