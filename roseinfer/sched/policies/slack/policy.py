@@ -26,7 +26,6 @@ from roseinfer.core.request import Request
 from roseinfer.core.why import Foreseen
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.give_way import GiveWay
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.promise import Promises
@@ -35,6 +34,7 @@ from roseinfer.sched.policies.slack.step import SlackStep
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.registry import register
+from roseinfer.sched.rotation import GiveWay
 
 
 @register("slack", options=SlackOptions, sheds=True, priorities=True)
