@@ -6,7 +6,7 @@ import torch
 
 from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
 from roseinfer.quant.int8_matmul import Int8Matmul
-from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct
+from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct, few_bits
 from roseinfer.quant.int8_weight import Int8Weight
 from roseinfer.quant.plain import read_bias
 
@@ -14,7 +14,8 @@ from roseinfer.quant.plain import read_bias
 class Int8Format:
     """See `WeightFormat`. Whatever the checkpoint holds is read as floats, a piece at a time, and rounded."""
 
-    kept: str | None = "int8"
+    def __init__(self) -> None:
+        self.kept: str | None = "int8, activations in 7 bits" if few_bits() else "int8"
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         weight = Int8Weight.empty(sum(piece.outs.width for piece in pieces), pieces[0].ins.width)

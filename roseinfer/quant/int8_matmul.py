@@ -21,13 +21,17 @@ class Int8Matmul:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        result = self._product(x.to(torch.float32))
+        dtype = x.dtype
+        result = self._product(x if dtype is torch.float32 else x.to(torch.float32))
         if self._bias is not None:
             result.add_(self._bias)
-        result = activate(result, self._epilogue)
+        if self._epilogue is not NOTHING_MORE:
+            result = activate(result, self._epilogue)
         if residual is not None:
             result.add_(residual)
-        return result.to(x.dtype) if out is None else out.copy_(result)
+        if out is not None:
+            return out.copy_(result)
+        return result if dtype is torch.float32 else result.to(dtype)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self(norm(x), None, out)

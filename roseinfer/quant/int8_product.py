@@ -37,7 +37,8 @@ class FbgemmProduct:
         """`max_code`: activations are rounded to -max_code .. max_code; by default as many as have exact sums."""
         self._max_code = max_code or _codes(FbgemmProduct)
         self._packed = _pack(weight)
-        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        # Past PyTorch's look, in Python, for arguments that only compilers make: it takes as long as a small product.
+        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # A row of zeros becomes NaN, which is some code, and its result is multiplied by zero.
