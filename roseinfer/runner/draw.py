@@ -43,28 +43,6 @@ class DrawSettings:
         return replace(self, **{name: getattr(self, name).index_select(0, index) for name in names})
 
 
-def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest of each row of logits [n, V] and where it is: [n] and [n] int64. Of equals, the first.
-
-    NaN if a row has one, as of `Tensor.max`, which takes seven times as long on a CPU: it follows the places of all.
-    Here only the place of the best block is followed, and then that of its best.
-    """
-    vocab_size = logits.shape[1]
-    blocks = vocab_size // BLOCK
-    if blocks < 2:
-        best, tokens = logits.max(-1)
-        return best, tokens
-    whole = blocks * BLOCK
-    bests = logits[:, :whole].unflatten(1, (blocks, BLOCK)).amax(-1)
-    if whole < vocab_size:
-        bests = torch.cat((bests, logits[:, whole:].amax(-1, keepdim=True)), -1)
-    # The last window begins in the block before, where everything is smaller.
-    first = bests.argmax(-1).mul_(BLOCK).clamp_max_(vocab_size - BLOCK)
-    columns = first[:, None] + torch.arange(BLOCK, device=logits.device)
-    best, within = logits.gather(1, columns).max(-1)
-    return best, first.add_(within)
-
-
 def draw_plain(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings, u: torch.Tensor) -> torch.Tensor:
     """Tokens [n] of rows without top-k and top-p. logits: [n, V], best: [n] their maxima, u: [n] float64 in [0, 1).
 

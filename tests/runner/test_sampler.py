@@ -6,8 +6,7 @@ import torch
 
 from roseinfer.core.plan import Admission
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.runner.draw import likeliest
-from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
+from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler, likeliest
 from roseinfer.runner.seats import SeatTable
 from tests.runner.reference import distribution, edited, uniform
 
