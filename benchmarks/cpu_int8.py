@@ -4,10 +4,10 @@
     python -m benchmarks.cpu_int8
     python -m benchmarks.cpu_int8 --kinds float32 int8 bfloat16 Q8_0 --peer-python VENV/bin/python
 
-Weights are random, prompts too; all are loaded at first, each in a process of its own, and take turns batch by batch, so
-that a machine whose speed varies does so for all. A rate is tokens a second from when every request of a batch has its
-first token. The ratio to the first kind is the median of the rounds' own ratios. `--peer-python` names the Python of an
-environment with llama-cpp-python and gguf, which a kind in capitals is run by (see benchmarks/llama_cpp_worker.py).
+Weights and prompts are random. Each kind is loaded in a process of its own, and they take turns batch by batch, so that
+a machine whose speed varies does so for all. A rate is tokens a second from when every request of a batch has its first
+token. The ratio to the first kind is the median of the rounds' own ratios. `--peer-python` names the Python of an
+environment with llama-cpp-python and gguf, which runs the kinds in capitals (see benchmarks/llama_cpp_worker.py).
 """
 
 import argparse
