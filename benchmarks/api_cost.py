@@ -50,6 +50,7 @@ INFO = EngineInfo(
     max_num_seqs=256,
     dtype="none",
     weights="none",
+    kv_cache="float32",
     device="none",
     eos_token_ids=(0,),
     default_sampling={},

@@ -73,7 +73,7 @@ class SequenceChunk:
 class EngineInfo:
     """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets. `seed`: from
     which clients draw for requests that name none. `prefix_caching`: whether prompts share what they have in common.
-    `dtype` is computed in, `weights` says what the weights of linear layers are kept as.
+    `dtype` is computed in; `weights` and `kv_cache` say what the weights of linear layers and K and V are kept as.
     """
 
     model: str
@@ -85,6 +85,7 @@ class EngineInfo:
     max_num_seqs: int
     dtype: str
     weights: str
+    kv_cache: str
     device: str
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float | int]
@@ -92,7 +93,6 @@ class EngineInfo:
     policy: PolicyTraits
     seed: int = 0
     prefix_caching: bool = True
-    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

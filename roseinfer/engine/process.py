@@ -114,6 +114,7 @@ def build_engine(
         max_num_seqs=config.scheduler.seats,
         dtype=facts.dtype,
         weights=facts.weights,
+        kv_cache=facts.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype,
         device=facts.device,
         eos_token_ids=facts.eos_token_ids,
         default_sampling=dict(facts.default_sampling),
@@ -121,7 +122,6 @@ def build_engine(
         policy=entry_of(config.scheduler.policy_name).traits,
         seed=config.model.seed,
         prefix_caching=config.cache.enable_prefix_caching,
-        kv_cache_dtype=config.cache.kv_cache_dtype,
     )
     return core, info
 

@@ -200,6 +200,7 @@ class ModelCard(Answer):
     max_model_len: int
     dtype: str
     weights: str
+    kv_cache: str
 
 
 class ModelList(Answer):

@@ -14,7 +14,7 @@ from typing import Protocol
 import uvicorn
 
 from roseinfer.core import logs
-from roseinfer.core.config import ServerConfig
+from roseinfer.core.config import PRICED, ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.engine.api import EngineInfo
 from roseinfer.server.app import ServerParts, build_app
@@ -222,7 +222,7 @@ def say(text: str) -> None:
 
 
 def greeting(config: ServerConfig, model_name: str, listener: socket.socket, info: EngineInfo) -> str:
-    """Where the model is served, what its weights are kept as, and a command to try."""
+    """Where the model is served, what its weights and K/V are kept as (device priced has neither), a command to try."""
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
@@ -231,7 +231,8 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket, inf
     body = json.dumps({"model": name, "prompt": "def fibonacci(", "max_tokens": 64, "temperature": 0})
     command = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     ways = "open it in a browser, or try" if config.console else "try"
-    return f"{name} is served on {url}; weights in {info.weights}; {ways}\n  {command}"
+    kept = "" if info.device == PRICED else f"weights in {info.weights}, K/V in {info.kv_cache}; "
+    return f"{name} is served on {url}; {kept}{ways}\n  {command}"
 
 
 def settle_garbage_collector() -> None:

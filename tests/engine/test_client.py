@@ -66,6 +66,7 @@ def info() -> EngineInfo:
         max_num_seqs=8,
         dtype="float32",
         weights="float32",
+        kv_cache="float32",
         device="cpu",
         eos_token_ids=(EOS,),
         default_sampling={},

@@ -25,6 +25,7 @@ INFO = EngineInfo(
     max_num_seqs=8,
     dtype="float32",
     weights="float32",
+    kv_cache="float32",
     device="cpu",
     eos_token_ids=(),
     default_sampling={},

@@ -64,6 +64,7 @@ def scripted_engine(tokenizer: Tokenizer, script: Script) -> tuple[Core, EngineI
         max_num_seqs=8,
         dtype="float32",
         weights="float32",
+        kv_cache="float32",
         device="cpu",
         eos_token_ids=(eos,),
         default_sampling={},

@@ -102,7 +102,9 @@ def in_floats(folder: Path, tensors: Tensors) -> torch.Tensor:
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.name)
 def test_a_checkpoint_computes_what_its_codes_and_scales_say(tmp_path: Path, maker: Maker) -> None:
     wide = make(tmp_path, maker)
-    found = logits(load(tmp_path))
+    model = load(tmp_path)
+    assert [scales is not None for scales in model.kv_scales] == [bool(maker.attention)] * 2
+    found = logits(model)
     torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
 
@@ -174,8 +176,9 @@ def test_scales_of_another_layout_than_the_config_says(tmp_path: Path) -> None:
 
 def test_the_engine_rounds_a_model_that_is_asked_for_in_fp8() -> None:
     params = SamplingParams(max_tokens=48, temperature=0.0)
-    with LLM(str(TINY), quantization="fp8", num_kv_blocks=64, max_num_seqs=2, threads=1) as engine:
-        assert engine.info.weights == "fp8 by channel, widened"
+    options = {"num_kv_blocks": 64, "max_num_seqs": 2, "threads": 1}
+    with LLM(str(TINY), quantization="fp8", kv_cache_dtype="fp8", **options) as engine:
+        assert (engine.info.weights, engine.info.kv_cache) == ("fp8 by channel, widened", "fp8")
         text = engine.generate("def fibonacci(", params)[0].text
     assert "):" in text
 

@@ -37,6 +37,7 @@ INFO = EngineInfo(
     max_num_seqs=8,
     dtype="float32",
     weights="fp8 by block",
+    kv_cache="fp8",
     device="cpu",
     eos_token_ids=(1,),
     default_sampling={},

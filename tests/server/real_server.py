@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import httpx
 import openai
 
 PATIENCE_S = 60.0
+# Engines without a model keep neither.
+SERVED = r"^\S+ is served on http://127\.0\.0\.1:\d+;( weights in float32, K/V in float32;)? "
 # The openai package speaks through httpx, or httpx2 since its version 3.
 _SPEAKS_THROUGH = next(kind for kind in openai.DefaultHttpxClient.__mro__ if not kind.__module__.startswith("openai"))
 HTTP_ERROR: type[Exception] = import_module(_SPEAKS_THROUGH.__module__.partition(".")[0]).HTTPError
@@ -63,7 +66,7 @@ class RealServer:
     def _await_start(self) -> None:
         assert self.process.stdout is not None
         greeting = self.process.stdout.readline() + self.process.stdout.readline()
-        assert " is served on http://127.0.0.1:" in greeting and "; weights in " in greeting, self.log()
+        assert re.search(SERVED, greeting), self.log()
         self.url = greeting.split(" is served on ")[1].split(";")[0]
         self.engine = self.engines()[0]
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)

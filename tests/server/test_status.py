@@ -62,7 +62,8 @@ def test_models(client: OpenAI, server: LiveServer) -> None:
     assert (card.id, card.object, card.owned_by) == ("fake", "model", "roseinfer")
     assert client.models.retrieve("fake").id == "fake"
     found = server.get("/v1/models").json()["data"][0]
-    assert (found["max_model_len"], found["dtype"], found["weights"]) == (64, "float32", "fp8 by block")
+    assert found["max_model_len"] == 64
+    assert (found["dtype"], found["weights"], found["kv_cache"]) == ("float32", "fp8 by block", "fp8")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("some/other")
 

@@ -24,6 +24,7 @@ def add(app: FastAPI, service: Service) -> None:
             "max_model_len": info.max_model_len,
             "dtype": info.dtype,
             "weights": info.weights,
+            "kv_cache": info.kv_cache,
         }
 
     async def list_models() -> Response:
