@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="tiny")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--first", type=int, default=40, help="prompts before growth is counted")
     parser.add_argument("--new", type=int, default=700, help="prompts of lengths not seen before, while it is counted")
     parser.add_argument("--longest", type=int, help="tokens of the longest prompt; default: all the model takes")
@@ -62,7 +63,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    model = ModelConfig(model=args.model, load_format=args.load_format, device="cpu", dtype=args.dtype, seed=args.seed)
+    weights = {"load_format": args.load_format, "dtype": args.dtype, "quantization": args.quantization}
+    model = ModelConfig(model=args.model, device="cpu", seed=args.seed, **weights)
     cache = CacheConfig(kv_cache_memory_bytes=args.kv_cache_memory_bytes)
     core, info = build_engine(EngineConfig(model=model, cache=cache), model_folder(model))
     print(header("memory growth", vars(args)))
