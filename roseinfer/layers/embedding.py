@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, Matmul, Norm, WeightSource
+from roseinfer.quant.base import Build, Matmul, Norm, Table, WeightSource
 
 # cuBLAS is several times slower where rows of a result do not begin at aligned addresses: GPT-2's 50,257 logits.
 _GPU_ALIGN = 64
@@ -29,27 +29,30 @@ class Embedding:
 class VocabTable:
     """A matrix [vocab, width] whose rows are dealt out to the processes in equal, contiguous shares.
 
-    `rows` [share, width]: this process's, and rows of zeros where the vocabulary has ended. A GPU's share is rounded up
+    `rows`: this process's [share, width], and rows of zeros where the vocabulary has ended. A GPU's share is rounded up
     to a number that it multiplies well.
     """
+
+    rows: Table
 
     def __init__(self, vocab: int, width: int, build: Build) -> None:
         align = _GPU_ALIGN if build.device.type == "cuda" else 1
         size = build.group.size
         self.share = -(-vocab // (size * align)) * align
         self.start = build.group.rank * self.share
-        self.vocab = vocab
-        self.rows = torch.empty((self.share, width), dtype=build.dtype, device=build.device)
+        self._vocab, self._width = vocab, width
 
     def load(self, source: WeightSource, name: str) -> None:
-        held = max(0, min(self.vocab - self.start, self.share))
-        self.rows[held:].zero_()
-        width = self.rows.shape[1]
+        build, width = source.build, self._width
+        rows = torch.empty((self.share, width), dtype=build.dtype, device=build.device)
+        held = max(0, min(self._vocab - self.start, self.share))
+        rows[held:].zero_()
         if held:
-            part = (Share(self.start, held, self.vocab), Share(0, width, width))
-            source.read(name, self.rows[:held], shard=part)
+            part = (Share(self.start, held, self._vocab), Share(0, width, width))
+            source.read(name, rows[:held], shard=part)
         else:
             source.leave(name)
+        self.rows = build.weight_format.table(rows)
 
 
 class VocabEmbedding:
@@ -68,19 +71,17 @@ class VocabEmbedding:
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         table = self.table
         if self._group.size == 1:
-            return F.embedding(ids, table.rows)
+            return table.rows(ids)
         local = ids - table.start
         elsewhere = (local < 0) | (local >= table.share)
-        rows = F.embedding(local.masked_fill(elsewhere, 0), table.rows)
+        rows = table.rows(local.masked_fill(elsewhere, 0))
         return self._group.all_reduce(rows.masked_fill_(elsewhere[:, None], 0.0))
 
 
 class LMHead:
     """hidden [L, width] -> logits of norm(hidden) [L, vocab].
 
-    The product has a few columns more than the vocabulary where `VocabTable` pads, which are not shown. Tied to the
-    embedding, a GPU shares its table. A CPU keeps a second, packed copy of it (GPT-2: 154 MB in float32), because the
-    table is looked up in its plain layout and the head is a large part of a decode step's weight reads.
+    The product has a few columns more than the vocabulary where `VocabTable` pads, which are not shown.
     """
 
     padded_vocab: int
@@ -98,7 +99,7 @@ class LMHead:
             table.load(source, f"{name}.weight")
         self._norm.load(source, norm)
         self._group = source.build.group
-        self._matmul = source.build.weight_format.head(table.rows)
+        self._matmul = table.rows.head()
         self.padded_vocab = table.share * self._group.size
 
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

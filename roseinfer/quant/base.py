@@ -123,6 +123,16 @@ class WeightSource(Protocol):
         ...
 
 
+class Table(Protocol):
+    """ids [T] -> rows [T, width] of a matrix [vocab, width], in the model's dtype."""
+
+    def __call__(self, ids: torch.Tensor, /) -> torch.Tensor: ...
+
+    def head(self) -> Matmul:
+        """The output head's product by the matrix."""
+        ...
+
+
 class WeightFormat(Protocol):
     """How the weights of linear layers are kept and multiplied by. One object serves all layers of a model."""
 
@@ -139,8 +149,8 @@ class WeightFormat(Protocol):
         """
         ...
 
-    def head(self, table: torch.Tensor) -> Matmul:
-        """The output head's product by `table` [vocab, in], which is loaded, and shared where the head is tied."""
+    def table(self, rows: torch.Tensor) -> "Table":
+        """A vocabulary's matrix [vocab, width], which is loaded: to look up, to multiply by, or both."""
         ...
 
 

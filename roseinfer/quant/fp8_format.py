@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
+from roseinfer.quant.base import Epilogue, Matmul, Piece, Table, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
@@ -50,8 +50,8 @@ class Fp8Format:
             return plain_matmul(weight.widen(source.build.dtype), bias, epilogue)
         return _product(weight, bias, epilogue)
 
-    def head(self, table: torch.Tensor) -> Matmul:
-        return self._plain.head(table)
+    def table(self, rows: torch.Tensor) -> Table:
+        return self._plain.table(rows)
 
     def _is_coded(self, source: WeightSource, pieces: Sequence[Piece]) -> bool:
         """Whether the checkpoint holds the layer in FP8."""

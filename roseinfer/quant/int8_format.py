@@ -28,5 +28,20 @@ class Int8Format:
             start += piece.outs.width
         return Int8Matmul(FbgemmProduct(weight), read_bias(source, pieces), epilogue)
 
-    def head(self, table: torch.Tensor) -> Matmul:
-        return Int8Matmul(OnednnProduct(Int8Weight.of(table)), None)
+    def table(self, rows: torch.Tensor) -> "Int8Table":
+        return Int8Table(Int8Weight.of(rows), rows.dtype)
+
+
+class Int8Table:
+    """See `Table`. The head has codes of its own, in its product's layout."""
+
+    def __init__(self, weight: Int8Weight, dtype: torch.dtype) -> None:
+        self._weight = weight
+        self._dtype = dtype
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        codes, scales = self._weight.codes.index_select(0, ids), self._weight.scales.index_select(0, ids)
+        return Int8Weight(codes, scales).widen(self._dtype)
+
+    def head(self) -> Matmul:
+        return Int8Matmul(OnednnProduct(self._weight), None)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from roseinfer.kernels.availability import has_triton
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Piece, WeightSource
@@ -26,8 +27,23 @@ class PlainFormat:
             start = rows.stop
         return plain_matmul(weight, read_bias(source, pieces), epilogue)
 
-    def head(self, table: torch.Tensor) -> Matmul:
-        return plain_matmul(table, None)
+    def table(self, rows: torch.Tensor) -> "PlainTable":
+        return PlainTable(rows)
+
+
+class PlainTable:
+    """See `Table`. The head shares the matrix on a GPU. A CPU packs a second one for it (GPT-2: 154 MB in float32),
+    because rows are looked up in the plain layout, and the head is a large part of the weights that a step reads.
+    """
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self._rows)
+
+    def head(self) -> Matmul:
+        return plain_matmul(self._rows, None)
 
 
 def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | None:

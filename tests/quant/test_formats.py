@@ -14,9 +14,9 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import Checkpoint, load_model
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightFormat, WeightSource
+from roseinfer.quant.base import Epilogue, Matmul, Piece, Table, WeightFormat, WeightSource
 from roseinfer.quant.cpu_matmul import PlainMatmul
-from roseinfer.quant.plain import PlainFormat
+from roseinfer.quant.plain import PlainFormat, PlainTable
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.weights import Imagined, build_for
@@ -33,8 +33,8 @@ class ChannelFp8:
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         return PlainMatmul(torch.cat([self._widened(source, piece) for piece in pieces]), None, epilogue)
 
-    def head(self, table: torch.Tensor) -> Matmul:
-        return PlainMatmul(table, None)
+    def table(self, rows: torch.Tensor) -> Table:
+        return PlainTable(rows)
 
     def _widened(self, source: WeightSource, piece: Piece) -> torch.Tensor:
         codes = torch.empty(piece.outs.width, piece.ins.width, dtype=torch.float8_e4m3fn)

@@ -148,6 +148,17 @@ def test_the_format_stacks_pieces_and_reads_transposed_ones() -> None:
     torch.testing.assert_close(matmul(x).double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_table_is_looked_up_and_multiplied_by_as_the_same_codes(dtype: torch.dtype) -> None:
+    rows = draw_weight().to(dtype)
+    table, ids, x = Int8Format().table(rows), torch.tensor([5, 0, OUT - 1, 5]), torch.randn(3, WIDTH)
+    wide = Int8Weight.of(rows).widen(dtype)
+    found = table(ids)
+    assert found.dtype is dtype and torch.equal(found, wide[ids])
+    expected = exact(x, rows, codes_here(OnednnProduct))
+    torch.testing.assert_close(table.head()(x).double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_the_format_is_chosen_on_cpus_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_format("int8", None, CPU, torch.float32), Int8Format)
     with pytest.raises(ConfigError, match="int8 is for CPUs; on a GPU there is fp8"):
