@@ -46,6 +46,9 @@ class Rotation:
             self._last_turn[request.request_id] = self._turns
 
 
+LONGEST_WAIT_S = 0.5  # between two tokens of a row that gives way, whatever the share
+
+
 class GiveWay(Rotation):
     """A rotation in which decoding rows get at most a `share` of the time while more prompts wait than a step holds: in
     a burst first tokens come sooner.
@@ -54,8 +57,8 @@ class GiveWay(Rotation):
     of everybody in the queue forward by what they would have taken, which the cost model says.
 
     They compute in one step, and then sit out until prompts have taken (1 - share) / share times what such a step takes
-    for them. So two tokens are 1 / share times that apart, or as far as two full steps are, whichever is more. Rows
-    that are cheap beside a full step of prompts never wait.
+    for them. So two tokens are 1 / share times that apart, or as far as two full steps are, whichever is more, but no
+    more than `LONGEST_WAIT_S`. Rows that are cheap beside a full step of prompts never wait.
     """
 
     def __init__(self, options: PrefillOptions, cost: CostModel, share: float) -> None:
@@ -81,11 +84,17 @@ class GiveWay(Rotation):
             return None
         p = self._cost.params
         rows_s = p.row_s * len(decoding) + p.context_s * sum(len(request.tokens) for request in decoding)
-        prompts_s = self._prompts_s + p.step_s + p.token_s * wanted
-        if rows_s <= self._share * (rows_s + prompts_s):
+        prompts_s = self._prompts_s + p.step_s + wanted * self._token_s(filling, view)
+        if rows_s <= self._share * (rows_s + prompts_s) or prompts_s > LONGEST_WAIT_S:
             return None
         self._prompts_s = prompts_s
         return filling
+
+    def _token_s(self, filling: Sequence[Request], view: View) -> float:
+        """What a token of a prompt takes: of the one whose turn it is, which stands for all."""
+        request = filling[0] if filling else view.waiting()[0]
+        left = request.remaining if filling else view.uncached(request)
+        return self._cost.params.prefill_s(len(request.tokens) - left, left) / left
 
 
 def decodes(request: Request) -> bool:

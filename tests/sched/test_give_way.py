@@ -6,10 +6,16 @@ from statistics import fmean
 import pytest
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.events import StepDone
+from roseinfer.core.plan import Row, StepPlan
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.policies.slack.policy import SlackPolicy
+from roseinfer.sched.policies.slack.tuning import SlackOptions
 from roseinfer.sched.registry import scheduler_config
+from roseinfer.sched.rotation import LONGEST_WAIT_S
 from roseinfer.sim.simulator import Lifetime, simulate
 from roseinfer.sim.workload import Arrival
 
@@ -84,3 +90,29 @@ def test_who_has_an_objective_keeps_its_pace_in_the_burst() -> None:
 def test_a_share_is_above_0_and_at_most_1(share: float) -> None:
     with pytest.raises(ConfigError, match="slack_decode_share must be above 0 and at most 1"):
         scheduler_config(slack_decode_share=share)
+
+
+def test_nobody_waits_longer_than_that_whatever_the_share() -> None:
+    """A step takes as long as a fifth of it: rows would otherwise sit out for all of the burst."""
+    slow = COST.slower(5)
+    found = lives(burst(), share=1e-3, cost=slow)
+    longest_s = max(max(gaps(life)) for life in found)
+    assert LONGEST_WAIT_S / 2 < longest_s < LONGEST_WAIT_S + 5 * (FULL_STEP_S + LARGEST_ROWS_S)
+
+
+def test_what_it_takes_to_attend_counts_for_prompts_as_well() -> None:
+    """Two machines on which a full step of these prompts takes the same."""
+    dear = CostParams(COST.step_s, COST.token_s / 2, COST.token_s / PROMPT, COST.row_s, COST.context_s)
+    of_tokens, of_pairs = lives(burst(), share=0.15), lives(burst(), share=0.15, cost=dear)
+    assert max(max(gaps(life)) for life in of_pairs) == pytest.approx(max(max(gaps(life)) for life in of_tokens), 0.15)
+
+
+@pytest.mark.parametrize(("counts", "learnt"), [((1, 1), 2), ((1, 512), 8)])
+def test_all_steps_with_prompts_are_learnt_from(counts: tuple[int, int], learnt: int) -> None:
+    """Of eight. Every fourth one, as of steps of decodes alone, might be just those that leave the rows out."""
+    known = Estimates(cost=CostModel(COST))
+    policy = SlackPolicy(scheduler_config(), SlackOptions(), known)
+    for step in range(8):
+        rows = [Row(str(at), at, 600, count, 1, True, 600, 0, ()) for at, count in enumerate(counts)]
+        policy.observe(StepDone(StepPlan(step, rows, num_tokens=sum(counts)), 0.01 * step, 0.01))
+    assert known.cost.steps == learnt

@@ -212,11 +212,15 @@ def test_the_prediction_is_that_of_the_step_that_was_completed(policy: str, dept
         assert stats.policy.speed == pytest.approx(1.0)
 
 
-def test_without_objectives_slack_predicts_every_fourth_step() -> None:
+def test_without_objectives_slack_predicts_every_fourth_step_and_those_with_prompts() -> None:
     found = steps(*engine("slack"), None)
     said = [stats.policy.predicted_step_s for stats in found if stats.policy is not None]
     taken = [stats.step_duration_s for stats in found]
-    assert said == pytest.approx([seconds if step % 4 == 0 else 0.0 for step, seconds in enumerate(taken)])
+    prompts = [stats.step_tokens > stats.step_rows for stats in found]
+    assert any(prompts) and not all(prompts)
+    assert said == pytest.approx(
+        [seconds if step % 4 == 0 or prompts[step] else 0.0 for step, seconds in enumerate(taken)]
+    )
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi"])

@@ -72,7 +72,8 @@ class SlackPolicy:
 
     def _step_done(self, event: StepDone) -> None:
         self._done, self._done_s = event.plan.step, event.now_s
-        if not self.state.promised and event.plan.step % 4:
+        only_decodes = event.plan.num_tokens == len(event.plan.rows)
+        if not self.state.promised and only_decodes and event.plan.step % 4:
             self._predicted_s = 0.0
             return  # nobody needs to know, but the model should stay true
         self.state.stepped(work_of(event.plan.rows), event.duration_s, event.now_s)

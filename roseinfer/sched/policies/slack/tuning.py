@@ -19,7 +19,7 @@ class SlackOptions(PrefillOptions, CostOptions, LengthOptions):
     )
 
     slack_decode_share: float = option(
-        0.2,
+        0.1,
         "while nobody has objectives and more prompts wait than a step holds: the share of the time that requests "
         "which decode get at most; 1 = they compute in every step",
     )
