@@ -5,7 +5,7 @@ its codes mean. A few rows at a time are widened, straight into their place: a m
 """
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,8 +25,11 @@ from roseinfer.quant.base import Build, Held
 # Widened at once: what `gguf` computes on the way stays in a core's cache.
 _CHUNK_NUMBERS = 2**18
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-Widen = Callable[[np.ndarray], torch.Tensor]
+_EXPONENTS = {
+    torch.float32: (np.uint32, 0x7F800000),
+    torch.float16: (np.uint16, 0x7C00),
+    torch.bfloat16: (np.uint16, 0x7F80),
+}
 
 
 class GgufWeights:
@@ -111,8 +114,8 @@ class GgufWeights:
         raw = np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.start)
         count = 1 if len(info.shape) == 1 else info.shape[0]
         chosen = np.ascontiguousarray(raw.reshape(count, -1)[rows]).copy()
-        values = _widener(info.encoding.name)(chosen)
-        if not bool(values.isfinite().all()):
+        values = _widen(info.encoding.name, chosen)
+        if values is None:
             raise UnsupportedModelError(f"{self._path}: tensor {stored} holds NaN or infinity: the file is damaged")
         return values
 
@@ -123,12 +126,16 @@ class GgufWeights:
         return self._maps[path]
 
 
-def _widener(encoding: str) -> Widen:
-    """Bytes [n, bytes of a row] -> floats [n, numbers of a row]."""
+def _widen(encoding: str, raw: np.ndarray) -> torch.Tensor | None:
+    """Bytes [n, bytes of a row] -> floats [n, numbers of a row]; None if one of them is no number."""
     plain = _PLAIN.get(encoding)
-    if plain is not None:
-        return lambda raw: torch.from_numpy(raw).view(plain)
-    return lambda raw: torch.from_numpy(_widen_blocks(encoding, raw))
+    floats = _widen_blocks(encoding, raw) if plain is None else raw
+    dtype = plain or torch.float32
+    # An exponent of ones is infinity or NaN. In NumPy: threads for so few numbers cost more than they save.
+    bits, exponent = _EXPONENTS[dtype]
+    if ((floats.view(bits) & exponent) == exponent).any():
+        return None
+    return torch.from_numpy(floats).view(dtype)
 
 
 def _widen_blocks(encoding: str, raw: np.ndarray) -> np.ndarray:
