@@ -34,10 +34,6 @@ class Fp8Rows:
     scales: torch.Tensor
     rows: int
 
-    @property
-    def is_grouped(self) -> bool:
-        return self.scales.shape[1] > 1 or self.codes.shape[1] == GROUP
-
     def widen(self) -> torch.Tensor:
         """[rows, K] float32."""
         width = self.codes.shape[1] // self.scales.shape[1]

@@ -32,6 +32,13 @@ class _Constant:
         self.value = value
 
 
+def tensor_descriptor(matrix: Any, rows: int, columns: int) -> Any:
+    """A contiguous matrix, to be read in blocks of rows x columns; what is outside is zero."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
+
+
 if not HAS_TRITON:
     triton = SimpleNamespace(jit=_unavailable)
     tl = SimpleNamespace(constexpr=_Constant)

@@ -12,7 +12,7 @@ from roseinfer.kernels.activation import gated, pointwise
 from roseinfer.kernels.fp8_product import MULTIPLE, Fp8Factor
 from roseinfer.kernels.fp8_rows import GROUP, Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
-from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm, Pair
 from roseinfer.quant.fp8_weight import Fp8Weight
 
 
@@ -33,9 +33,8 @@ class Fp8Matmul:
     ) -> torch.Tensor:
         if self.is_few(x.shape[0]):
             return self._skinny(x, residual=residual, out=residual if residual is not None else out)
-        result = self.finish(self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype))
-        if residual is not None:
-            return residual.add_(result)
+        assert residual is None or self._epilogue == NOTHING_MORE, "only the few rows' kernel has both"
+        result = self.finish(self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype, residual))
         return result if out is None else out.copy_(result)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -45,7 +44,9 @@ class Fp8Matmul:
         return result if out is None else out.copy_(result)
 
     def paired(self, second: Matmul) -> Pair | None:
-        return Fp8Pair(self, second) if isinstance(second, Fp8Matmul) else None
+        if isinstance(second, Fp8Matmul) and second._epilogue == NOTHING_MORE:
+            return Fp8Pair(self, second)
+        return None
 
     # What a product of many rows consists of
     def is_few(self, rows: int) -> bool:
@@ -58,9 +59,9 @@ class Fp8Matmul:
     def normed(self, norm: Norm, x: torch.Tensor) -> Fp8Rows:
         return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self._factor.grouped)
 
-    def product(self, x: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
-        """Without what follows the bias."""
-        return self._factor(x, dtype, self._bias)
+    def product(self, x: Fp8Rows, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Without what follows the bias, but with a residual."""
+        return self._factor(x, dtype, self._bias, residual)
 
     def finish(self, y: torch.Tensor) -> torch.Tensor:
         activation = self._epilogue.activation
@@ -109,8 +110,7 @@ class Fp8Pair:
         if first.is_few(rows) or second.is_few(rows):
             return second(first.after(norm, x), residual)
         between = first.finish_for(second, first.product(first.normed(norm, x), x.dtype))
-        result = second.finish(second.product(between, x.dtype))
-        return result if residual is None else residual.add_(result)
+        return second.product(between, x.dtype, residual)
 
 
 def check_shape(weight: Fp8Weight) -> None:

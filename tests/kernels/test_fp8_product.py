@@ -29,14 +29,15 @@ def widened(codes, scales):
 # Seven blocks of columns are none of a multiple of four, and 640 rows are the cut of a stack by ranks.
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("rows", "outs", "columns"), [(1, 128, 128), (17, 640, 512), (32, 208, 896), (130, 256, 384)])
+@pytest.mark.parametrize(("rows", "outs", "columns"), [(1, 128, 128), (17, 640, 512), (32, 208, 896), (260, 256, 384)])
 def test_products(rows, outs, columns, dtype, block, device):
     codes, scales = weight(outs, columns, device, block=block)
     x = rows_reference(torch.randn(rows, columns, device=device), grouped=block)
     bias = torch.randn(outs, device=device).to(dtype)
     exact = x.widen().double() @ widened(codes, scales).T
     factor = Fp8Factor(codes, scales)
-    for found, expected in ((factor(x, dtype), exact), (factor(x, dtype, bias), exact + bias)):
+    by_library = (factor.by_library(x, dtype, None), exact), (factor.by_library(x, dtype, bias), exact + bias)
+    for found, expected in (*by_library, (factor(x, dtype, bias), exact + bias)):
         assert found.shape == (rows, outs) and found.dtype is dtype
         error = (found.double() - expected).norm(dim=1) / expected.norm(dim=1)
         assert (error < 8e-3).all(), error
