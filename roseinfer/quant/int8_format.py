@@ -6,8 +6,8 @@ import torch
 
 from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
 from roseinfer.quant.int8_matmul import Int8Matmul
-from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct, few_bits
-from roseinfer.quant.int8_weight import Int8Weight
+from roseinfer.quant.int8_product import FbgemmProduct, activation_codes, head_product
+from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.plain import read_bias
 
 
@@ -15,7 +15,7 @@ class Int8Format:
     """See `WeightFormat`. Whatever the checkpoint holds is read as floats, a piece at a time, and rounded."""
 
     def __init__(self) -> None:
-        self.kept: str | None = "int8, activations in 7 bits" if few_bits() else "int8"
+        self.kept: str | None = "int8" if activation_codes() == MAX_CODE else "int8, activations in 7 bits"
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         weight = Int8Weight.empty(sum(piece.outs.width for piece in pieces), pieces[0].ins.width)
@@ -44,4 +44,4 @@ class Int8Table:
         return Int8Weight(codes, scales).widen(self._dtype)
 
     def head(self) -> Matmul:
-        return Int8Matmul(OnednnProduct(self._weight), None)
+        return Int8Matmul(head_product(self._weight), None)
