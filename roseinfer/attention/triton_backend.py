@@ -24,6 +24,7 @@ from roseinfer.kernels.prefill_attention import (
     prefill_attention,
     queries_per_block,
 )
+from roseinfer.kernels.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
 from roseinfer.kernels.prefill_shares import PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
 
 # A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
@@ -73,6 +74,7 @@ class TritonAttention:
         self._store: KVStore | None = None
         self._group_of: tuple[int, ...] = ()
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of each layer of the store
+        self._pages: list[BulkPages] = []  # the same for the copy engine, where large steps are computed by it
 
     def map_chunks(
         self,
@@ -110,6 +112,8 @@ class TritonAttention:
         if store is not self._store:
             self._store, self._group_of = store, store.group_of
             self._caches = [store.layer(i) for i in range(len(self._shape.specs))]
+            if _copies_in_bulk(self._shape):
+                self._pages = [BulkPages.of(*kv) for kv in self._caches]
             self._load_kernels(batch)
         tokens, decodes = batch.input_ids.shape[0], batch.num_decodes
         self._prefill_config = self._config_for(tokens)
@@ -132,35 +136,51 @@ class TritonAttention:
         store_qkv(qkv, heads, kv, paging.slots, batch.positions, scales)
         q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._attend(q, kv, paging, out, spec, scales)
+        self._attend(layer, q, paging, out, spec, scales)
         return out.view(q.shape[0], -1)
 
     def _attend(
         self,
+        layer: int,
         q: torch.Tensor,
-        kv: tuple[torch.Tensor, torch.Tensor],
         paging: Paging,
         out: torch.Tensor,
         spec: AttentionSpec,
         scales: KVScales | None,
     ) -> None:
-        batch, decode_lens = self._batch, self._lengths
+        batch, decode_lens, blocks = self._batch, self._lengths, self._block_map
         assert batch is not None and decode_lens is not None
-        cache, lengths, scale = (*kv, paging.tables, batch.table_rows), batch.context_len, spec.scale
-        mixed = bool(batch.num_decodes) and self._block_map is not None
+        where, scale = (paging.tables, batch.table_rows), spec.scale
+        mixed = bool(batch.num_decodes) and blocks is not None
         with self._side.beside() if mixed else nullcontext():
-            if self._block_map is not None:
-                starts, blocks, config = batch.query_start, self._block_map, self._prefill_config
-                parts = self._parts if self._divides else None
-                window = spec.window or 0
-                prefill_attention(q, *cache, starts, lengths, out, blocks, scale, config, window, parts, scales)
-                if self._merges:
-                    merge_parts(blocks, starts, self._parts, out)
+            if blocks is not None:
+                rows = (*where, batch.query_start, batch.context_len)
+                self._attend_chunks(layer, q, rows, out, blocks, spec, scales)
         if batch.num_decodes:
             workspace = self._workspaces[spec.window]
-            decode_attention(q, *cache, decode_lens, out, scale, workspace, scales)
+            decode_attention(q, *self._caches[layer], *where, decode_lens, out, scale, workspace, scales)
         if mixed:
             self._side.join()
+
+    def _attend_chunks(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        blocks: torch.Tensor,
+        spec: AttentionSpec,
+        scales: KVScales | None,
+    ) -> None:
+        """rows: block tables, whose they are, where queries begin and lengths of contexts, as the kernels take them."""
+        if self._pages and not self._divides and spec.window is None:
+            prefill_bulk(q, self._pages[layer], *rows, out, blocks, spec.scale, self._shape.block_size)
+            return
+        config, window = self._prefill_config, spec.window or 0
+        parts = self._parts if self._divides else None
+        prefill_attention(q, *self._caches[layer], *rows, out, blocks, spec.scale, config, window, parts, scales)
+        if self._merges:
+            merge_parts(blocks, rows[2], self._parts, out)
 
     def _config_for(self, tokens: int) -> PrefillConfig:
         return choose_prefill_config(
@@ -184,9 +204,20 @@ class TritonAttention:
                 parts = self._parts if tokens <= SMALL_STEP else None
                 window = workspace.window
                 prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
+            if self._pages and not workspace.window:
+                rows = (*cache[2:], batch.query_start, batch.context_len)
+                prefill_bulk(q, self._pages[0], *rows, out, nothing, 1.0, self._shape.block_size)
             merge_parts(nothing, batch.query_start, self._parts, out)
             plan_decode(batch.context_len, 0, workspace)
             decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales)
+
+
+def _copies_in_bulk(shape: AttentionShape) -> bool:
+    """Whether `prefill_bulk` computes large steps, but for layers with windows: it takes the same map of blocks."""
+    spec = shape.specs[0]
+    sizes = (spec.heads, spec.kv_heads, spec.head_dim, shape.block_size)
+    tiles = choose_prefill_config(SMALL_STEP + 1, spec.group, spec.head_dim, shape.dtype).block_m
+    return shape.kept == shape.dtype and tiles == BLOCK_M and bulk_supports(*sizes, shape.dtype, shape.device)
 
 
 def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, PrefillWorkspace]:

@@ -60,17 +60,19 @@ def prefill_bulk(
     block_map: torch.Tensor,
     scale: float,
     block_size: int,
+    programs: int | None = None,
 ) -> None:
     """What `prefill_attention` computes, for maps of `BLOCK_M` that divide no contexts.
 
-    q: [T, heads, D], heads dense, tokens a multiple of 8 numbers apart; all others as there.
+    q: [T, heads, D], heads dense, tokens a multiple of 8 numbers apart; all others as there. programs: at most so many,
+    one a multiprocessor; default: all.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = pages.k.shape[1] // head_dim
     group = heads // kv_heads
     queries = BulkDescriptor(q, list(q.shape), list(q.stride()), [BLOCK_M // 2 // group, group, COLUMNS], _QUERIES)
     items = kv_heads * block_map.shape[0]
-    _bulk_kernel[(min(items, _processors(q.device.index or 0)),)](
+    _bulk_kernel[(min(items, programs or _processors(q.device.index or 0)),)](
         queries,
         pages.k,
         pages.v,
