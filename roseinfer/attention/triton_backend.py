@@ -25,13 +25,18 @@ from roseinfer.kernels.prefill_attention import (
     queries_per_block,
 )
 from roseinfer.kernels.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
-from roseinfer.kernels.prefill_shares import PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
+from roseinfer.kernels.prefill_shares import IN_BULK, PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
 
 # A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
 # would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).
 _SHORT_CHUNKS = 32
 # And for this many undivided chunks beside as many parts as there is a workspace for.
 _BESIDE_PARTS = 8
+# Queries times keys of a head, see `in_bulk`: prompts of 2,000 tokens, or 1,000 behind 2,000.
+_MANY_PAIRS = 2_000_000
+# Of the multiprocessors, the share that decodes get beside chunks. H200, heads as Qwen3-8B's, 230 decodes of 1,090
+# tokens beside 1,818 tokens of two prompts: 294.6 us a layer with all of them, 284.8 with 116 of 132.
+_BESIDE_CHUNKS = 0.88
 # The largest that the kernels' tiles are laid out for.
 _LONGEST_HEAD = 256
 
@@ -61,10 +66,15 @@ class TritonAttention:
         self._shape = shape
         self._spec = shape.specs[0]  # for what all layers have in common
         # The division of a step's decodes into shares serves all layers of one window.
-        self._workspaces = {spec.window: _workspace(spec, shape) for spec in dict.fromkeys(shape.specs)}
+        specs = {spec.window: spec for spec in shape.specs}
+        self._workspaces = {window: _workspace(spec, shape) for window, spec in specs.items()}
+        # Beside chunks: as fast, and their kernel finds room.
+        self._beside = {window: _workspace(spec, shape, _BESIDE_CHUNKS) for window, spec in specs.items()}
+        self._plans = self._workspaces
         one = torch.ones(self._spec.kv_heads, device=shape.device)
         self._ones = KVScales(one, one)  # so that there is one kernel, whether a layer has scales or not
         self._side = SideStream(shape.device)
+        self._bulk = _copies_in_bulk(shape)
         self._prefill_config = self._config_for(1)
         self._division, self._parts = _division(shape, self._prefill_config)
         self._divides = self._merges = False  # whether the step's map may divide contexts, and whether it does
@@ -74,7 +84,8 @@ class TritonAttention:
         self._store: KVStore | None = None
         self._group_of: tuple[int, ...] = ()
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of each layer of the store
-        self._pages: list[BulkPages] = []  # the same for the copy engine, where large steps are computed by it
+        self._pages: list[BulkPages] = []  # the same for the copy engine
+        self._takes_bulk = self._takes_tiles = False  # which of the kernels for chunks a step needs
 
     def map_chunks(
         self,
@@ -89,7 +100,10 @@ class TritonAttention:
         Chunk rows are `first_row` and following. See `map_blocks`.
         """
         division = self._division if tokens <= SMALL_STEP else None
-        return map_blocks(first_row, query_lens, context_lens, self._queries(tokens), division, room)
+        found = map_blocks(first_row, query_lens, context_lens, self._queries(tokens), division, room)
+        if self._bulk and tokens > SMALL_STEP and in_bulk(first_row, query_lens, context_lens):
+            found[:, PARTS] = IN_BULK
+        return found
 
     def max_chunks(self, tokens: int, rows: int) -> int:
         """Entries of the `chunk_map` of a captured step; a map is filled up with -1, and one that is longer is not run.
@@ -112,21 +126,26 @@ class TritonAttention:
         if store is not self._store:
             self._store, self._group_of = store, store.group_of
             self._caches = [store.layer(i) for i in range(len(self._shape.specs))]
-            if _copies_in_bulk(self._shape):
+            if self._bulk:
                 self._pages = [BulkPages.of(*kv) for kv in self._caches]
             self._load_kernels(batch)
         tokens, decodes = batch.input_ids.shape[0], batch.num_decodes
         self._prefill_config = self._config_for(tokens)
         self._lengths = batch.context_len if batch.decode_len is None else batch.decode_len
-        if decodes:
-            for workspace in self._workspaces.values():
-                plan_decode(self._lengths, decodes, workspace)
         self._block_map = batch.chunk_map
         self._divides = self._merges = tokens <= SMALL_STEP
+        kinds = {True, False}  # of a captured step the map says only when it is replayed
         if self._block_map is None and decodes < len(batch.query_lens):
             blocks = self.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
             self._merges = bool(blocks[0, PARTS] > 1)  # divided blocks come first
+            kinds = {bool(blocks[0, PARTS] == IN_BULK)}
             self._block_map = _upload(blocks, batch.context_len.device)
+        self._takes_bulk = self._bulk and not self._divides and True in kinds
+        self._takes_tiles = not self._bulk or self._divides or False in kinds
+        self._plans = self._workspaces if self._block_map is None else self._beside
+        if decodes:
+            for workspace in self._plans.values():
+                plan_decode(self._lengths, decodes, workspace)
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         batch, spec = self._batch, heads.spec
@@ -157,7 +176,7 @@ class TritonAttention:
                 rows = (*where, batch.query_start, batch.context_len)
                 self._attend_chunks(layer, q, rows, out, blocks, spec, scales)
         if batch.num_decodes:
-            workspace = self._workspaces[spec.window]
+            workspace = self._plans[spec.window]
             decode_attention(q, *self._caches[layer], *where, decode_lens, out, scale, workspace, scales)
         if mixed:
             self._side.join()
@@ -173,8 +192,9 @@ class TritonAttention:
         scales: KVScales | None,
     ) -> None:
         """rows: block tables, whose they are, where queries begin and lengths of contexts, as the kernels take them."""
-        if self._pages and not self._divides and spec.window is None:
+        if self._takes_bulk:
             prefill_bulk(q, self._pages[layer], *rows, out, blocks, spec.scale, self._shape.block_size)
+        if not self._takes_tiles:
             return
         config, window = self._prefill_config, spec.window or 0
         parts = self._parts if self._divides else None
@@ -183,8 +203,9 @@ class TritonAttention:
             merge_parts(blocks, rows[2], self._parts, out)
 
     def _config_for(self, tokens: int) -> PrefillConfig:
+        spec, shape = self._spec, self._shape
         return choose_prefill_config(
-            tokens, self._spec.group, self._spec.head_dim, self._shape.dtype, self._shape.kept == CODES
+            tokens, spec.group, spec.head_dim, shape.dtype, shape.kept == CODES, short=self._bulk
         )
 
     def _queries(self, tokens: int) -> int:
@@ -204,7 +225,7 @@ class TritonAttention:
                 parts = self._parts if tokens <= SMALL_STEP else None
                 window = workspace.window
                 prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
-            if self._pages and not workspace.window:
+            if self._bulk:
                 rows = (*cache[2:], batch.query_start, batch.context_len)
                 prefill_bulk(q, self._pages[0], *rows, out, nothing, 1.0, self._shape.block_size)
             merge_parts(nothing, batch.query_start, self._parts, out)
@@ -212,8 +233,20 @@ class TritonAttention:
             decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales)
 
 
+def in_bulk(decodes: int, query_lens: Sequence[int], context_lens: Sequence[int]) -> bool:
+    """Whether `prefill_bulk` is to compute a large step's chunks beside so many decodes.
+
+    It is the faster one, but leaves no room for another kernel, while programs of `prefill_attention` run beside those
+    of the decodes: that is worth some 10 us a layer.
+    """
+    pairs = sum(count * (context - count // 2) for count, context in zip(query_lens, context_lens, strict=True))
+    return not decodes or pairs > _MANY_PAIRS
+
+
 def _copies_in_bulk(shape: AttentionShape) -> bool:
-    """Whether `prefill_bulk` computes large steps, but for layers with windows: it takes the same map of blocks."""
+    """Whether `prefill_bulk` can compute all layers, and takes the map of blocks that `prefill_attention` does."""
+    if any(spec.window is not None for spec in shape.specs):
+        return False
     spec = shape.specs[0]
     sizes = (spec.heads, spec.kv_heads, spec.head_dim, shape.block_size)
     tiles = choose_prefill_config(SMALL_STEP + 1, spec.group, spec.head_dim, shape.dtype).block_m
@@ -230,9 +263,10 @@ def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, P
     return division, parts
 
 
-def _workspace(spec: AttentionSpec, shape: AttentionShape) -> DecodeWorkspace:
+def _workspace(spec: AttentionSpec, shape: AttentionShape, share: float = 1.0) -> DecodeWorkspace:
+    """share: of the multiprocessors that decodes get."""
     config = choose_decode_config(spec.group, spec.head_dim, shape.dtype, shape.kept == CODES)
-    processors = _processors(shape.device)
+    processors = max(1, round(share * _processors(shape.device)))
     return DecodeWorkspace.allocate(
         config, shape.max_rows, spec.heads, spec.kv_heads, spec.head_dim, processors, shape.device, spec.window or 0
     )

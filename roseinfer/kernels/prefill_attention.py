@@ -9,19 +9,23 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels.kv_fp8 import CODES, narrow_queries, widened_values
-from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
-from roseinfer.kernels.prefill_shares import PrefillWorkspace
+from roseinfer.kernels.paged import LOG2_E, gathered, no_peak, padded_dim
+from roseinfer.kernels.prefill_shares import IN_BULK, PrefillWorkspace
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """block_m: (query, head) pairs of a program, block_n: keys that it takes at a time."""
+    """block_m: (query, head) pairs of a program, block_n: keys that it takes at a time.
+
+    max_registers: of a thread, so that a multiprocessor runs more programs at once; None for as many as there are.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 # Steps of up to this many tokens take small tiles, see `choose_prefill_config`.
@@ -29,9 +33,11 @@ SMALL_STEP = 1024
 
 
 def choose_prefill_config(
-    tokens: int, group: int, head_dim: int, dtype: torch.dtype, fp8: bool = False
+    tokens: int, group: int, head_dim: int, dtype: torch.dtype, fp8: bool = False, *, short: bool = False
 ) -> PrefillConfig:
     """For a step of `tokens` tokens and `group` query heads a KV head. fp8: K and V are kept in it.
+
+    short: large steps come with short contexts only, as long ones are left to `prefill_bulk`.
 
     Large tiles read K and V less often, small ones make more programs of a step and waste less on short rows. From a
     sweep in bfloat16 (H200, 2026-11-21), TFLOP/s of large / small tiles for heads / KV heads / head size; "+ 512" is
@@ -48,6 +54,10 @@ def choose_prefill_config(
     from 4 of 512, and what they lose is a few us. Heads of more than 128, and float32, have one size of tiles, the
     largest whose sums stay in registers; they were not measured.
 
+    With two stages and at most 128 registers two programs of large tiles run on a multiprocessor, which hides how they
+    begin and end: 8 x 1024 334, 2 x 1024 326 instead of 271 (2026-11-23). One program alone is slower: 512 tokens
+    behind 8,192 take 287 us instead of 169.
+
     In FP8 large tiles have twice the keys: each is widened by all programs that see it. 32/8/128 (2026-11-23), 16 bits
     / FP8, large tiles but for the last column: 267/225 430/345 334/263 186/163 174/185.
     """
@@ -57,7 +67,9 @@ def choose_prefill_config(
     if head_dim > 128:
         return PrefillConfig(max(64, least), 64, 8, 2)
     if tokens > SMALL_STEP:
-        return PrefillConfig(max(128, least), 128, 8, 2) if fp8 else PrefillConfig(max(128, least), 64, 8, 3)
+        if fp8:
+            return PrefillConfig(max(128, least), 128, 8, 2)
+        return PrefillConfig(max(128, least), 64, 8, 2, 128) if short else PrefillConfig(max(128, least), 64, 8, 3)
     return PrefillConfig(max(64, least), 64, 4, 3)
 
 
@@ -85,8 +97,9 @@ def prefill_attention(
     the last of its context_len[r] tokens. k_cache, v_cache: [num_blocks, block_size, kv_heads, D], dense but for the
     distance of blocks, and filled for all tokens of the contexts. tables: [S, max_blocks] int32; row r's is
     tables[table_rows[r]]. out: [T, heads, D]. block_map: [G, 4] int32 of `map_blocks` with
-    `queries_per_block(config, heads // kv_heads)`; entries with row -1 are passed over. With a workspace (for tiles of
-    `config.block_m`) the map may divide contexts, and `merge_parts` writes the results of blocks for which it does.
+    `queries_per_block(config, heads // kv_heads)`; entries with row -1 or parts `IN_BULK` are passed over. With a
+    workspace (for tiles of `config.block_m`) the map may divide contexts, and `merge_parts` writes the results of
+    blocks for which it does.
     kv_scales: of caches that hold codes (e4m3fn), what those of each KV head are multiplied by, [kv_heads] float32.
     """
     heads, head_dim = q.shape[1:]
@@ -124,6 +137,7 @@ def prefill_attention(
         FP8=kv_scales is not None,
         COMPILED=q.is_cuda,
         num_warps=config.num_warps,
+        maxnreg=config.max_registers,
     )
 
 
@@ -160,6 +174,9 @@ def prefill_attention_reference(
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         out[queries] = torch.einsum("hqk,khd->qhd", weights, v)
     return out
+
+
+_IN_BULK: tl.constexpr = tl.constexpr(IN_BULK)
 
 
 @triton.jit
@@ -199,7 +216,8 @@ def _prefill_kernel(
     entry = tl.program_id(1)
     row = tl.load(block_map + 4 * entry)
     first = tl.load(block_map + 4 * entry + 1)
-    if row < 0:
+    kind = tl.load(block_map + 4 * entry + 3)
+    if (row < 0) | (kind == _IN_BULK):
         return
     begin = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - begin
@@ -240,7 +258,7 @@ def _prefill_kernel(
     parts = 1
     if DIVIDED:
         part = tl.load(block_map + 4 * entry + 2)
-        parts = tl.load(block_map + 4 * entry + 3)
+        parts = kind
         tiles = end - begin_tile
         end = begin_tile + (part + 1) * tiles // parts
         begin_tile += part * tiles // parts
@@ -287,29 +305,47 @@ def _attend(
     Keys before `seen_from` are not read: no query of the block sees them.
     """
     place = tl.arange(0, BLOCK_N)
-    block = blocks_of(table, begin * BLOCK_N + place, context, BLOCK_SIZE)
+    dim = tl.arange(0, D_PAD)
+    within = (place % BLOCK_SIZE * TOKEN_STRIDE)[:, None] + dim[None, :]
+    # What the table holds past the context is not looked at: to take the last block instead is less work than a mask.
+    last = (context - 1) // BLOCK_SIZE
+    page = (begin * BLOCK_N + place) // BLOCK_SIZE
+    block = tl.load(table + tl.minimum(page, last))
     for tile in tl.range(begin, end, num_stages=STAGES):
-        key = tile * BLOCK_N + place
-        offset = block.to(tl.int64) * block_stride + key % BLOCK_SIZE * TOKEN_STRIDE
-        block = blocks_of(table, key + BLOCK_N, context, BLOCK_SIZE)
-        inside = (key < context) | (not MASKED)
+        first = tile * BLOCK_N
+        if BLOCK_N % BLOCK_SIZE == 0:
+            page += BLOCK_N // BLOCK_SIZE
+        else:  # the next tile's tokens have other places in their blocks
+            within = ((first + place) % BLOCK_SIZE * TOKEN_STRIDE)[:, None] + dim[None, :]
+            page = (first + BLOCK_N + place) // BLOCK_SIZE
+        offset = (block.to(tl.int64) * block_stride)[:, None] + within
+        block = tl.load(table + tl.minimum(page, last))
+        inside = (place < context - first) | (not MASKED)
         if MASKED and WINDOW > 0:
-            inside = inside & (key >= seen_from)
-        k = load_tokens(k_head, offset, inside, D, D_PAD)
+            inside = inside & (place >= seen_from - first)
+        k = _load_tokens(k_head + offset, inside, dim, D, D_PAD)
         if FP8:
             k = k.to(queries.dtype)
         score = tl.dot(queries, tl.trans(k), input_precision="ieee")
         if MASKED:
-            score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
+            own = position - first
+            score = tl.where(place[None, :] <= own[:, None], score, float("-inf"))
             if WINDOW > 0:
-                score = tl.where(key[None, :] > position[:, None] - WINDOW, score, float("-inf"))
+                score = tl.where(place[None, :] > own[:, None] - WINDOW, score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1) * scale)
         weight = tl.exp2(score * scale - higher[:, None])
         fade = tl.exp2(peak - higher)
         total = total * fade + tl.sum(weight, 1)
-        v = load_tokens(v_head, offset, inside, D, D_PAD)
+        v = _load_tokens(v_head + offset, inside, dim, D, D_PAD)
         if FP8:
             v = widened_values(v, k, COMPILED)
         acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         peak = higher
     return peak, total, acc
+
+
+@triton.jit
+def _load_tokens(at, inside, dim, D: tl.constexpr, D_PAD: tl.constexpr):
+    """[tokens, D_PAD], zero where nothing may be read: a block's unused slots may hold NaN."""
+    mask = inside[:, None] & (dim < D)[None, :] if D_PAD > D else inside[:, None]
+    return tl.load(at, mask=mask, other=0.0)

@@ -16,13 +16,15 @@ import torch
 
 from roseinfer.kernels.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
 from roseinfer.kernels.paged import LOG2_E
+from roseinfer.kernels.prefill_shares import IN_BULK
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 
 # (query, head) pairs of a program, half of them of each group of warps; keys of a tile; tiles in shared memory.
-BLOCK_M, BLOCK_N, STAGES = 128, 128, 2
+BLOCK_M, BLOCK_N, STAGES = 128, 64, 4
 # Columns of a tile that the copy engine takes at a time: 128 bytes, which it swizzles.
 COLUMNS = 64
+_IN_BULK: gl.constexpr = gl.constexpr(IN_BULK)
 _TILE = gl.NVMMASharedLayout(2 * COLUMNS, 16, 2)
 _QUERIES = gl.NVMMASharedLayout(2 * COLUMNS, 16, 3)
 
@@ -62,7 +64,7 @@ def prefill_bulk(
     block_size: int,
     programs: int | None = None,
 ) -> None:
-    """What `prefill_attention` computes, for maps of `BLOCK_M` that divide no contexts.
+    """What `prefill_attention` computes, of blocks with parts `IN_BULK` in a map of blocks of `BLOCK_M`.
 
     q: [T, heads, D], heads dense, tokens a multiple of 8 numbers apart; all others as there. programs: at most so many,
     one a multiprocessor; default: all.
@@ -131,7 +133,8 @@ def _item(block_map, query_start, context_len, program, programs, wave, items, K
     head = place % KV_HEADS
     row = gl.load(block_map + 4 * entry, mask=place < items, other=-1)
     first = gl.load(block_map + 4 * entry + 1, mask=place < items, other=0)
-    real = row >= 0
+    parts = gl.load(block_map + 4 * entry + 3, mask=place < items, other=-1)
+    real = (row >= 0) & (parts == _IN_BULK)
     begin = gl.load(query_start + row, mask=real, other=0)
     count = gl.load(query_start + row + 1, mask=real, other=0) - begin
     context = gl.load(context_len + row, mask=real, other=0)

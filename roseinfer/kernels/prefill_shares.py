@@ -18,6 +18,8 @@ from roseinfer.kernels.triton_support import cdiv, tl, triton
 
 # Columns of a map of blocks.
 ROW, FIRST, PART, PARTS = range(4)
+# Parts of a block that `prefill_bulk` takes, whole; `prefill_attention` passes over it.
+IN_BULK = 0
 # In the time that a program of small tiles takes for a tile of keys if it has a multiprocessor to itself (0.9 us for 64
 # keys of 128, H200): what a program takes to begin, and what it takes to merge parts, as many as run at once.
 _BEGIN_TILES = 4

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.prefill_attention import SMALL_STEP, PrefillConfig, choose_prefill_config, queries_per_block
+from roseinfer.kernels.prefill_shares import IN_BULK, PARTS, ROW
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import assert_near, paged_case
 from tests.helpers.prefill import attend, block_map, reference
@@ -101,6 +102,15 @@ def test_a_map_may_be_padded(device) -> None:
     padded = np.full((len(blocks) + 3, 4), -1, dtype=np.int32)
     padded[1:-2] = blocks
     assert_near(attend(case, SMALL, padded), reference(case))
+
+
+def test_blocks_for_the_other_kernel_are_passed_over(device) -> None:
+    case = paged_case([(0, 9), (5, 20)], 4, 2, 16, 16, torch.float16, device)
+    blocks = block_map(case, SMALL)
+    blocks[blocks[:, ROW] == 1, PARTS] = IN_BULK
+    out = attend(case, SMALL, blocks)
+    assert out[9:].isnan().all()
+    assert_near(out[:9], reference(case)[:9])
 
 
 def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:

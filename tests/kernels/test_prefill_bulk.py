@@ -1,4 +1,4 @@
-"""Prompt attention by bulk copies: on a Hopper GPU against softmax over gathered K and V, elsewhere what can be told."""
+"""Prompt attention by bulk copies: on a Hopper GPU against softmax over gathered K and V, else what can be told."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import torch
 from roseinfer.kernels.gluon_support import HAS_GLUON
 from roseinfer.kernels.prefill_attention import PrefillConfig
 from roseinfer.kernels.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
+from roseinfer.kernels.prefill_shares import IN_BULK, PARTS
 from tests.helpers.paged import PagedCase, assert_near, paged_case
 from tests.helpers.prefill import block_map, reference
 
@@ -21,7 +22,9 @@ needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 
 
 def attend(case: PagedCase, programs: int | None = None, padding: int = 0) -> torch.Tensor:
-    blocks = torch.from_numpy(block_map(case, TILES)).to(case.q.device)
+    found = block_map(case, TILES)
+    found[:, PARTS] = IN_BULK
+    blocks = torch.from_numpy(found).to(case.q.device)
     blocks = torch.cat((blocks, blocks.new_full((padding, 4), -1)))
     case.out.fill_(float("nan"))
     where = (case.tables, case.table_rows, case.query_start, case.context_len)
