@@ -12,6 +12,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels import prefill_shares
 from roseinfer.kernels.kv_fp8 import CODES
+from roseinfer.kernels.prefill_attention import SMALL_STEP
 from roseinfer.kernels.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
@@ -228,3 +229,22 @@ def test_bfloat16(heads, kv_heads, dim, llama, device) -> None:
     tables = [case.table(250) for _ in range(4)]
     case.step([row(table, 0, 100 + i) for i, table in enumerate(tables)])
     case.step([row(tables[0], 100, 1), row(tables[2], 102, 1), row(tables[1], 101, 140)])
+
+
+def test_who_computes_the_chunks_of_a_large_step(device, monkeypatch) -> None:
+    """Where the bulk kernel is to be had: all of them but short ones beside decodes, and none of a small step's."""
+    backend = TritonAttention(shape_of(spec_of(8, 2, 128), device=device, max_tokens=8192))
+    monkeypatch.setattr(backend, "_bulk", True)
+
+    def bulk(tokens: int, decodes: int, *rows: tuple[int, int]) -> bool:
+        found = backend.map_chunks(tokens, decodes, [count for _, count in rows], [sum(row) for row in rows])
+        kinds = set((found[:, prefill_shares.PARTS] == prefill_shares.IN_BULK).tolist())
+        assert len(kinds) == 1, "one kernel for all of a step"
+        return kinds.pop()
+
+    assert bulk(2048, 0, (0, 1024), (0, 1024)) and bulk(8192, 0, (0, 8192))
+    assert not bulk(2048, 230, (0, 1024), (0, 794))
+    assert bulk(2048, 230, (4096, 1024), (0, 794)) and bulk(8192, 10, *[(0, 1024)] * 7)
+    assert not bulk(SMALL_STEP, 0, (8192, SMALL_STEP))
+    monkeypatch.setattr(backend, "_bulk", False)
+    assert not bulk(8192, 0, (0, 8192))
