@@ -33,7 +33,7 @@ class DecodeConfig:
     least_tiles: int
 
 
-ELEMENTWISE, MATRIX = 0, 1
+ELEMENTWISE, MATRIX, TOKENS = 0, 1, 2
 
 
 def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype, fp8: bool = False) -> DecodeConfig:
@@ -53,23 +53,28 @@ def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype, fp8: boo
     down (17.4 instead of 14.8). Heads of more than 128, and float32, have tiles of about as many bytes; they were not
     measured.
 
-    In FP8, where few warps that need not wait for each other do best, 32/8/128 (2026-11-23): GB/s for 256 rows of 1024
-    and of 675 tokens and for 64 of 1024, and us for 8 of 1024, "16 bits" with the tiles above, of which it reads twice
-    as much:
+    In FP8, 32/8/128 (2026-11-23): GB/s for 256 rows of 1024 and of 675 tokens, for 256 ragged ones and 64 of 1024:
 
-        16 bits                                  4348  4210  3950  14.1
-        tiles of 64, 2 warps, 3 stages, 4 shares 3214  2965  2925  14.4
-        tiles of 64, 4 warps, 3 stages, 3 shares 2844  2592  2444  12.4
+        tokens, tiles of 32, 1 warp, 3 stages, 8 shares    3710  3459  3416  3224
+        tokens, tiles of 64, 2 warps, 3 stages, 4 shares   3462  3188  3171  3218
+        matrix, tiles of 64, 2 warps, 3 stages, 4 shares   3209  2931  2941  2964
+        matrix, tiles of 64, 4 warps, 3 stages, 3 shares   2844  2592  2534  2444
+        matrix, tiles of 64, 4 warps, 3 stages, 2 shares, 16 bits: 4273  4135  3658  3877
+
+    Half the bytes need as many instructions: heads padded to 8 only halve some of them, and a lone warp waits for no
+    other. In 16 bits the tokens form is a sixth slower than the matrix form. Other heads have tiles of as many bytes.
     """
     if dtype == torch.float32:
         tile = 32 if head_dim <= 128 else 16
         return DecodeConfig(ELEMENTWISE if group == 1 else MATRIX, tile, 4, 3, 2, 128 // tile)
+    if fp8:
+        return DecodeConfig(TOKENS, max(16, min(64, 32 * 128 // padded_dim(head_dim))), 1, 3, 8, 8)
     if group == 1 and head_dim <= 64:
         return DecodeConfig(ELEMENTWISE, 64, 4, 3, 3, 4)
     if head_dim <= 64:
         return DecodeConfig(MATRIX, 128, 4, 3, 3, 2)
     if head_dim <= 128:
-        return DecodeConfig(MATRIX, 64, 2, 3, 4, 4) if fp8 else DecodeConfig(MATRIX, 64, 4, 3, 2, 4)
+        return DecodeConfig(MATRIX, 64, 4, 3, 2, 4)
     return DecodeConfig(MATRIX, 32, 4, 3, 2, 8)
 
 
@@ -326,6 +331,11 @@ def _decode_kernel(
                 q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
                 KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES,
             )  # fmt: skip
+        elif FORM == 2:
+            peak, total, acc = _attend_tokens(
+                q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
+                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
+            )  # fmt: skip
         else:
             peak, total, acc = _attend_matrix(
                 q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
@@ -423,6 +433,49 @@ def _attend_matrix(
         acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         peak = higher
     return peak, total, acc
+
+
+@triton.jit
+def _attend_tokens(
+    q, k_head, v_head, table, begin, end, seen_from, context, scale, block_stride,
+    TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
+    FP8: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Scores [tokens, heads] on the matrix units, the heads of a group padded to 8."""
+    ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 8)
+    query = _load_group(q, GROUP, ROWS, D, D_PAD)
+    if FP8:
+        query, unit = narrow_queries(query)
+        scale *= unit
+    query = tl.trans(query)
+    place = tl.arange(0, TILE)
+    peak = no_peak(ROWS)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([D_PAD, ROWS], tl.float32)
+    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        position = tile * TILE + place
+        inside = position < context
+        if WINDOW > 0:
+            inside = inside & (position >= seen_from)
+        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
+        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
+        k = load_tokens(k_head, offset, inside, D, D_PAD)
+        if FP8:
+            k = k.to(query.dtype)
+        score = tl.dot(k, query, input_precision="ieee") * scale
+        score = tl.where(inside[:, None], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 0))
+        fade = tl.exp2(peak - higher)
+        weight = tl.exp2(score - higher[None, :])
+        total = total * fade + tl.sum(weight, 0)
+        v = load_tokens(v_head, offset, inside, D, D_PAD)
+        if FP8:
+            v = widened_values(v, k, COMPILED)
+        acc = tl.dot(tl.trans(v), weight.to(v.dtype), acc * fade[None, :], input_precision="ieee")
+        peak = higher
+    return peak, total, tl.trans(acc)
 
 
 @triton.jit

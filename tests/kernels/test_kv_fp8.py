@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roseinfer.kernels.decode_attention import ELEMENTWISE, MATRIX, DecodeConfig, choose_decode_config
+from roseinfer.kernels.decode_attention import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
 from roseinfer.kernels.heads import store_heads, store_heads_reference
 from roseinfer.kernels.kv_fp8 import CODES, MAX_CODE
 from roseinfer.kernels.prefill_attention import PrefillConfig
@@ -35,6 +35,9 @@ def _exact_codes() -> None:
         (MATRIX, 8, 2, 128, 16, 0, torch.bfloat16),
         (MATRIX, 4, 2, 80, 1, 17, torch.float16),
         (MATRIX, 17, 1, 16, 32, 0, torch.float32),
+        (TOKENS, 8, 2, 128, 16, 0, torch.bfloat16),
+        (TOKENS, 3, 3, 80, 1, 17, torch.float16),
+        (TOKENS, 17, 1, 16, 32, 0, torch.float32),
     ],
 )
 def test_decodes(form, heads, kv_heads, head_dim, block_size, window, dtype, device) -> None:
