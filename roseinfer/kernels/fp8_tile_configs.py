@@ -24,20 +24,65 @@ class TileConfig:
     weight_first: bool
 
 
-# More rows than that are the library's: by channels, and by blocks, whose sums are scaled one block after the other.
-MAX_ROWS, MAX_BLOCK_ROWS = 256, 64
+# More rows than that are the library's.
+MAX_ROWS = 256
 # Programs that keep an H200's memory busy: about one for each of its multiprocessors.
 _LEAST_PROGRAMS = 128
 _SHARES = (1, 2, 3, 4, 6, 8)
 
 # (rows up to, weight rows, columns, scales by blocks)
 Shape = tuple[int, int, int, bool]
-MEASURED: dict[Shape, TileConfig | None] = {}
+# Fastest on an H200 (torch 2.11, CUDA 13.0, Triton 3.6; 2026-11-23), each with weights that come from memory, those of
+# 4,096 outputs with a residual; None where cuBLAS is faster, though it takes a kernel of its own to add a residual.
+MEASURED: dict[Shape, TileConfig | None] = {
+    # Qwen3-8B, scales by channels
+    (16, 6144, 4096, False): TileConfig(16, 64, 256, 1, 4, 4, True),  # 9.0 us, cuBLAS 13.4
+    (32, 6144, 4096, False): TileConfig(32, 64, 256, 1, 4, 4, True),  # 9.3 us, cuBLAS 13.5
+    (64, 6144, 4096, False): TileConfig(64, 64, 256, 1, 4, 4, True),  # 9.7 us, cuBLAS 13.6
+    (128, 6144, 4096, False): TileConfig(64, 64, 128, 1, 4, 6, False),  # 11.5 us, cuBLAS 13.6
+    (256, 6144, 4096, False): None,  # 15.8 us, cuBLAS 14.0
+    (16, 4096, 4096, False): TileConfig(16, 64, 256, 2, 4, 4, True),  # 7.4 us, cuBLAS 14.3
+    (32, 4096, 4096, False): TileConfig(16, 64, 256, 1, 4, 4, True),  # 7.8 us, cuBLAS 14.3
+    (64, 4096, 4096, False): TileConfig(64, 64, 256, 2, 4, 4, True),  # 8.9 us, cuBLAS 14.3
+    (128, 4096, 4096, False): TileConfig(64, 64, 256, 1, 4, 4, False),  # 8.8 us, cuBLAS 14.6
+    (256, 4096, 4096, False): TileConfig(128, 64, 128, 1, 4, 5, False),  # 11.2 us, cuBLAS 15.1
+    (16, 24576, 4096, False): TileConfig(16, 64, 256, 1, 4, 3, True),  # 26.6 us, cuBLAS 34.9
+    (32, 24576, 4096, False): TileConfig(32, 64, 256, 1, 4, 3, True),  # 27.2 us, cuBLAS 39.7
+    (64, 24576, 4096, False): TileConfig(64, 64, 128, 1, 4, 4, True),  # 28.8 us, cuBLAS 36.2
+    (128, 24576, 4096, False): None,  # 40.0 us, cuBLAS 34.3
+    (256, 24576, 4096, False): None,  # 54.4 us, cuBLAS 42.3
+    (16, 4096, 12288, False): TileConfig(16, 64, 256, 4, 4, 4, True),  # 16.4 us, cuBLAS 35.2
+    (32, 4096, 12288, False): TileConfig(32, 64, 256, 2, 4, 4, True),  # 17.9 us, cuBLAS 33.3
+    (64, 4096, 12288, False): TileConfig(64, 64, 256, 2, 4, 4, True),  # 18.6 us, cuBLAS 33.6
+    (128, 4096, 12288, False): TileConfig(64, 64, 256, 1, 4, 4, False),  # 21.9 us, cuBLAS 33.8
+    (256, 4096, 12288, False): TileConfig(64, 128, 128, 1, 4, 5, False),  # 29.6 us, cuBLAS 34.7
+    # Qwen3-8B, scales by blocks
+    (16, 6144, 4096, True): TileConfig(16, 64, 128, 4, 4, 6, True),  # 9.5 us, cuBLAS 14.3
+    (32, 6144, 4096, True): TileConfig(32, 64, 128, 4, 4, 6, True),  # 10.5 us, cuBLAS 14.3
+    (64, 6144, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 12.3 us, cuBLAS 14.4
+    (128, 6144, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 13.0 us, cuBLAS 14.7
+    (256, 6144, 4096, True): None,  # 17.1 us, cuBLAS 15.0
+    (16, 4096, 4096, True): TileConfig(16, 64, 128, 4, 4, 4, True),  # 8.9 us, cuBLAS 15.1
+    (32, 4096, 4096, True): TileConfig(32, 64, 128, 4, 4, 4, True),  # 9.4 us, cuBLAS 15.2
+    (64, 4096, 4096, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 9.9 us, cuBLAS 15.3
+    (128, 4096, 4096, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 11.3 us, cuBLAS 15.7
+    (256, 4096, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 13.1 us, cuBLAS 16.2
+    (16, 24576, 4096, True): TileConfig(16, 64, 128, 1, 4, 6, True),  # 27.8 us, cuBLAS 34.7
+    (32, 24576, 4096, True): TileConfig(32, 64, 128, 1, 4, 6, True),  # 28.5 us, cuBLAS 35.9
+    (64, 24576, 4096, True): TileConfig(64, 64, 128, 1, 4, 4, False),  # 28.7 us, cuBLAS 35.9
+    (128, 24576, 4096, True): None,  # 38.9 us, cuBLAS 33.6
+    (256, 24576, 4096, True): None,  # 60.6 us, cuBLAS 45.7
+    (16, 4096, 12288, True): TileConfig(16, 64, 128, 3, 4, 6, True),  # 17.4 us, cuBLAS 23.1
+    (32, 4096, 12288, True): TileConfig(32, 64, 128, 3, 4, 6, True),  # 19.2 us, cuBLAS 37.0
+    (64, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 21.0 us, cuBLAS 37.2
+    (128, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 24.0 us, cuBLAS 37.6
+    (256, 4096, 12288, True): TileConfig(64, 128, 128, 2, 4, 4, False),  # 34.4 us, cuBLAS 38.7
+}
 
 
 def choose_tile_config(rows: int, outs: int, columns: int, *, blocks: bool) -> TileConfig | None:
     """The config for `rows` rows and a weight of [outs, columns]; None if the library is faster or has to do it."""
-    if not 1 <= rows <= (MAX_BLOCK_ROWS if blocks else MAX_ROWS) or columns % 128:
+    if not 1 <= rows <= MAX_ROWS or columns % 128:
         return None
     shape = (next_power_of_2(max(rows, 16)), outs, columns, blocks)
     return MEASURED[shape] if shape in MEASURED else rule(*shape)
@@ -45,10 +90,10 @@ def choose_tile_config(rows: int, outs: int, columns: int, *, blocks: bool) -> T
 
 def rule(bucket: int, outs: int, columns: int, blocks: bool) -> TileConfig | None:
     """Shares of the columns until every multiprocessor has some. Many tiles of many rows are the library's."""
-    weight_first = bucket <= 64
+    weight_first = bucket <= (32 if blocks else 64)
     block_m, block_k = min(bucket, 64), 256 if columns % 256 == 0 and not blocks else 128
     tiles = cdiv(outs, 64) * cdiv(bucket, block_m)
-    if not weight_first and tiles > 2 * _LEAST_PROGRAMS:
+    if bucket > 64 and tiles > 2 * _LEAST_PROGRAMS:
         return None
     possible = [shares for shares in _SHARES if columns // block_k % shares == 0]
     shares = next((shares for shares in possible if tiles * shares >= _LEAST_PROGRAMS), possible[-1])
