@@ -13,15 +13,18 @@ by inputs that are not quantised, so that all that is fused stays so and only th
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
 from roseinfer.kernels.activation import activate_reference
-from roseinfer.kernels.skinny_configs import SkinnyConfig, choose_config, rule
+from roseinfer.kernels.skinny_configs import SkinnyConfig, StreamConfig, choose_config, rule
 from roseinfer.kernels.skinny_fp8_configs import SCALE_BLOCK, choose_fp8_config, fp8_rule, slices
 from roseinfer.kernels.skinny_kernel import skinny_kernel
+from roseinfer.kernels.skinny_stream import skinny_stream_kernel
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
 
 # Above this, the input no longer is small beside the weight, and the library's kernels are as fast.
@@ -101,10 +104,12 @@ def supports(rows: int, weight: torch.Tensor, gated: bool = False, scales: torch
     return scales.ndim == 1 or not gated or weight.shape[0] % (2 * SCALE_BLOCK) == 0
 
 
-def _choose(bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None) -> SkinnyConfig | None:
+def _choose(
+    bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None
+) -> SkinnyConfig | StreamConfig | None:
     if scales is None:
         return choose_config(bucket, *weight.shape, gated)
-    return choose_fp8_config(bucket, *weight.shape, gated, blocks=scales.ndim == 2)
+    return choose_fp8_config(bucket, *weight.shape, gated)
 
 
 def skinny_linear(
@@ -120,7 +125,7 @@ def skinny_linear(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     overlap: bool = False,
-    config: SkinnyConfig | None = None,
+    config: SkinnyConfig | StreamConfig | None = None,
 ) -> torch.Tensor:
     """activation(norm(x) @ weight.T + bias) + residual; gated: activation(gate) * up.
 
@@ -147,9 +152,8 @@ def skinny_linear(
         default = rule if scales is None else fp8_rule
         config = _choose(bucket, weight, gated, scales) or default(bucket, *weight.shape, gated)
     overlap = overlap and early_start.capable(x.device)
-    prefetch = min(config.prefetch, in_features) if overlap and in_features * weight.itemsize % 16 == 0 else 0
     absent = weight  # stands for a pointer that is not read
-    skinny_kernel[(cdiv(width, config.block_n),)](
+    arguments = (
         x,
         weight,
         absent if scales is None else scales,
@@ -164,24 +168,38 @@ def skinny_linear(
         0 if residual is None else residual.stride(0),
         out.stride(0),
         0.0 if norm is None else norm.eps,
-        ROWS=bucket,
-        K=in_features,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        DOT=config.dot,
-        SLICES=slices(config, blocks=kind == "block"),
-        STAGES=config.stages,
-        PRELOAD=config.preload,
-        PREFETCH=prefetch,
-        EVICTION="evict_first" if config.evict_first else "",
-        NORM="none" if norm is None else norm.kind,
-        ACTIVATION=activation or "none",
-        GATED=gated,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        OVERLAP=overlap,
-        SCALES=kind,
-        num_warps=config.warps,
-        **({"launch_pdl": True} if overlap else {}),
     )
+    options: dict[str, Any] = {
+        "ROWS": bucket,
+        "K": in_features,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "STAGES": config.stages,
+        "EVICTION": "evict_first" if config.evict_first else "",
+        "NORM": "none" if norm is None else norm.kind,
+        "ACTIVATION": activation or "none",
+        "GATED": gated,
+        "HAS_BIAS": bias is not None,
+        "HAS_RESIDUAL": residual is not None,
+        "OVERLAP": overlap,
+        "SCALES": kind,
+        "num_warps": config.warps,
+    }
+    if overlap:
+        options["launch_pdl"] = True
+    tiles = cdiv(width, config.block_n)
+    ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0
+    if isinstance(config, StreamConfig):
+        programs = min(tiles, config.programs * _processors(x.device))
+        skinny_stream_kernel[(programs,)](*arguments, PREFETCH=ahead, **options)
+    else:
+        options |= {"DOT": config.dot, "SLICES": slices(config, blocks=kind == "block"), "PRELOAD": config.preload}
+        skinny_kernel[(tiles,)](*arguments, PREFETCH=min(ahead, in_features), **options)
     return out
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":  # under Triton's interpreter
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
