@@ -83,6 +83,7 @@ def _product(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -
 def _round(source: WeightSource, piece: Piece, into: Fp8Weight) -> None:
     wide = torch.empty(into.codes.shape, dtype=source.build.dtype, device=source.build.device)
     source.read(f"{piece.name}.weight", wide, shard=(piece.outs, piece.ins), transposed=piece.transposed)
-    rounded = Fp8Weight.of(wide, block=into.is_block)
+    drawn = source.held(f"{piece.name}.weight") is None  # and so there is nothing to be near to
+    rounded = Fp8Weight.of(wide, block=into.is_block) if drawn or into.is_block else Fp8Weight.nearest(wide)
     into.codes.copy_(rounded.codes)
     into.scales.copy_(rounded.scales)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.fp8_weight import TRIES, Fp8Weight
 
 
 def test_rounding_a_weight_errs_by_a_seventeenth_of_an_element_at_most():
@@ -42,3 +42,32 @@ def test_rounded_by_block(shape):
             part = slice(row, row + 128), slice(column, column + 128)
             expected = Fp8Weight.of(weight[part].reshape(1, -1)).widen(torch.float32)
             torch.testing.assert_close(wide[part].reshape(1, -1), expected)
+
+
+def test_the_best_of_the_scales_is_chosen(monkeypatch):
+    weight = torch.randn(9, 384, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 10)[:, None]
+    weight[4] = 0
+    kept = weight.clone()
+    found = Fp8Weight.nearest(weight)
+    assert torch.equal(weight, kept)
+
+    def costs(rounded):
+        return ((rounded - weight) * weight).square().sum(1)
+
+    tried = []
+    for step in range(TRIES):
+        scales = weight.abs().amax(1, keepdim=True).clamp_min(1e-9) / 448 * (1 + step / TRIES)
+        tried.append(costs((weight / scales).to(torch.float8_e4m3fn).float() * scales))
+    least = torch.stack(tried).amin(0)
+    torch.testing.assert_close(costs(found.widen(torch.float32)), least, rtol=1e-3, atol=0)
+    assert least.sum() < 0.9 * tried[0].sum()
+    assert torch.equal(found.widen(torch.float32)[4], weight[4])
+    monkeypatch.setattr("roseinfer.quant.fp8_weight._PART", {False: 2 * 384})
+    again = Fp8Weight.nearest(weight)
+    assert torch.equal(again.scales, found.scales) and torch.equal(again.codes.float(), found.codes.float())
+
+
+def test_the_best_of_the_scales_in_16_bits():
+    weight = torch.randn(4, 64).bfloat16()
+    wide, narrow = Fp8Weight.nearest(weight.float()), Fp8Weight.nearest(weight)
+    assert torch.equal(wide.scales, narrow.scales) and torch.equal(wide.codes.float(), narrow.codes.float())
