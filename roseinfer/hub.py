@@ -44,7 +44,7 @@ def resolve_model(
     folder = _from_hub(name, revision, download_dir, patterns, list(NEVER))
     if not (folder / "config.json").is_file():
         hint = "the repository has no config.json, so it holds no model for roseinfer"
-        raise ModelNotFoundError(f"{name}: {hint}; of a repository of GGUF files, name one with gguf_file")
+        raise ModelNotFoundError(f"{name}: {hint}; of a repository of GGUF files, name one with --gguf-file")
     return folder
 
 
@@ -74,7 +74,7 @@ def _local(name: str, gguf_file: str | None) -> Path | None:
     path = Path(name)
     if name == EMBEDDED or path.suffix == SUFFIX:
         if gguf_file is not None:
-            raise ModelNotFoundError(f"{name}: gguf_file names a file of a folder or of a Hugging Face id")
+            raise ModelNotFoundError(f"{name}: --gguf-file names a file of a folder or of a Hugging Face id")
         if name != EMBEDDED and not path.is_file():
             raise ModelNotFoundError(f"{name}: no such file")
         return _embedded() if name == EMBEDDED else path
@@ -90,7 +90,7 @@ def _in_folder(folder: Path, name: str, gguf_file: str | None) -> Path:
         return _file_in(folder, name, gguf_file)
     if not (folder / "config.json").is_file():
         files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
-        hint = f"; it has GGUF files: name {files[0]}, or another, with gguf_file" if files else ""
+        hint = f"; it has GGUF files: name {files[0]}, or another, with --gguf-file" if files else ""
         raise ModelNotFoundError(f"{name}: the folder has no config.json{hint}")
     return folder
 

@@ -142,7 +142,7 @@ def test_a_gguf_file(no_hub, tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has GGUF files: name m\.gguf"):
         resolve_model(str(tmp_path))
     for name in ("tiny", str(tmp_path / "m.gguf")):
-        with pytest.raises(ModelNotFoundError, match="gguf_file names a file of a folder or of a Hugging Face id"):
+        with pytest.raises(ModelNotFoundError, match="--gguf-file names a file of a folder or of a Hugging Face id"):
             resolve_model(name, gguf_file="m.gguf")
 
 
@@ -167,7 +167,7 @@ def test_a_gguf_file_that_the_hub_does_not_have(monkeypatch, tmp_path):
     use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
     with pytest.raises(ModelNotFoundError, match=r"org/model: there is no file m-Q2_K\.gguf"):
         resolve_model("org/model", gguf_file="m-Q2_K.gguf")
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json.*name one with gguf_file"):
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json.*name one with --gguf-file"):
         resolve_model("org/model")
 
 

@@ -84,7 +84,7 @@ def read_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any]
 def _unknown(file: GgufFile, key: str, value: str | None, known: list[str]) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{file.path}: tokenizer.ggml.{key} = {value!r} is not supported; known: {', '.join(known)}; "
-        "another folder's tokenizer may be named with tokenizer"
+        "another model's tokenizer may be named with --tokenizer"
     )
 
 
