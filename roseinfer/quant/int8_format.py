@@ -9,6 +9,10 @@ from roseinfer.quant.int8_matmul import Int8Matmul
 from roseinfer.quant.int8_product import FbgemmProduct, activation_codes, head_product
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.plain import read_bias
+from roseinfer.quant.rotation import Rotation
+
+# Rows of a head that are widened and rotated at a time.
+_HEAD_ROWS = 4096
 
 
 class Int8Format:
@@ -18,22 +22,24 @@ class Int8Format:
         self.kept: str | None = "int8" if activation_codes() == MAX_CODE else "int8, activations in 7 bits"
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
-        weight = Int8Weight.empty(sum(piece.outs.width for piece in pieces), pieces[0].ins.width)
+        width = pieces[0].ins.width
+        weight = Int8Weight.empty(sum(piece.outs.width for piece in pieces), width)
+        rotation = Rotation(width)
         start = 0
         for piece in pieces:
             part = weight.part(slice(start, start + piece.outs.width))
             wide = torch.empty(part.codes.shape, dtype=source.build.dtype)
             source.read(f"{piece.name}.weight", wide, shard=(piece.outs, piece.ins), transposed=piece.transposed)
-            part.round(wide)
+            part.round(rotation(wide.to(torch.float32)))
             start += piece.outs.width
-        return Int8Matmul(FbgemmProduct(weight), read_bias(source, pieces), epilogue)
+        return Int8Matmul(FbgemmProduct(weight), read_bias(source, pieces), epilogue, rotation)
 
     def table(self, rows: torch.Tensor) -> "Int8Table":
         return Int8Table(Int8Weight.of(rows), rows.dtype)
 
 
 class Int8Table:
-    """See `Table`. The head has codes of its own, in its product's layout."""
+    """See `Table`. The head has codes of its own: rotated, and in its product's layout."""
 
     def __init__(self, weight: Int8Weight, dtype: torch.dtype) -> None:
         self._weight = weight
@@ -44,4 +50,9 @@ class Int8Table:
         return Int8Weight(codes, scales).widen(self._dtype)
 
     def head(self) -> Matmul:
-        return Int8Matmul(head_product(self._weight), None)
+        rows, width = self._weight.codes.shape
+        weight, rotation = Int8Weight.empty(rows, width), Rotation(width)
+        for start in range(0, rows, _HEAD_ROWS):
+            some = slice(start, start + _HEAD_ROWS)
+            weight.part(some).round(rotation(self._weight.part(some).widen(torch.float32)))
+        return Int8Matmul(head_product(weight), None, rotation=rotation)

@@ -5,6 +5,7 @@ import torch
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import activate
 from roseinfer.quant.int8_product import Int8Product
+from roseinfer.quant.rotation import Rotation
 
 
 class Int8Matmul:
@@ -13,16 +14,28 @@ class Int8Matmul:
     Bias, activation and residual follow apart: rows have scales of their own, which must come first.
     """
 
-    def __init__(self, product: Int8Product, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
+    def __init__(
+        self,
+        product: Int8Product,
+        bias: torch.Tensor | None,
+        epilogue: Epilogue = NOTHING_MORE,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """`rotation`: what the weight's columns were rotated by."""
         self._product = product
         self._bias = bias
         self._epilogue = epilogue
+        self._rotation = rotation
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         dtype = x.dtype
-        result = self._product(x if dtype is torch.float32 else x.to(torch.float32))
+        if dtype is not torch.float32:
+            x = x.to(torch.float32)
+        if self._rotation is not None:
+            x = self._rotation(x)
+        result = self._product(x)
         if self._bias is not None:
             result.add_(self._bias)
         if self._epilogue is not NOTHING_MORE:

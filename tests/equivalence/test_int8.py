@@ -21,7 +21,7 @@ from tests.helpers.held_out import TINY, all_logits, held_out_tokens, loss_of
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"int8 does not run here: {why_not()}")
 
 # Of log probabilities, which differ by .1 and more from those in float32.
-TOLERANCE = 0.02
+TOLERANCE = 0.05
 NAMES = [name for name in SETTINGS if name not in ("plain", "graphs", "torch")]
 
 

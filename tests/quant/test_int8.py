@@ -15,6 +15,7 @@ from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_matmul import Int8Matmul
 from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct, why_not
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
+from roseinfer.quant.rotation import Rotation
 from roseinfer.quant.select import choose_format
 from tests.helpers.weights import Named
 from tests.quant.test_matmul import EPILOGUES, activated
@@ -44,6 +45,11 @@ def rounded(x: torch.Tensor, codes: int) -> torch.Tensor:
 
 def exact(x: torch.Tensor, weight: torch.Tensor, codes: int = MAX_CODE) -> torch.Tensor:
     return rounded(x, codes) @ Int8Weight.of(weight).widen(torch.float64).T
+
+
+def rotated_and_exact(x: torch.Tensor, weight: torch.Tensor, codes: int) -> torch.Tensor:
+    rotation = Rotation(WIDTH)
+    return exact(rotation(x), rotation(weight), codes)
 
 
 def codes_here(kind: type[FbgemmProduct] | type[OnednnProduct]) -> int:
@@ -148,7 +154,7 @@ def test_the_format_stacks_pieces_and_reads_transposed_ones() -> None:
     ]
     matmul = Int8Format().load(Named(tensors), pieces, NOTHING_MORE)
     x = torch.randn(5, WIDTH)
-    expected = exact(x, torch.cat((first, second)), codes_here(FbgemmProduct)) + bias.double()
+    expected = rotated_and_exact(x, torch.cat((first, second)), codes_here(FbgemmProduct)) + bias.double()
     torch.testing.assert_close(matmul(x).double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -159,7 +165,8 @@ def test_a_table_is_looked_up_and_multiplied_by_as_the_same_codes(dtype: torch.d
     wide = Int8Weight.of(rows).widen(dtype)
     found = table(ids)
     assert found.dtype is dtype and torch.equal(found, wide[ids])
-    expected = exact(x, rows, codes_here(OnednnProduct if OnednnProduct in KINDS else FbgemmProduct))
+    codes = codes_here(OnednnProduct if OnednnProduct in KINDS else FbgemmProduct)
+    expected = rotated_and_exact(x, Int8Weight.of(rows).widen(torch.float32), codes)
     torch.testing.assert_close(table.head()(x).double(), expected, rtol=1e-4, atol=1e-4)
 
 
