@@ -12,7 +12,7 @@ capability 9.0; ends with an error if a result is wrong. Takes a minute; five wi
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -21,7 +21,7 @@ from roseinfer.bench.report import host
 from roseinfer.kernels.fp8_product import Fp8Factor
 from roseinfer.kernels.fp8_rows import Fp8Rows, plain_rows
 from roseinfer.kernels.fp8_tile_configs import TileConfig
-from roseinfer.kernels.fp8_tiles import tile_product
+from roseinfer.kernels.fp8_tiles import Parts, tile_product
 from roseinfer.layers.linear import RMSNorm
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul
 from roseinfer.quant.cuda_matmul import CudaMatmul
@@ -62,6 +62,11 @@ def draw_weight(outs: int, columns: int) -> torch.Tensor:
     return torch.randn(outs, columns, device=DEVICE, dtype=torch.bfloat16) / columns**0.5
 
 
+@cache
+def parts() -> Parts:
+    return Parts.allocate(DEVICE)
+
+
 def make_norm() -> RMSNorm:
     norm = RMSNorm(HIDDEN, 1e-6)
     norm.weight = torch.rand(HIDDEN, device=DEVICE, dtype=torch.bfloat16) + 0.5
@@ -76,7 +81,7 @@ def make_layer(kind: str) -> Layer:
         weight, epilogue = draw_weight(*SHAPES[name]), epilogues.get(name, NOTHING_MORE)
         if kind == "bf16":
             return CudaMatmul(weight, None, epilogue)
-        return Fp8Matmul(Fp8Weight.of(weight, block=kind == "block"), None, epilogue)
+        return Fp8Matmul(Fp8Weight.of(weight, block=kind == "block"), None, epilogue, parts())
 
     up, down = product("gate_up"), product("down")
     if isinstance(up, Fp8Matmul):
@@ -123,7 +128,7 @@ def check_products() -> None:
         weight = draw_weight(*shape)
         for block in (False, True):
             rounded = Fp8Weight.of(weight, block=block)
-            product = Fp8Matmul(rounded, None, NOTHING_MORE)
+            product = Fp8Matmul(rounded, None, NOTHING_MORE, parts())
             wide = rounded.widen(torch.float32).double().T
             for rows in (1, 3, 5, 17, 65, 129, 256, 257, 1000):
                 x = torch.randn(rows, weight.shape[1], device=DEVICE, dtype=torch.bfloat16)
@@ -163,14 +168,14 @@ def by_library(factor: Fp8Factor, x: Fp8Rows, residual: torch.Tensor | None) -> 
 def tune_shape(outs: int, columns: int, *, blocks: bool) -> None:
     count = max(2, round(COLD_BYTES / (outs * columns)))
     weights = [Fp8Weight.of(draw_weight(outs, columns), block=blocks) for _ in range(count)]
-    factors = [Fp8Factor(weight.codes, weight.scales) for weight in weights]
+    factors = [Fp8Factor(weight.codes, weight.scales, parts()) for weight in weights]
     for rows in TUNED_ROWS:
         x = plain_rows(torch.randn(rows, columns, device=DEVICE, dtype=torch.bfloat16), grouped=blocks)
         residual = torch.randn(rows, outs, device=DEVICE, dtype=torch.bfloat16) if outs == HIDDEN else None
         library = timed_us([partial(by_library, factor, x, residual) for factor in factors])
         found = []
         for config in configs(rows, outs, columns, blocks):
-            run = partial(tile_product, config=config, dtype=torch.bfloat16, residual=residual)
+            run = partial(tile_product, config=config, parts=parts(), dtype=torch.bfloat16, residual=residual)
             calls = [partial(run, x, weight.codes, weight.scales) for weight in weights]
             found.append((timed_us(calls), str(config)))
         print(f"{rows:4} x {outs} x {columns} {'by blocks' if blocks else ''}: cuBLAS {library:.1f} us")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.fp8_rows import GROUP, Fp8Rows
 from roseinfer.kernels.fp8_tile_configs import TileConfig, choose_tile_config
-from roseinfer.kernels.fp8_tiles import tile_product
+from roseinfer.kernels.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.triton_support import cdiv
 
 # What both sizes of a weight have to be multiples of.
@@ -24,16 +24,17 @@ class Fp8Factor:
 
     scales: float32, [N] (channel; taken with rows of one scale) or [ceil(N / 128), K / 128] (block; with those of a
     scale for each group). N and K are multiples of 16, K of a block weight one of 128. Block scales need compute
-    capability 9.0, channel scales that or higher.
+    capability 9.0, channel scales that or higher. parts: workspace for all products of a stream.
     """
 
-    def __init__(self, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    def __init__(self, codes: torch.Tensor, scales: torch.Tensor, parts: Parts) -> None:
         self.grouped = scales.ndim == 2
         self.codes = codes
         self._scales = scales
         self._transposed = codes.t()
         self._library_scales = _spaced(scales) if self.grouped else scales[None, :]
         self._configs: dict[int, TileConfig | None] = {}
+        self._parts = parts
 
     def __call__(
         self,
@@ -48,7 +49,9 @@ class Fp8Factor:
         """
         config = self._config(x.rows)
         if config is not None:
-            return tile_product(x, self.codes, self._scales, config, dtype=dtype, bias=bias, residual=residual)
+            return tile_product(
+                x, self.codes, self._scales, config, self._parts, dtype=dtype, bias=bias, residual=residual
+            )
         result = self.by_library(x, dtype, bias)
         return result if residual is None else residual.add_(result)
 

@@ -7,7 +7,6 @@ whoever comes last adds up the shares, in their order. So results are determinis
 other rows (it may differ in the last bit between numbers of rows that are compiled apart).
 """
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -141,17 +140,18 @@ def _tile_kernel(
 
 
 class Parts(NamedTuple):
-    """Where programs leave the sums of their shares, and how many of a tile have done so: zero between products."""
+    """Where programs leave the sums of their shares, and how many of a tile have done so: zero between products.
+
+    Products of one stream may have it in common: only one of them at a time writes there.
+    """
 
     sums: torch.Tensor
     arrived: torch.Tensor
 
-
-@cache
-def parts_of(device: torch.device) -> Parts:
-    """One for all products of a device: of a stream's kernels one at a time writes there."""
-    sums = torch.empty(MAX_SUMS, dtype=torch.float32, device=device)
-    return Parts(sums, torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
+    @classmethod
+    def allocate(cls, device: torch.device) -> "Parts":
+        sums = torch.empty(MAX_SUMS, dtype=torch.float32, device=device)
+        return cls(sums, torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
 
 
 def tile_product(
@@ -159,6 +159,7 @@ def tile_product(
     codes: torch.Tensor,
     scales: torch.Tensor,
     config: TileConfig,
+    parts: Parts,
     *,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
@@ -179,7 +180,6 @@ def tile_product(
     out = torch.empty((x.rows, outs), dtype=dtype, device=codes.device) if residual is None else residual
     assert out.stride(1) == 1
     grid = (cdiv(x.rows, config.block_m), cdiv(outs, config.block_n), config.shares)
-    parts = parts_of(codes.device)
     if config.shares > 1:
         tiles = grid[0] * grid[1]
         assert tiles <= MAX_TILES and tiles * config.shares * config.block_n * config.block_m <= MAX_SUMS

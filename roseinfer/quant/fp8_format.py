@@ -1,6 +1,7 @@
 """Linear layers with weights in FP8: as a checkpoint holds them, or rounded while they load."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,6 +11,9 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias
+
+if TYPE_CHECKING:  # needs triton
+    from roseinfer.kernels.fp8_tiles import Parts
 
 
 class Fp8Format:
@@ -27,6 +31,7 @@ class Fp8Format:
         self._widens = widens
         self._scheme = stored or Fp8Scheme("channel")
         self._plain = PlainFormat()
+        self._parts: Parts | None = None
 
     @property
     def kept(self) -> str:
@@ -48,7 +53,15 @@ class Fp8Format:
         bias = read_bias(source, pieces)
         if self._widens:
             return plain_matmul(weight.widen(source.build.dtype), bias, epilogue)
-        return _product(weight, bias, epilogue)
+        return self._product(weight, bias, epilogue)
+
+    def _product(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> Matmul:
+        from roseinfer.kernels.fp8_tiles import Parts  # imports Triton, which only GPUs have
+        from roseinfer.quant.fp8_matmul import Fp8Matmul
+
+        if self._parts is None:
+            self._parts = Parts.allocate(weight.codes.device)
+        return Fp8Matmul(weight, bias, epilogue, self._parts)
 
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)
@@ -72,12 +85,6 @@ def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
         names = ", ".join(piece.name for piece in pieces)
         raise UnsupportedModelError(f"{names}: one product of parts that are not quantised alike is not supported")
     return answers[0]
-
-
-def _product(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> Matmul:
-    from roseinfer.quant.fp8_matmul import Fp8Matmul  # imports Triton, which only GPUs have
-
-    return Fp8Matmul(weight, bias, epilogue)
 
 
 def _round(source: WeightSource, piece: Piece, into: Fp8Weight) -> None:

@@ -11,6 +11,7 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.activation import gated, pointwise
 from roseinfer.kernels.fp8_product import MULTIPLE, Fp8Factor
 from roseinfer.kernels.fp8_rows import GROUP, Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
+from roseinfer.kernels.fp8_tiles import Parts
 from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm, Pair
 from roseinfer.quant.fp8_weight import Fp8Weight
@@ -19,11 +20,14 @@ from roseinfer.quant.fp8_weight import Fp8Weight
 class Fp8Matmul:
     """See `Matmul`. Inputs and results are bfloat16 or float16. A residual is overwritten by the result."""
 
-    def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> None:
-        """Raises `UnsupportedModelError` for a weight of a shape that cannot be multiplied by."""
+    def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue, parts: Parts) -> None:
+        """parts: workspace that all products of a model have in common.
+
+        Raises `UnsupportedModelError` for a weight of a shape that cannot be multiplied by.
+        """
         check_shape(weight)
         self._weight = weight
-        self._factor = Fp8Factor(weight.codes, weight.scales)
+        self._factor = Fp8Factor(weight.codes, weight.scales, parts)
         self._bias = bias
         self._epilogue = epilogue
         self._few: dict[int, bool] = {}

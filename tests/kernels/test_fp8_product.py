@@ -5,6 +5,7 @@ import torch
 
 from roseinfer.kernels.fp8_product import Fp8Factor
 from roseinfer.kernels.fp8_rows import rows_reference
+from roseinfer.kernels.fp8_tiles import Parts
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_products(rows, outs, columns, dtype, block, device):
     x = rows_reference(torch.randn(rows, columns, device=device), grouped=block)
     bias = torch.randn(outs, device=device).to(dtype)
     exact = x.widen().double() @ widened(codes, scales).T
-    factor = Fp8Factor(codes, scales)
+    factor = Fp8Factor(codes, scales, Parts.allocate(device))
     by_library = (factor.by_library(x, dtype, None), exact), (factor.by_library(x, dtype, bias), exact + bias)
     for found, expected in (*by_library, (factor(x, dtype, bias), exact + bias)):
         assert found.shape == (rows, outs) and found.dtype is dtype

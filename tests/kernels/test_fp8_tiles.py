@@ -5,7 +5,7 @@ import torch
 
 from roseinfer.kernels.fp8_rows import Fp8Rows, rows_reference
 from roseinfer.kernels.fp8_tile_configs import TileConfig
-from roseinfer.kernels.fp8_tiles import parts_of, tile_product
+from roseinfer.kernels.fp8_tiles import Parts, tile_product
 from tests.kernels.test_fp8_product import weight, widened
 
 CONFIGS = {
@@ -32,6 +32,11 @@ def block(request):
     return request.param
 
 
+@pytest.fixture(scope="module")
+def parts(device):
+    return Parts.allocate(device)
+
+
 def assert_close(found, expected):
     error = (found.double() - expected).norm(dim=1) / expected.norm(dim=1)
     assert found.shape == expected.shape
@@ -40,30 +45,30 @@ def assert_close(found, expected):
 
 # 208 outputs end within a tile and a block of scales.
 @pytest.mark.parametrize(("rows", "outs"), [(1, 128), (17, 208), (70, 64)])
-def test_products(config, block, rows, outs, device):
+def test_products(config, block, rows, outs, parts, device):
     codes, scales = weight(outs, 384, device, block=block)
     x = rows_reference(torch.randn(rows, 384, device=device), grouped=block)
     exact = x.widen().double() @ widened(codes, scales).T
-    assert_close(tile_product(x, codes, scales, config, dtype=torch.float16), exact)
-    assert not parts_of(codes.device).arrived.any(), "ready for the next product"
+    assert_close(tile_product(x, codes, scales, config, parts, dtype=torch.float16), exact)
+    assert not parts.arrived.any(), "ready for the next product"
 
 
-def test_bias_and_a_residual_whose_rows_lie_apart(config, block, device):
+def test_bias_and_a_residual_whose_rows_lie_apart(config, block, parts, device):
     codes, scales = weight(128, 384, device, block=block)
     x = rows_reference(torch.randn(5, 384, device=device), grouped=block)
     bias, wide = torch.randn(128, device=device).half(), torch.randn(5, 160, device=device).half()
     residual, beside = wide[:, :128], wide[:, 128:].clone()
     expected = x.widen().double() @ widened(codes, scales).T + bias + residual
-    found = tile_product(x, codes, scales, config, dtype=torch.float16, bias=bias, residual=residual)
+    found = tile_product(x, codes, scales, config, parts, dtype=torch.float16, bias=bias, residual=residual)
     assert found is residual and torch.equal(wide[:, 128:], beside)
     assert_close(found, expected)
 
 
-def test_a_row_does_not_depend_on_the_others(config, block, device):
+def test_a_row_does_not_depend_on_the_others(config, block, parts, device):
     codes, scales = weight(128, 384, device, block=block)
     x = rows_reference(torch.randn(20, 384, device=device), grouped=block)
-    together = tile_product(x, codes, scales, config, dtype=torch.float16)
+    together = tile_product(x, codes, scales, config, parts, dtype=torch.float16)
     for rows in (slice(0, 4), slice(12, 20)):
         some = x.scales[rows] if not block else x.scales[rows].t().contiguous().t()
-        alone = tile_product(Fp8Rows(x.codes[rows], some, 4), codes, scales, config, dtype=torch.float16)
+        alone = tile_product(Fp8Rows(x.codes[rows], some, 4), codes, scales, config, parts, dtype=torch.float16)
         assert torch.equal(alone, together[rows][:4])

@@ -4,6 +4,7 @@ On a CPU its kernels run under Triton's interpreter.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -57,7 +58,14 @@ def draw(*shape: int) -> torch.Tensor:
 def fp8_matmul(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE):  # type: ignore[no-untyped-def]
     from roseinfer.quant.fp8_matmul import Fp8Matmul
 
-    return Fp8Matmul(weight, bias, epilogue)
+    return Fp8Matmul(weight, bias, epilogue, parts())
+
+
+@cache
+def parts():  # type: ignore[no-untyped-def]
+    from roseinfer.kernels.fp8_tiles import Parts
+
+    return Parts.allocate(DEVICE)
 
 
 def load_norm(kind: type[RMSNorm] | type[LayerNorm], width: int) -> Norm:
