@@ -46,7 +46,7 @@ class Rotation:
             self._last_turn[request.request_id] = self._turns
 
 
-LONGEST_WAIT_S = 0.5  # between two tokens of a row that gives way, whatever the share
+LONGEST_WAIT_S = 0.25  # between two tokens of a row that gives way, whatever the share
 
 
 class GiveWay(Rotation):
