@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from roseinfer.attention.kv_scales import KVScales
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.plan import Admission, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.models import decoder
 from roseinfer.runner.build import BuiltRunner, build_runner, resolve_device
 from roseinfer.sched.registry import scheduler_config
 from tests.runner.tiny import run
@@ -116,9 +118,20 @@ def test_keys_and_values_in_fp8_take_a_quarter_of_float32(folder):
 
 
 def test_keys_with_a_bias_do_not_go_into_fp8_without_scales(folder, monkeypatch):
-    (folder / "config.json").write_text(json.dumps({**LLAMA, "attention_bias": True}))
-    with pytest.raises(ConfigError, match="kv_cache_dtype is fp8, but the keys of LlamaForCausalLM have a bias"):
+    told = "kv_cache_dtype is fp8, but the keys of LlamaForCausalLM have a bias"
+    biased = {**LLAMA, "attention_bias": True}
+    (folder / "config.json").write_text(json.dumps(biased))
+    with pytest.raises(ConfigError, match=told):
         build(folder, cache={"kv_cache_dtype": "fp8"})
+    # In FP8 itself, a checkpoint may bring scales.
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps({**biased, "quantization_config": fp8}))
+    with pytest.raises(ConfigError, match=told):
+        build(folder, cache={"kv_cache_dtype": "fp8"})
+    scales = KVScales(torch.full((2,), 0.5), torch.full((2,), 2.0))
+    monkeypatch.setattr(decoder, "read_kv_scales", lambda source, qkv, kv_heads: scales)
+    built = build(folder, cache={"kv_cache_dtype": "fp8"})
+    assert len(generate(built, [5, 9, 33, 2], steps=3, chunk=2)) == 3
 
 
 def test_warm_up_leaves_the_seats_empty(folder):
