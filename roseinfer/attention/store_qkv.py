@@ -19,18 +19,17 @@ def store_qkv(
 
     kv: `KVStore.layer`. kv_scales: if it holds codes. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
     """
-    spec, norms, rotary = heads.spec, heads.norms, heads.rotary
-    store_heads(
-        qkv,
-        spec.heads,
-        spec.kv_heads,
-        spec.head_dim,
-        *kv,
-        slots,
-        positions,
-        None if rotary is None else rotary.cos_sin,
-        None if norms is None else norms.query,
-        None if norms is None else norms.key,
-        0.0 if norms is None else norms.eps,
-        kv_scales,
-    )
+    spec = heads.spec
+    angles, q_weight, k_weight, eps = turning(heads)
+    sizes = (spec.heads, spec.kv_heads, spec.head_dim)
+    store_heads(qkv, *sizes, *kv, slots, positions, angles, q_weight, k_weight, eps, kv_scales)
+
+
+def turning(
+    heads: HeadTransform,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, float]:
+    """What kernels norm and turn queries and keys by: the table of angles, weights of queries and of keys, epsilon."""
+    angles = None if heads.rotary is None else heads.rotary.cos_sin
+    if heads.norms is None:
+        return angles, None, None, 0.0
+    return angles, heads.norms.query, heads.norms.key, heads.norms.eps

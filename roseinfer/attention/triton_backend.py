@@ -14,8 +14,9 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
-from roseinfer.attention.store_qkv import store_qkv
+from roseinfer.attention.store_qkv import store_qkv, turning
 from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
+from roseinfer.kernels.decode_few import MOST_ROWS, FewWorkspace, decode_few
 from roseinfer.kernels.kv_fp8 import CODES
 from roseinfer.kernels.prefill_attention import (
     SMALL_STEP,
@@ -77,6 +78,8 @@ class TritonAttention:
         self._bulk = _copies_in_bulk(shape)
         self._prefill_config = self._config_for(1)
         self._division, self._parts = _division(shape, self._prefill_config)
+        self._few_workspace = _few_workspace(self._spec, shape)
+        self._few = False  # whether the step is of few decodes and nothing else
         self._divides = self._merges = False  # whether the step's map may divide contexts, and whether it does
         self._block_map: torch.Tensor | None = None
         self._lengths: torch.Tensor | None = None
@@ -143,7 +146,8 @@ class TritonAttention:
         self._takes_bulk = self._bulk and not self._divides and True in kinds
         self._takes_tiles = not self._bulk or self._divides or False in kinds
         self._plans = self._workspaces if self._block_map is None else self._beside
-        if decodes:
+        self._few = 0 < decodes == batch.num_rows <= MOST_ROWS and batch.decode_len is None
+        if decodes and not self._few:
             for workspace in self._plans.values():
                 plan_decode(self._lengths, decodes, workspace)
 
@@ -152,11 +156,28 @@ class TritonAttention:
         assert batch is not None, "begin comes before forward"
         kv, paging = self._caches[layer], batch.paging[self._group_of[layer]]
         scales = (heads.kv_scales or self._ones) if self._shape.kept == CODES else None
+        if self._few:
+            return self._attend_few(qkv, heads, kv, paging, scales)
         store_qkv(qkv, heads, kv, paging.slots, batch.positions, scales)
         q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self._attend(layer, q, paging, out, spec, scales)
         return out.view(q.shape[0], -1)
+
+    def _attend_few(
+        self,
+        qkv: torch.Tensor,
+        heads: HeadTransform,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        paging: Paging,
+        scales: KVScales | None,
+    ) -> torch.Tensor:
+        batch, spec = self._batch, heads.spec
+        assert batch is not None
+        out = torch.empty((qkv.shape[0], spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+        paged = (*kv, paging.tables, batch.table_rows, batch.context_len, paging.slots)
+        decode_few(qkv, *paged, *turning(heads), out, spec.scale, self._few_workspace, spec.window or 0, scales)
+        return out.view(qkv.shape[0], -1)
 
     def _attend(
         self,
@@ -261,6 +282,10 @@ def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, P
     division = Division.of(_processors(shape.device), spec.kv_heads, config.block_n, window)
     parts = PrefillWorkspace.allocate(division.slots, spec.kv_heads, config.block_m, spec.head_dim, shape.device)
     return division, parts
+
+
+def _few_workspace(spec: AttentionSpec, shape: AttentionShape) -> FewWorkspace:
+    return FewWorkspace.allocate(spec.heads, spec.kv_heads, spec.head_dim, _processors(shape.device), shape.device)
 
 
 def _workspace(spec: AttentionSpec, shape: AttentionShape, share: float = 1.0) -> DecodeWorkspace:

@@ -11,6 +11,7 @@ from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels import prefill_shares
+from roseinfer.kernels.decode_few import MOST_ROWS
 from roseinfer.kernels.kv_fp8 import CODES
 from roseinfer.kernels.prefill_attention import SMALL_STEP
 from roseinfer.kernels.triton_support import HAS_TRITON
@@ -147,6 +148,16 @@ def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_siz
     case.step([row(tables[0], 0, 1), row(tables[1], 0, 33), row(tables[2], 0, 16)])
     case.step([row(tables[0], 1, 1), row(tables[1], 33, 1), row(tables[2], 16, 20), row(tables[3], 0, 5)])
     case.step([row(tables[2], 36, 1), row(tables[0], 2, 1), row(tables[3], 5, 1), row(tables[1], 34, 1)])
+
+
+@pytest.mark.parametrize("count", [1, MOST_ROWS, MOST_ROWS + 1])
+def test_few_decodes_and_more(count, device) -> None:
+    """Few take one launch a layer; what one kernel has written, the other reads."""
+    case = Case(head_transform(4, 2, 32, device, llama=True), 16, device, windows=(None, 9))
+    tables = [case.table(64) for _ in range(MOST_ROWS + 1)]
+    case.step([row(table, 0, 2 + i) for i, table in enumerate(tables)])
+    for step in range(2):
+        case.step([row(table, 2 + i + step, 1) for i, table in enumerate(tables[:count])])
 
 
 @pytest.mark.parametrize("captured", [False, True])
