@@ -302,9 +302,12 @@ def _decode_kernel(
     A row's tiles are counted from the one that its window begins in.
     """
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     kv_head = tl.program_id(0)
     share = tl.program_id(1)
+    k_head = k_cache + kv_head * D
+    v_head = v_cache + kv_head * D
+    # The plan, the step's inputs and the scales are older than the embedding, which nothing overtakes.
     if FP8:
         scale *= tl.load(k_scales + kv_head)
         v_scale = tl.load(v_scales + kv_head)
@@ -312,34 +315,35 @@ def _decode_kernel(
     tile = tl.load(work + 4 * share + 1)
     left = tl.load(work + 4 * share + 2)
     rows = tl.load(work + 4 * share + 3)
-    k_head = k_cache + kv_head * D
-    v_head = v_cache + kv_head * D
+    context, table, block = _look_up(
+        tables, table_rows, context_len, row, tile, rows > 0, table_stride, BLOCK_SIZE, TILE, WINDOW
+    )
+    if OVERLAP:
+        token = (tile + _hidden(context, TILE, WINDOW)) * TILE + tl.arange(0, TILE)
+        offset = block.to(tl.int64) * block_stride + token % BLOCK_SIZE * (KV_HEADS * D)
+        _prefetch_tokens(k_head + offset, token < context, D)
+        _prefetch_tokens(v_head + offset, token < context, D)
+        tl.extra.cuda.gdc_wait()
     for i in range(rows):
-        context = tl.load(context_len + row)
-        row_end = tl.cdiv(context, TILE)
-        seen_from = 0
-        hidden = 0
-        if WINDOW > 0:
-            seen_from = tl.maximum(context - WINDOW, 0)
-            hidden = seen_from // TILE
-            row_end -= hidden
+        hidden = _hidden(context, TILE, WINDOW)
+        seen_from = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
+        row_end = tl.cdiv(context, TILE) - hidden
         end = tl.minimum(tile + left, row_end)
-        table = tables + tl.load(table_rows + row).to(tl.int64) * table_stride
         q_group = q + row.to(tl.int64) * q_stride + kv_head * GROUP * D
         if FORM == 0:
             peak, total, acc = _attend_elementwise(
-                q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
-                KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES,
+                q_group, k_head, v_head, table, block, hidden + tile, hidden + end, seen_from, context, scale,
+                block_stride, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES,
             )  # fmt: skip
         elif FORM == 2:
             peak, total, acc = _attend_tokens(
-                q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
-                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
+                q_group, k_head, v_head, table, block, hidden + tile, hidden + end, seen_from, context, scale,
+                block_stride, KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
             )  # fmt: skip
         else:
             peak, total, acc = _attend_matrix(
-                q_group, k_head, v_head, table, hidden + tile, hidden + end, seen_from, context, scale, block_stride,
-                KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
+                q_group, k_head, v_head, table, block, hidden + tile, hidden + end, seen_from, context, scale,
+                block_stride, KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
             )  # fmt: skip
         if FP8:
             acc *= v_scale
@@ -353,11 +357,52 @@ def _decode_kernel(
         left -= end - tile
         tile = 0
         row += 1
+        context, table, block = _look_up(
+            tables, table_rows, context_len, row, tile, i + 1 < rows, table_stride, BLOCK_SIZE, TILE, WINDOW
+        )
+
+
+@triton.jit
+def _hidden(context, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Tiles that lie before a row's window."""
+    return tl.maximum(context - WINDOW, 0) // TILE if WINDOW > 0 else 0
+
+
+@triton.jit
+def _look_up(
+    tables, table_rows, context_len, row, tile, exists, table_stride,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """A row's length, its block table, and the blocks of its tokens in a tile; nothing is read unless it `exists`."""
+    context = tl.load(context_len + row, mask=exists, other=0)
+    table = tables + tl.load(table_rows + row, mask=exists, other=0).to(tl.int64) * table_stride
+    token = (tile + _hidden(context, TILE, WINDOW)) * TILE + tl.arange(0, TILE)
+    return context, table, blocks_of(table, token, context, BLOCK_SIZE)
+
+
+@triton.jit
+def _prefetch_tokens(pointers, inside, D: tl.constexpr):
+    """Ask for D elements at each of the pointers to be brought into the L2 cache, where that can be asked for."""
+    SIZE: tl.constexpr = D * pointers.dtype.element_ty.primitive_bitwidth // 8
+    if SIZE % 16 == 0:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred inside;
+            setp.ne.s32 inside, $2, 0;
+            @inside cp.async.bulk.prefetch.L2.global [$1], $3;
+            mov.u32 $0, 0;
+            }""",
+            "=r,l,r,r",
+            [pointers.to(tl.int64), inside.to(tl.int32), SIZE],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
 def _attend_elementwise(
-    q, k_head, v_head, table, begin, end, seen_from, context, scale, block_stride,
+    q, k_head, v_head, table, block, begin, end, seen_from, context, scale, block_stride,
     TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -368,7 +413,6 @@ def _attend_elementwise(
     peaks = no_peak(TILE)
     totals = tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, D_PAD], tl.float32)
-    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
         inside = position < context
@@ -395,7 +439,7 @@ def _attend_elementwise(
 
 @triton.jit
 def _attend_matrix(
-    q, k_head, v_head, table, begin, end, seen_from, context, scale, block_stride,
+    q, k_head, v_head, table, block, begin, end, seen_from, context, scale, block_stride,
     TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     FP8: tl.constexpr, COMPILED: tl.constexpr,
@@ -410,7 +454,6 @@ def _attend_matrix(
     peak = no_peak(ROWS)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
-    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
         inside = position < context
@@ -437,7 +480,7 @@ def _attend_matrix(
 
 @triton.jit
 def _attend_tokens(
-    q, k_head, v_head, table, begin, end, seen_from, context, scale, block_stride,
+    q, k_head, v_head, table, block, begin, end, seen_from, context, scale, block_stride,
     TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     FP8: tl.constexpr, COMPILED: tl.constexpr,
@@ -453,7 +496,6 @@ def _attend_tokens(
     peak = no_peak(ROWS)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([D_PAD, ROWS], tl.float32)
-    block = blocks_of(table, begin * TILE + place, context, BLOCK_SIZE)
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
         inside = position < context

@@ -1,8 +1,11 @@
 """Kernels that start while their predecessor ends (programmatic dependent launch, CUDA programming guide).
 
 Between two kernels of a stream the GPU drains, flushes and launches, about a microsecond; a step of small kernels has
-hundreds of such gaps. A kernel launched with `options(device)` is brought up meanwhile and waits (`gdc_wait`, its first
-statement, in all of its threads) until all before it is done and visible.
+hundreds of such gaps. A kernel launched with `options(device)` is brought up meanwhile and waits (`gdc_wait`, in all of
+its threads, at first or after reading what is older) until all before it is done and visible.
+
+Older than any such kernel are weights, and what a step's inputs and plan hold: they are written before its embedding,
+which is looked up by a kernel that is not launched so, and so begins and ends alone.
 
 A kernel before a product lets that start at once (`gdc_launch_dependents`), so that it can read its weight, which
 depends on nothing. All that is launched so waits for its predecessor, and thereby for all before that, before it reads

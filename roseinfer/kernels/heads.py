@@ -14,34 +14,32 @@ from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
 # Elements of the heads that one program works on: 16 bytes of a 16-bit type for each of 128 threads.
 PROGRAM_ELEMENTS = 1024
+# Up to so many, attention behind this kernel is brought up while it runs: a microsecond or two of a layer at few rows.
+# Programs of many would take the room of those that still work (256 rows: a fifth longer).
+FEW_TOKENS = 16
 
 
 @triton.jit
 def _turn(
-    low,
-    high,
-    weight_ptr,
-    cos_sin_ptr,
-    half,
-    inside,
-    eps,
-    HEAD_DIM: tl.constexpr,
-    NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
+    low, high, norm_low, norm_high, cos, sin, eps, HEAD_DIM: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr
 ):
     """Both halves [G, D / 2], float32, of some heads of one token, normalised and rotated as asked."""
-    HALF: tl.constexpr = HEAD_DIM // 2
     if NORM:
         scale = tl.rsqrt(tl.sum(low * low + high * high, 1) / HEAD_DIM + eps)[:, None]
-        low *= scale * tl.load(weight_ptr + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-        high *= scale * tl.load(weight_ptr + HALF + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+        low *= scale * norm_low
+        high *= scale * norm_high
     if ROTATE:
-        cos = tl.load(cos_sin_ptr + half, mask=inside, other=0.0)[None, :]
-        sin = tl.load(cos_sin_ptr + HALF + half, mask=inside, other=0.0)[None, :]
         turned = low * cos - high * sin
         high = high * cos + low * sin
         low = turned
     return low, high
+
+
+@triton.jit
+def _halves(at, half, inside, HALF: tl.constexpr):
+    """Two halves [1, D / 2] of a vector, float32."""
+    low = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return low, tl.load(at + HALF + half, mask=inside, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit(do_not_specialize=("slots_ptr", "positions_ptr"))
@@ -71,10 +69,11 @@ def _heads_kernel(
     ROTATE: tl.constexpr,
     FP8: tl.constexpr,
     OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (t, i): of token t, group i of its query heads, then of its keys, then of its values."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -82,19 +81,25 @@ def _heads_kernel(
     inside = half < HALF
     member = tl.arange(0, GROUP)[:, None]
     qkv_ptr += token * qkv_stride
+    # Weights never change, and the step's inputs are older than its embedding, which nothing overtakes.
+    norm_low, norm_high, cos, sin = 1.0, 1.0, 1.0, 0.0
     if ROTATE:
-        cos_sin_ptr += tl.load(positions_ptr + token) * HEAD_DIM
+        cos, sin = _halves(cos_sin_ptr + tl.load(positions_ptr + token) * HEAD_DIM, half, inside, HALF)
+    if NORM:
+        norm_low, norm_high = _halves(q_weight_ptr if group < Q_GROUPS else k_weight_ptr, half, inside, HALF)
+    slot = tl.load(slots_ptr + token)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     if group < Q_GROUPS:
         head = group * GROUP + member
         mask = (head < HEADS) & inside[None, :]
         at = qkv_ptr + head * HEAD_DIM + half[None, :]
         low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         high = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
-        low, high = _turn(low, high, q_weight_ptr, cos_sin_ptr, half, inside, eps, HEAD_DIM, NORM, ROTATE)
+        low, high = _turn(low, high, norm_low, norm_high, cos, sin, eps, HEAD_DIM, NORM, ROTATE)
         tl.store(at, low.to(qkv_ptr.dtype.element_ty), mask=mask)
         tl.store(at + HALF, high.to(qkv_ptr.dtype.element_ty), mask=mask)
     else:
-        slot = tl.load(slots_ptr + token)
         is_value = group >= Q_GROUPS + KV_GROUPS
         head = (group - Q_GROUPS) % KV_GROUPS * GROUP + member
         mask = (head < KV_HEADS) & inside[None, :] & (slot >= 0)
@@ -106,7 +111,7 @@ def _heads_kernel(
         if is_value:
             _keep(low, high, v_cache_ptr + to, v_scales_ptr, head, head < KV_HEADS, mask, HALF, FP8)
         else:
-            low, high = _turn(low, high, k_weight_ptr, cos_sin_ptr, half, inside, eps, HEAD_DIM, NORM, ROTATE)
+            low, high = _turn(low, high, norm_low, norm_high, cos, sin, eps, HEAD_DIM, NORM, ROTATE)
             _keep(low, high, k_cache_ptr + to, k_scales_ptr, head, head < KV_HEADS, mask, HALF, FP8)
 
 
@@ -183,6 +188,7 @@ def store_heads(
             NORM=q_weight is not None,
             ROTATE=cos_sin is not None,
             FP8=kv_scales is not None,
+            EARLY=tokens <= FEW_TOKENS and early_start.capable(qkv.device),
             num_warps=num_warps,
             **early_start.options(qkv.device),
         )

@@ -3,7 +3,7 @@
 A load of 16 bytes holds twice the columns, and there is half as much to read, so other cuts are the fastest.
 """
 
-from roseinfer.kernels.skinny_configs import LEAST_PROGRAMS, UNMEASURED_ROWS, Shape, SkinnyConfig, StreamConfig
+from roseinfer.kernels.skinny_configs import LEAST_PROGRAMS, UNMEASURED_ROWS, SkinnyConfig, StreamConfig
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
 
 SCALE_BLOCK = 128  # rows and columns that share a scale, where a block has one
@@ -16,40 +16,69 @@ def slices(config: SkinnyConfig, *, blocks: bool) -> int:
     return max(config.warps, config.block_k // SCALE_BLOCK) if blocks else config.warps
 
 
-# Fastest on an H200 (torch 2.11, CUDA 13.0, Triton 3.6; 2026-11-23), with `overlap`, with scales by blocks; those of
-# rows take as long. Each with weights that come from memory; at 1 row the four together were chosen in a chain of 36
-# layers with attention, too (66.8 us a layer). None where `fp8_tiles`, which rounds its input, is faster.
-MEASURED: dict[Shape, SkinnyConfig | StreamConfig | None] = {
-    # Qwen3-8B
-    (1, 6144, 4096, False): StreamConfig(4, 4096, 4, 1, 4),  # 8.4 us
-    (2, 6144, 4096, False): SkinnyConfig(16, 1024, True, 4, 3, True, 2048, False),  # 9.7 us
-    (4, 6144, 4096, False): SkinnyConfig(16, 1024, True, 4, 3, True, 2048, False),  # 11.2 us
-    (8, 6144, 4096, False): None,  # 12.4 us
-    (16, 6144, 4096, False): None,  # 15.2 us
-    (1, 4096, 4096, False): SkinnyConfig(4, 4096, False, 8, 1, True, 0, True),  # 5.9 us
-    (2, 4096, 4096, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 6.5 us
-    (4, 4096, 4096, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 7.0 us
-    (8, 4096, 4096, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 8.0 us
-    (16, 4096, 4096, False): None,  # 10.6 us
-    (1, 24576, 4096, True): StreamConfig(4, 4096, 4, 2, 3),  # 27.5 us
-    (2, 24576, 4096, True): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 32.9 us
-    (4, 24576, 4096, True): None,  # 33.7 us
-    (8, 24576, 4096, True): None,  # 35.7 us
-    (16, 24576, 4096, True): None,  # 47.2 us
-    (1, 4096, 12288, False): SkinnyConfig(8, 2048, False, 4, 2, True, 0, True),  # 13.9 us
-    (2, 4096, 12288, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 17.8 us
-    (4, 4096, 12288, False): None,  # 19.9 us
-    (8, 4096, 12288, False): None,  # 17.6 us
-    (16, 4096, 12288, False): None,  # 20.1 us
+# (bucket of rows, weight rows, columns, gated, scales by blocks)
+Fp8Shape = tuple[int, int, int, bool, bool]
+
+# Fastest on an H200 (torch 2.11, CUDA 13.0, Triton 3.6; 2026-11-23), with `overlap`; microseconds of each with weights
+# that come from memory, but chosen in a chain of layers with attention, where they overlap: at 1, 2 and 4 rows 56, 67
+# and 71 us a layer without attention, by blocks. None where `fp8_tiles`, which rounds its input, is faster.
+MEASURED: dict[Fp8Shape, SkinnyConfig | StreamConfig | None] = {
+    # Qwen3-8B, scales by channels
+    (1, 6144, 4096, False, False): SkinnyConfig(4, 4096, False, 4, 1, True, 0, True),  # 9.2 us
+    (2, 6144, 4096, False, False): SkinnyConfig(16, 1024, True, 4, 3, True, 2048, False),  # 9.7 us
+    (4, 6144, 4096, False, False): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 11.2 us
+    (8, 6144, 4096, False, False): None,  # 12.4 us
+    (16, 6144, 4096, False, False): None,  # 15.2 us
+    (1, 4096, 4096, False, False): SkinnyConfig(4, 4096, False, 8, 1, True, 0, True),  # 5.9 us
+    (2, 4096, 4096, False, False): SkinnyConfig(8, 1024, True, 4, 3, True, 2048, False),  # 6.5 us
+    (4, 4096, 4096, False, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 7.0 us
+    (8, 4096, 4096, False, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 8.0 us
+    (16, 4096, 4096, False, False): None,  # 10.6 us
+    (1, 24576, 4096, True, False): SkinnyConfig(4, 4096, False, 4, 1, True, 0, True),  # 26.9 us
+    (2, 24576, 4096, True, False): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 32.9 us
+    (4, 24576, 4096, True, False): None,  # 33.7 us
+    (8, 24576, 4096, True, False): None,  # 35.7 us
+    (16, 24576, 4096, True, False): None,  # 47.2 us
+    (1, 4096, 12288, False, False): SkinnyConfig(8, 2048, False, 4, 2, True, 0, True),  # 13.9 us
+    (2, 4096, 12288, False, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 17.8 us
+    (4, 4096, 12288, False, False): None,  # 19.9 us
+    (8, 4096, 12288, False, False): None,  # 17.6 us
+    (16, 4096, 12288, False, False): None,  # 20.1 us
+    # Qwen3-8B, scales by blocks
+    (1, 6144, 4096, False, True): StreamConfig(4, 4096, 4, 2, 4),  # 8.6 us
+    (2, 6144, 4096, False, True): SkinnyConfig(16, 1024, True, 4, 3, True, 2048, False),  # 9.7 us
+    (4, 6144, 4096, False, True): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 11.2 us
+    (8, 6144, 4096, False, True): None,  # 12.4 us
+    (16, 6144, 4096, False, True): None,  # 15.2 us
+    (1, 4096, 4096, False, True): SkinnyConfig(4, 4096, False, 4, 1, True, 0, True),  # 6.4 us
+    (2, 4096, 4096, False, True): SkinnyConfig(8, 1024, True, 4, 3, True, 2048, False),  # 6.5 us
+    (4, 4096, 4096, False, True): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 7.0 us
+    (8, 4096, 4096, False, True): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 8.0 us
+    (16, 4096, 4096, False, True): None,  # 10.6 us
+    (1, 24576, 4096, True, True): StreamConfig(4, 4096, 4, 2, 3),  # 27.5 us
+    (2, 24576, 4096, True, True): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 32.9 us
+    (4, 24576, 4096, True, True): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 33.7 us
+    (8, 24576, 4096, True, True): None,  # 35.7 us
+    (16, 24576, 4096, True, True): None,  # 47.2 us
+    (1, 4096, 12288, False, True): SkinnyConfig(8, 2048, False, 4, 2, True, 0, True),  # 13.9 us
+    (2, 4096, 12288, False, True): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 19.7 us
+    (4, 4096, 12288, False, True): SkinnyConfig(8, 1024, True, 4, 3, True, 2048, False),  # 19.9 us
+    (8, 4096, 12288, False, True): None,  # 17.6 us
+    (16, 4096, 12288, False, True): None,  # 20.1 us
 }
 
 
-def choose_fp8_config(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig | StreamConfig | None:
-    """The config for `bucket` (1, 2, 4, 8, 16) rows and a weight of [weight_rows, columns]; None if it does not pay."""
-    shape = (bucket, weight_rows, columns, gated)
+def choose_fp8_config(
+    bucket: int, weight_rows: int, columns: int, gated: bool, *, blocks: bool
+) -> SkinnyConfig | StreamConfig | None:
+    """The config for `bucket` (1, 2, 4, 8, 16) rows and a weight of [weight_rows, columns]; None if it does not pay.
+
+    `blocks`: each block of 128 x 128 has a scale, not each row.
+    """
+    shape = (bucket, weight_rows, columns, gated, blocks)
     if shape in MEASURED:
         return MEASURED[shape]
-    return fp8_rule(*shape) if bucket <= UNMEASURED_ROWS else None
+    return fp8_rule(bucket, weight_rows, columns, gated) if bucket <= UNMEASURED_ROWS else None
 
 
 def fp8_rule(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig:

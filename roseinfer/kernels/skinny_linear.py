@@ -109,7 +109,7 @@ def _choose(
 ) -> SkinnyConfig | StreamConfig | None:
     if scales is None:
         return choose_config(bucket, *weight.shape, gated)
-    return choose_fp8_config(bucket, *weight.shape, gated)
+    return choose_fp8_config(bucket, *weight.shape, gated, blocks=scales.ndim == 2)
 
 
 def skinny_linear(

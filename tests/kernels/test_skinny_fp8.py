@@ -147,7 +147,7 @@ REAL_SHAPES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 4096), (4096, 12
 @pytest.mark.parametrize("blocks", [False, True])
 def test_chosen_configs_can_run(bucket, weight_rows, columns, gated, blocks):
     shape = (bucket, weight_rows, columns, gated)
-    config = choose_fp8_config(*shape) or fp8_rule(*shape)
+    config = choose_fp8_config(*shape, blocks=blocks) or fp8_rule(*shape)
     for value in (config.block_n, config.block_k, config.warps):
         assert value & (value - 1) == 0
     assert config.block_n <= 128  # rows of one block of scales
