@@ -71,10 +71,10 @@ class VocabEmbedding:
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         table = self.table
         if self._group.size == 1:
-            return table.rows(ids)
+            return table.rows.look_up(ids)
         local = ids - table.start
         elsewhere = (local < 0) | (local >= table.share)
-        rows = table.rows(local.masked_fill(elsewhere, 0))
+        rows = table.rows.look_up(local.masked_fill(elsewhere, 0))
         return self._group.all_reduce(rows.masked_fill_(elsewhere[:, None], 0.0))
 
 

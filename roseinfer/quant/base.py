@@ -4,7 +4,7 @@ A layer knows its shape, the names of its tensors and which part of them is this
 kept in memory and how to multiply by it. Model files name no format: it travels with the weights, in `Build`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -124,9 +124,12 @@ class WeightSource(Protocol):
 
 
 class Table(Protocol):
-    """ids [T] -> rows [T, width] of a matrix [vocab, width], in the model's dtype."""
+    """A matrix [vocab, width] that rows are looked up in, and that hidden states are multiplied by."""
 
-    def __call__(self, ids: torch.Tensor, /) -> torch.Tensor: ...
+    @property
+    def look_up(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """ids [T] -> rows [T, width] in the model's dtype."""
+        ...
 
     def head(self) -> Matmul:
         """The output head's product by the matrix."""

@@ -45,7 +45,7 @@ class Int8Table:
         self._weight = weight
         self._dtype = dtype
 
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         codes, scales = self._weight.codes.index_select(0, ids), self._weight.scales.index_select(0, ids)
         return Int8Weight(codes, scales).widen(self._dtype)
 

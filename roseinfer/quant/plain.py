@@ -1,6 +1,7 @@
 """Weights in the dtype that the model computes in: not quantised. On a CPU packed where that pays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -38,9 +39,7 @@ class PlainTable:
 
     def __init__(self, rows: torch.Tensor) -> None:
         self._rows = rows
-
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids, self._rows)
+        self.look_up: Callable[[torch.Tensor], torch.Tensor] = partial(F.embedding, weight=rows)
 
     def head(self) -> Matmul:
         return plain_matmul(self._rows, None)

@@ -163,7 +163,7 @@ def test_a_table_is_looked_up_and_multiplied_by_as_the_same_codes(dtype: torch.d
     rows = draw_weight().to(dtype)
     table, ids, x = Int8Format().table(rows), torch.tensor([5, 0, OUT - 1, 5]), torch.randn(3, WIDTH)
     wide = Int8Weight.of(rows).widen(dtype)
-    found = table(ids)
+    found = table.look_up(ids)
     assert found.dtype is dtype and torch.equal(found, wide[ids])
     codes = codes_here(OnednnProduct if OnednnProduct in KINDS else FbgemmProduct)
     expected = rotated_and_exact(x, Int8Weight.of(rows).widen(torch.float32), codes)
