@@ -3,10 +3,10 @@
     python -m benchmarks.prompt_attention [--tune]
 
 Microseconds of one layer, captured in a CUDA graph, each call with K and V of another layer, so that short contexts
-are not read from the cache of the one before: "undivided > divided (parts)". Then steps of several chunks, and what a
-captured step pays for a map that could divide but does not. Results are compared with float32. `--tune` tries tiles and
-numbers of programs. Needs torch, Triton and a CUDA GPU with 16 GB free; ends with an error if a result is wrong. Takes
-a minute or two.
+are not read from the cache of the one before: "undivided > divided (parts)". Then steps of several chunks, what a
+captured step pays for a map that could divide but does not, and TFLOP/s of large steps by each kernel, with K and V in
+16 bits and in FP8. Results are compared with float32. `--tune` tries tiles and numbers of programs. Needs torch, Triton
+and a CUDA GPU with 24 GB free; ends with an error if a result is wrong. Takes a minute or two.
 """
 
 import argparse
@@ -19,14 +19,17 @@ import torch
 
 from benchmarks.gpu_table import gpu, torch_versions
 from roseinfer.bench.report import host
+from roseinfer.kernels.kv_fp8 import CODES
 from roseinfer.kernels.prefill_attention import (
+    SMALL_STEP,
     PrefillConfig,
     choose_prefill_config,
     prefill_attention,
     prefill_attention_reference,
     queries_per_block,
 )
-from roseinfer.kernels.prefill_shares import PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
+from roseinfer.kernels.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
+from roseinfer.kernels.prefill_shares import IN_BULK, PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
 
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (0, 512, 2048, 8192, 16384, 28672)
@@ -124,13 +127,40 @@ class Bench:
         divided = int(found[0, PARTS])
         return self.calls(step, config, found, division.slots, merge=divided > 1), divided
 
-    def check(self, step: Step, call: Callable[[], None]) -> float:
-        """The relative error of a call. It has to be the first of the call's."""
+    def large(self, step: Step, caches: torch.Tensor, config: PrefillConfig | None) -> Callable[[], None]:
+        """A large step by tiles, or without a `config` in bulk. caches: `self.caches`, or their codes."""
+        found = step.map(config or PrefillConfig(BLOCK_M, 0, 0, 0), self.group, None)
+        found[:, PARTS] = IN_BULK if config is None else 1
+        blocks = torch.from_numpy(found).cuda()
+        scales, scale, layers = self.scales(caches), self.dim**-0.5, count()
+        pages = [BulkPages.of(*kv) for kv in caches] if config is None else []
+
+        def call() -> None:
+            layer = next(layers) % LAYERS
+            k, v = caches[layer]
+            where = (step.tables, step.table_rows, step.query_start, step.context_len, step.out, blocks, scale)
+            if config is None:
+                prefill_bulk(step.q, pages[layer], *where, BLOCK)
+            else:
+                prefill_attention(step.q, k, v, *where, config, 0, None, scales)
+
+        return call
+
+    def scales(self, caches: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of codes."""
+        if caches.dtype != CODES:
+            return None
+        one = torch.ones(self.kv_heads, device="cuda")
+        return one, one
+
+    def check(self, step: Step, call: Callable[[], None], caches: torch.Tensor | None = None) -> float:
+        """The relative error of a call. It has to be the first of the call's. caches: default `self.caches`."""
         step.out.fill_(float("nan"))
         call()
-        k, v = self.caches[0]
+        caches = self.caches if caches is None else caches
+        k, v = caches[0]
         given = (step.q, k, v, step.tables, step.table_rows, step.query_start, step.context_len)
-        expected = prefill_attention_reference(*given, self.dim**-0.5)
+        expected = prefill_attention_reference(*given, self.dim**-0.5, 0, self.scales(caches))
         error = float((step.out.float() - expected.float()).norm() / expected.float().norm())
         if not error < TOLERANCE:  # NaN too
             raise WrongResultError(f"{step.rows}: {error:.4f}")
@@ -204,6 +234,39 @@ def compare_mixed(bench: Bench) -> None:
         print(f"{name:40} {times[0]:8.1f} > {times[1]:6.1f} ({parts}) > {times[2]:6.1f}", flush=True)
 
 
+def compare_large(bench: Bench) -> None:
+    """Steps of more than 1,024 tokens: TFLOP/s of the tiles, of those of short contexts, and in bulk on Hopper."""
+    cases: dict[str, Rows] = {
+        "2 x 1,024": [(0, 1024)] * 2,
+        "8 x 1,024": [(0, 1024)] * 8,
+        "1 x 2,048": [(0, 2048)],
+        "1 x 8,192": [(0, 8192)],
+        "2,048 behind 6,144": [(6144, 2048)],
+        "2,048 behind 26,624": [(26624, 2048)],
+    }
+    shape = (bench.heads, bench.kv_heads, bench.dim)
+    caches = {False: bench.caches, True: bench.caches.to(CODES)}
+    print(f"\n{shape}, TFLOP/s{'':20}" + "".join(f"{case:>22}" for case in cases))
+    for fp8 in (False, True):
+        chosen = [
+            choose_prefill_config(SMALL_STEP + 1, bench.group, bench.dim, torch.bfloat16, fp8, short=short)
+            for short in (False, True)
+        ]
+        kinds: list[PrefillConfig | None] = list(dict.fromkeys(chosen))
+        if not fp8 and bulk_supports(*shape, BLOCK, torch.bfloat16, torch.device("cuda")):
+            kinds.append(None)
+        for kind in kinds:
+            rates = []
+            for rows in cases.values():
+                step = bench.step(rows)
+                call = bench.large(step, caches[fp8], kind)
+                bench.check(step, call, caches[fp8])
+                pairs = sum(count * start + count * (count + 1) // 2 for start, count in rows)
+                rates.append(4 * bench.heads * bench.dim * pairs / timed_us(call) / 1e6)
+            name = f"{'FP8' if fp8 else 'bf16'} {'in bulk' if kind is None else str(kind)[14:-1]}"
+            print(f"{name:42}" + "".join(f"{rate:22.0f}" for rate in rates), flush=True)
+
+
 def tune(bench: Bench) -> None:
     """Divided contexts: other tiles, and another number of programs at once."""
     print(f"\n{bench.heads}/{bench.kv_heads}/{bench.dim}, us a layer, divided (parts)")
@@ -233,6 +296,7 @@ def main() -> None:
         bench = Bench(heads, kv_heads, dim, CONTEXTS[-1] + 8192)
         compare(bench)
         compare_mixed(bench)
+        compare_large(bench)
         if args.tune and heads == HEADS[0][0]:
             tune(bench)
         del bench

@@ -35,8 +35,10 @@ _SHORT_CHUNKS = 32
 _BESIDE_PARTS = 8
 # Queries times keys of a head, see `in_bulk`: prompts of 2,000 tokens, or 1,000 behind 2,000.
 _MANY_PAIRS = 2_000_000
-# Of the multiprocessors, the share that decodes get beside chunks. H200, heads as Qwen3-8B's, 230 decodes of 1,090
-# tokens beside 1,818 tokens of two prompts: 294.6 us a layer with all of them, 284.8 with 116 of 132.
+# Of the multiprocessors, the share that decodes get beside the chunks of a large step, which are computed by two
+# programs for each multiprocessor. H200, heads as Qwen3-8B's, 230 decodes of 1,090 tokens beside 1,818 tokens of two
+# prompts: 298 us a layer with all of them, 287 with 116 of 132. In smaller steps, and with K and V in FP8, decodes are
+# faster with all.
 _BESIDE_CHUNKS = 0.88
 # The largest that the kernels' tiles are laid out for.
 _LONGEST_HEAD = 256
@@ -69,13 +71,14 @@ class TritonAttention:
         # The division of a step's decodes into shares serves all layers of one window.
         specs = {spec.window: spec for spec in shape.specs}
         self._workspaces = {window: _workspace(spec, shape) for window, spec in specs.items()}
-        # Beside chunks: as fast, and their kernel finds room.
-        self._beside = {window: _workspace(spec, shape, _BESIDE_CHUNKS) for window, spec in specs.items()}
         self._plans = self._workspaces
         one = torch.ones(self._spec.kv_heads, device=shape.device)
         self._ones = KVScales(one, one)  # so that there is one kernel, whether a layer has scales or not
         self._side = SideStream(shape.device)
         self._bulk = _copies_in_bulk(shape)
+        self._beside = self._workspaces  # for decodes beside the chunks of large steps
+        if self._bulk:
+            self._beside = {window: _workspace(spec, shape, _BESIDE_CHUNKS) for window, spec in specs.items()}
         self._prefill_config = self._config_for(1)
         self._division, self._parts = _division(shape, self._prefill_config)
         self._few_workspace = _few_workspace(self._spec, shape)
@@ -145,7 +148,7 @@ class TritonAttention:
             self._block_map = _upload(blocks, batch.context_len.device)
         self._takes_bulk = self._bulk and not self._divides and True in kinds
         self._takes_tiles = not self._bulk or self._divides or False in kinds
-        self._plans = self._workspaces if self._block_map is None else self._beside
+        self._plans = self._workspaces if self._block_map is None or self._divides else self._beside
         self._few = 0 < decodes == batch.num_rows <= MOST_ROWS and batch.decode_len is None
         if decodes and not self._few:
             for workspace in self._plans.values():
