@@ -30,7 +30,7 @@ class Int8Format:
             part = weight.part(slice(start, start + piece.outs.width))
             wide = torch.empty(part.codes.shape, dtype=source.build.dtype)
             source.read(f"{piece.name}.weight", wide, shard=(piece.outs, piece.ins), transposed=piece.transposed)
-            part.round(rotation(wide.to(torch.float32)))
+            part.round(rotation.of_weight(wide.to(torch.float32)))
             start += piece.outs.width
         return Int8Matmul(FbgemmProduct(weight), read_bias(source, pieces), epilogue, rotation)
 
@@ -54,5 +54,5 @@ class Int8Table:
         weight, rotation = Int8Weight.empty(rows, width), Rotation(width)
         for start in range(0, rows, _HEAD_ROWS):
             some = slice(start, start + _HEAD_ROWS)
-            weight.part(some).round(rotation(self._weight.part(some).widen(torch.float32)))
+            weight.part(some).round(rotation.of_weight(self._weight.part(some).widen(torch.float32)))
         return Int8Matmul(head_product(weight), None, rotation=rotation)

@@ -49,7 +49,7 @@ def exact(x: torch.Tensor, weight: torch.Tensor, codes: int = MAX_CODE) -> torch
 
 def rotated_and_exact(x: torch.Tensor, weight: torch.Tensor, codes: int) -> torch.Tensor:
     rotation = Rotation(WIDTH)
-    return exact(rotation(x), rotation(weight), codes)
+    return exact(rotation(x), rotation.of_weight(weight), codes)
 
 
 def codes_here(kind: type[FbgemmProduct] | type[OnednnProduct]) -> int:
