@@ -20,8 +20,8 @@ MOST_PARTS: int = 32  # of a row
 # Small programs wait least, for each other's warps and for K and V: see `docs/attention.md` for figures.
 _TILE, _WARPS, _STAGES = 32, 2, 3
 _PROGRAMS = 4  # of a multiprocessor, if contexts are long enough
-# Parts that are merged at once, and tiles of each from which on there may be more of them.
-_AT_ONCE: tl.constexpr = tl.constexpr(16)
+# Parts of a row that is not long, and tiles of each beyond which it is.
+_PARTS: tl.constexpr = tl.constexpr(16)
 _LONG: tl.constexpr = tl.constexpr(4)
 _MOST_PARTS: tl.constexpr = tl.constexpr(MOST_PARTS)
 
@@ -119,7 +119,7 @@ def decode_few(
         ROTATE=cos_sin is not None,
         FP8=kv_scales is not None,
         COMPILED=qkv.is_cuda,
-        num_warps=num_warps,
+        num_warps=num_warps if heads <= 16 * kv_heads else 2 * num_warps,
         **early_start.options(qkv.device),
     )
 
@@ -185,7 +185,7 @@ def _few_kernel(
         seen_from = tl.maximum(context - WINDOW, 0)
     first = seen_from // TILE
     tiles = tl.maximum(tl.cdiv(old, TILE) - first, 0)
-    length = tl.maximum(tl.cdiv(tiles, tl.minimum(parts, _AT_ONCE)), 1)
+    length = tl.maximum(tl.cdiv(tiles, tl.minimum(parts, _PARTS)), 1)
     if length > _LONG:
         length = tl.cdiv(tiles, parts)
     parts = tl.maximum(tl.cdiv(tiles, length), 1)
@@ -332,14 +332,16 @@ def _merge(
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
     """Write what all parts of a row and KV head come to."""
-    member = tl.arange(0, triton.next_power_of_2(GROUP))
+    ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
+    AT_ONCE: tl.constexpr = max(1, min(16, 64 // ROWS))  # as many as stay in registers
+    member = tl.arange(0, ROWS)
     dim = tl.arange(0, D_PAD)
     head = kv_head * GROUP + member
-    peak = no_peak(member.shape[0])
-    total = tl.zeros([member.shape[0]], tl.float32)
-    acc = tl.zeros([member.shape[0], D_PAD], tl.float32)
-    for first in range(0, parts, _AT_ONCE):
-        part = first + tl.arange(0, _AT_ONCE)
+    peak = no_peak(ROWS)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D_PAD], tl.float32)
+    for first in range(0, parts, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
         real = (part < parts)[:, None] & (member < GROUP)[None, :]
         at = ((row * _MOST_PARTS + part) * HEADS)[:, None] + head[None, :]
         # Past the L1 cache, which may hold what was here in an earlier layer.
