@@ -7,13 +7,16 @@ OTHER = "other"
 # The first kind whose pattern is found in the lower-case name. Order matters: flash attention is built on cutlass, and
 # the copy of an index is no index.
 _PATTERNS = (
-    ("attention", r"attention|flash|fmha|mha_|decode_kernel|prefill|paged|merge_(state|kernel)|plan_kernel|list_pages"),
+    (
+        "attention",
+        r"attention|flash|fmha|mha_|(decode|few|bulk)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel|list_pages",
+    ),
     ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),
     (
         "GEMM",
-        r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|split_k|skinny|linear|addmm|matmul|aten::mm$|bmm|dot|onednn|mkldnn",
+        r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|split_k|skinny|tile_kernel|linear|addmm|matmul|aten::mm$|bmm|dot|onednn|mkldnn",
     ),
-    ("norm and activation", r"norm|silu|gelu|swiglu|gated_kernel|pointwise_kernel|activation|rsqrt|sigmoid|tanh"),
+    ("norm and activation", r"norm|silu|gelu|swiglu|(gated|rows|pointwise)_kernel|activation|rsqrt|sigmoid|tanh"),
     (
         "sampling",
         r"sampl|argmax|arg_max|reduce_kernel.*max|chunk_best|settle|mass_kernel|pick_kernel|narrow|collect_kernel"
