@@ -85,17 +85,18 @@ def _forward_pass(
     if not isinstance(attention, GraphableAttention):
         return EagerForward(model, attention, store, from_rows(seats)), ()
     from roseinfer.runner.cuda_inputs import CudaInputs
+    from roseinfer.runner.cuda_sampler import CudaChoice
 
     inputs = CudaInputs(seats, shape.limits.max_rows, shape.limits.max_tokens)
     eager = EagerForward(model, attention, store, inputs.prepare)
     if not shape.graphs:
         return eager, ()
-    buckets = decode_buckets(shape.limits.max_rows)
+    buckets, choice = decode_buckets(shape.limits.max_rows), CudaChoice(seats)
     if not isinstance(attention, MixedGraphableAttention):
-        decodes = DecodeGraphs(eager, model, attention, store, inputs, buckets)
+        decodes = DecodeGraphs(eager, model, attention, store, inputs, buckets, choice)
         return decodes, (decodes,)
     mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.limits.max_tokens))
-    decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets)
+    decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice)
     return decodes, (decodes, mixed)
 
 

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: what the host would launch kernel by kernel is recorded once and replayed as a whole."""
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,6 +15,10 @@ from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 if TYPE_CHECKING:  # needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs
 
+# Rows up to which a graph also finds the likeliest tokens. With so few the host sets the pace, and to launch that by
+# itself takes it longer than the device needs, also where tokens are drawn and this was for nothing.
+CHOSEN_ROWS = 16
+
 
 def decode_buckets(max_rows: int) -> list[int]:
     """Batch sizes to capture: close together where a padded row costs most, up to `max_rows`."""
@@ -22,8 +26,17 @@ def decode_buckets(max_rows: int) -> list[int]:
     return [*(size for size in sizes if size < max_rows), max_rows]
 
 
+class Choice(Protocol):
+    """What finds the likeliest tokens: `CudaChoice`."""
+
+    def choose(self, logits: torch.Tensor, seats: torch.Tensor, ends: torch.Tensor, features: int) -> torch.Tensor: ...
+
+
 class DecodeGraphs:
     """Replays a captured graph for a step of one token a row; hands any other step to `others`.
+
+    Graphs of up to `CHOSEN_ROWS` rows end with the likeliest tokens, written where the next step reads them: whoever
+    samples need not launch that, or overwrites them.
 
     A step is padded to the next bucket with rows of the spare seat, whose K/V goes to a block that no request owns.
     All buckets share one memory pool, the largest captured first, and one buffer of logits. Nothing is captured while
@@ -38,6 +51,7 @@ class DecodeGraphs:
         store: KVStore,
         inputs: "CudaInputs",
         buckets: list[int],
+        choice: Choice,
     ) -> None:
         self._others = others
         self._model = model
@@ -46,6 +60,8 @@ class DecodeGraphs:
         self._inputs = inputs
         self._buckets = buckets
         self._logits = torch.empty((buckets[-1], model.padded_vocab), dtype=model.dtype, device=model.device)
+        self._choice = choice
+        self._greedy: dict[int, torch.Tensor] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._span: Span = unobserved
 
@@ -77,10 +93,19 @@ class DecodeGraphs:
             sample_at = self._inputs.stage_decodes(columns, bucket)
             self._attention.prepare_replay(bucket, columns.start)
         self._graphs[bucket].replay()
-        return Forwarded(logits=self._logits[:num_rows, : self._model.spec.vocab_size], sample_at=sample_at)
+        greedy = self._greedy.get(bucket)
+        return Forwarded(
+            logits=self._logits[:num_rows, : self._model.spec.vocab_size],
+            sample_at=sample_at,
+            greedy=None if greedy is None else greedy[:num_rows],
+        )
 
     def _launch(self, bucket: int) -> None:
         batch = self._inputs.decode_batch(bucket)
         self._attention.prepare_capture(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
         self._model.logits(hidden, out=self._logits[:bucket])
+        if bucket <= CHOSEN_ROWS:
+            seats, ends = self._inputs.decode_samples(bucket)
+            logits = self._logits[:bucket, : self._model.spec.vocab_size]
+            self._greedy[bucket] = self._choice.choose(logits, seats, ends, 0)

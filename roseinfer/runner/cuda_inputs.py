@@ -86,6 +86,11 @@ class CudaInputs:
         layout = self._expand(self.staging.device, aligned(bucket), self.one_each[:bucket])
         return self._placeholder(bucket, bucket, layout)
 
+    def decode_samples(self, bucket: int) -> SampleAt:
+        """Where the tokens of a captured decode step go, those of its padding included: to the spare seat."""
+        layout = self.staging.device[: FIELDS * aligned(bucket)].view(FIELDS, -1)
+        return SampleAt(layout[SEAT, :bucket], layout[END, :bucket])
+
     # --- steps that mix chunks and decodes, for captured graphs ---------------------------------------------------
     def stage_mixed(self, columns: Columns, bucket: int, chunk_map: np.ndarray, chunks: int) -> "StagedMixed":
         """Upload any step and its `chunk_map`, padded to `bucket` tokens and `chunks` entries of the map.

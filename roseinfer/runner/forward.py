@@ -138,12 +138,14 @@ class SampleAt(NamedTuple):
 class Forwarded:
     """Either the hidden states [L, d] of all positions that want logits, or the logits [n, V] of the n sampling rows.
 
-    `sample_at` is there where the pass had it on the device anyway.
+    `sample_at` is there where the pass had it on the device anyway. `greedy`: [n] int64, the choice of rows without
+    any settings, which the token pool has already; it lasts until the next pass.
     """
 
     hidden: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     sample_at: SampleAt | None = None
+    greedy: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class StepHandle:
     sampling: list[int] = field(default_factory=list)  # indices of the rows that sample
     logits: torch.Tensor | None = None
     sample_at: SampleAt | None = None
+    greedy: torch.Tensor | None = None
     sampled: Sampled | None = None
     prompts: list[PromptScores] = field(default_factory=list)
     downloaded: "_Downloaded" = field(default_factory=lambda: _Downloaded())
@@ -132,8 +133,8 @@ class ModelRunner:
             rows = [handle.plan.rows[i] for i in handle.sampling]
             seats, ends = [row.seat for row in rows], [row.start + row.count for row in rows]
             of_rows = self._masks.place(masks, handle.sampling) if masks is not None else None
-            handle.sampled = self._sampler.sample(handle.logits, seats, ends, handle.sample_at, of_rows)
-            handle.logits = None
+            handle.sampled = self._sampler.sample(handle.logits, seats, ends, handle.sample_at, of_rows, handle.greedy)
+            handle.logits = handle.greedy = None
         handle.timer.stop()
         with handle.timer.downloads():
             handle.downloaded = _Downloaded.start(handle)
@@ -187,7 +188,7 @@ class ModelRunner:
             out = self._forward_pass.run(columns)
         handle.sampling = [columns.order[i] for i, sample in enumerate(columns.sample) if sample]
         handle.sample_at = out.sample_at
-        handle.logits = out.logits
+        handle.logits, handle.greedy = out.logits, out.greedy
         hidden = out.hidden
         if hidden is None:
             return

@@ -71,14 +71,17 @@ class Sampler:
         ends: list[int],
         on_device: SampleAt | None = None,
         masks: RowMasks | None = None,
+        greedy: torch.Tensor | None = None,
     ) -> Sampled:
         """Choose one token per row and write it to the token pool.
 
         logits: [n, V]; they may be overwritten. Row i belongs to seat seats[i], whose next token
         has position ends[i]. `on_device`: the two on the device, if they are there already. `masks`: of
-        the rows that may not sample every token.
+        the rows that may not sample every token. `greedy`: as in `Forwarded`.
         """
         rows = self._rows(seats, ends, on_device)
+        if greedy is not None and masks is None and not rows.any_feature:
+            return Sampled(greedy.clone(), [], [])
         if rows.any_feature & ~self._on_any_logits:
             rows = replace(rows, seat_index=rows.seat_index.long(), end_index=rows.end_index.long())
             # Edits go through a flat view, and a GPU's logits may be columns of a wider buffer.

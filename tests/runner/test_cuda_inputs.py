@@ -114,3 +114,6 @@ def test_decodes_are_padded_with_rows_of_the_spare_seat(inputs: CudaInputs, num_
     assert batch.context_len.tolist() == [11 + seat for seat in range(num_rows)] + [1] * (ROWS - num_rows)
     assert batch.query_start.tolist() == list(range(ROWS + 1))
     assert sample_at.ends.tolist() == [11 + seat for seat in range(num_rows)]
+    seats, ends = inputs.decode_samples(ROWS)
+    assert seats.tolist() == [*range(num_rows), *[ROWS] * (ROWS - num_rows)]
+    assert ends.tolist() == [*sample_at.ends.tolist(), *[1] * (ROWS - num_rows)]

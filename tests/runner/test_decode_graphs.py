@@ -23,7 +23,8 @@ class Bench:
         attention = SimpleNamespace(prepare_replay=lambda rows, starts: self.calls.append(("prepare", rows, starts)))
         inputs = SimpleNamespace(stage_decodes=lambda columns, bucket: self.calls.append(("stage", bucket)))
         others = SimpleNamespace(run=lambda columns: OTHERS)
-        self.graphs = DecodeGraphs(others, model, attention, None, inputs, [1, 2, 4])
+        self.graphs = DecodeGraphs(others, model, attention, None, inputs, [1, 2, 4], SimpleNamespace())
+        self.graphs._greedy = {4: torch.tensor([5, 6, 7, 8])}
         self.graphs._graphs = {
             rows: SimpleNamespace(replay=lambda rows=rows: self.calls.append(("replay", rows))) for rows in (1, 2, 4)
         }
@@ -39,6 +40,11 @@ def test_a_backend_prepares_each_replay_with_the_positions_of_the_step() -> None
     done = bench.run((8, 1), (30, 1), (5, 1))
     assert bench.calls == [("stage", 4), ("prepare", 4, (8, 30, 5)), ("replay", 4)]
     assert done.logits is not None and done.logits.shape == (3, 7)
+    assert done.greedy is not None and done.greedy.tolist() == [5, 6, 7]
+
+
+def test_a_graph_of_many_rows_chooses_no_tokens() -> None:
+    assert Bench().run((8, 1), (30, 1)).greedy is None
 
 
 @pytest.mark.parametrize("rows", [[(8, 1), (0, 3)], [(1, 1)] * 5])

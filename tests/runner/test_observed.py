@@ -86,7 +86,7 @@ def test_what_captured_graphs_do_is_seen():
     model = SimpleNamespace(spec=spec, padded_vocab=4, dtype=torch.float32, device=torch.device("cpu"))
     eager = EagerForward(model, None, None, lambda columns: done.append("prepare"))
     attention = SimpleNamespace(prepare_replay=lambda bucket, starts: None)
-    graphs = DecodeGraphs(eager, model, attention, None, Inputs(done), [1, 2])
+    graphs = DecodeGraphs(eager, model, attention, None, Inputs(done), [1, 2], SimpleNamespace())
     graphs._graphs[1] = SimpleNamespace(replay=lambda: done.append("replay"))
     recorder = Recorder()
     graphs.observe(recorder.span)

@@ -57,6 +57,25 @@ def test_greedy_takes_the_first_of_the_likeliest():
     assert table.tokens[:2, 1].tolist() == [7, 3]
 
 
+GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken"),
+    [((GREEDY, GREEDY), True), ((GREEDY, DRAWN), False), ((GREEDY, {**GREEDY, "logprobs": 1}), False)],
+)
+def test_what_the_forward_pass_chose_counts_for_rows_without_settings(settings: tuple[dict, ...], taken: bool) -> None:
+    """Where one row has some, all are chosen anew. The next pass overwrites what this one chose."""
+    table = make_table()
+    table.admit([admission(seat, [1], **params) for seat, params in enumerate(settings)])
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 5] = 9.0
+    chosen = torch.tensor([7, 3])
+    tokens = Sampler(table).sample(logits, [0, 1], [1, 1], greedy=chosen).tokens
+    chosen.zero_()
+    assert tokens.tolist() == ([7, 3] if taken else [5, 5])
+
+
 @pytest.mark.parametrize("vocab_size", [1, 256, 511, 512, 513, 1000, 1024])
 def test_the_likeliest_of_a_large_vocabulary_is_the_first_of_the_largest(vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
