@@ -102,9 +102,12 @@ class CudaTimer:
 
     Downloads go over a stream of their own: the next step's work need not wait behind them. Whoever queues them keeps
     what they read alive until `wait` returns.
+
+    Streams are given wherever torch would look for the current one, which takes it longer than the call.
     """
 
-    def __init__(self, copies: torch.cuda.Stream) -> None:
+    def __init__(self, steps: torch.cuda.Stream, copies: torch.cuda.Stream) -> None:
+        self._steps = steps
         self._copies = copies
         self._first: torch.cuda.Event | None = None
         self._last = torch.cuda.Event(enable_timing=True)
@@ -113,17 +116,20 @@ class CudaTimer:
     def start(self) -> None:
         if self._first is None:
             self._first = torch.cuda.Event(enable_timing=True)
-            self._first.record()
+            self._first.record(self._steps)
 
     def stop(self) -> None:
-        self._last.record()
+        self._last.record(self._steps)
 
     @contextmanager
     def downloads(self) -> Iterator[None]:
         self._copies.wait_event(self._last)
-        with torch.cuda.stream(self._copies):
+        torch.cuda.set_stream(self._copies)
+        try:
             yield
-            self._done.record()
+            self._done.record(self._copies)
+        finally:
+            torch.cuda.set_stream(self._steps)
 
     def wait(self) -> float:
         assert self._first is not None, "the step was never started"
@@ -132,10 +138,12 @@ class CudaTimer:
 
 
 class StepTimers:
-    """Makes the timers of one device."""
+    """Makes the timers of one device, for steps on the stream that is current now."""
 
     def __init__(self, device: torch.device) -> None:
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        if device.type == "cuda":
+            self._streams = torch.cuda.current_stream(device), torch.cuda.Stream(device)
 
     def new(self) -> StepTimer:
-        return HostTimer() if self._copies is None else CudaTimer(self._copies)
+        return HostTimer() if self._streams is None else CudaTimer(*self._streams)

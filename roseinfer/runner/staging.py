@@ -19,7 +19,8 @@ class Staging:
     """One device buffer of `size` int32 and the pinned buffers that feed it.
 
     `fill` hands out the next host buffer, `send` queues the copy of its first integers and returns the device's. Work
-    on the same stream that reads the device buffer comes before the next copy into it.
+    on the same stream, the one that was current at first, that reads the device buffer comes before the next copy into
+    it.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -27,6 +28,7 @@ class Staging:
         self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
         self._arrays = [buffer.numpy() for buffer in self._pinned]
         self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
+        self._stream = torch.cuda.current_stream(device)  # to look for it takes longer than to record an event
         self._turn = 0
 
     def fill(self) -> np.ndarray:
@@ -39,5 +41,5 @@ class Staging:
         """Queue the copy of the first `count` integers of what `fill` gave."""
         target = self.device[:count]
         target.copy_(self._pinned[self._turn][:count], non_blocking=True)
-        self._copied[self._turn].record()
+        self._copied[self._turn].record(self._stream)
         return target
