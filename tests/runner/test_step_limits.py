@@ -94,7 +94,7 @@ def test_the_memory_of_the_fullest_step_is_measured(
     options = config(enable_chunked_prefill=chunked)
     built = build_runner(options, folder)
     plans.clear()
-    build._free_cuda_bytes(options, built.runner._model, "torch")
+    build._free_cuda_bytes(options, built.runner._model, "torch", torch.float32)
     limits = built.facts.limits
     fullest = max(plans, key=lambda plan: plan.num_tokens)
     assert (len(fullest.rows), fullest.num_tokens) == (limits.max_rows, limits.max_tokens)
@@ -111,4 +111,4 @@ def test_a_step_that_exceeds_the_memory_is_said_so(
 
     monkeypatch.setattr(build, "rehearse", out_of_memory)
     with pytest.raises(ConfigError, match="a step of 67 tokens; lower max_model_len, or let prompts be chunked"):
-        build._free_cuda_bytes(options, built.runner._model, "torch")
+        build._free_cuda_bytes(options, built.runner._model, "torch", torch.float32)
