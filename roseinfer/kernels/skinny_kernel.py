@@ -233,10 +233,10 @@ def skinny_kernel(
             is_up, groups = is_up[None, None, :], slice_starts[:, None, None]
         else:
             is_up, groups = is_up[None, :, None], (tl.arange(0, BLOCK_K // GROUP) * GROUP)[None, None, :]
-    w_scales = 1.0
     if PRELOAD:
+        factors = 1.0
         if BLOCK_SCALED:
-            w_scales = _read_scales(gate_scales, up_scales, is_up, groups, 0, K, MASKED, GATED)
+            factors = _read_scales(gate_scales, up_scales, is_up, groups, 0, K, MASKED, GATED)
         w, scale, shift = _read_block(w_tile, norm_weight_ptr, norm_bias_ptr, k, 0, K, MASKED, EVICTION, NORM)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + w_rows).to(tl.float32)
@@ -267,15 +267,16 @@ def skinny_kernel(
     if PRELOAD:
         x = _read(x_tile, k, 0, K, MASKED, "")
         sums, squares = _add_block(
-            sums, squares, x, w, w_scales, scale, shift, mean, rstd, DOT, NORM, LATE, BLOCK_SCALED, GROUP
+            sums, squares, x, w, factors, scale, shift, mean, rstd, DOT, NORM, LATE, BLOCK_SCALED, GROUP
         )
     for start in tl.range(BLOCK_K if PRELOAD else 0, K, BLOCK_K, num_stages=STAGES):
+        factors = 1.0
         if BLOCK_SCALED:
-            w_scales = _read_scales(gate_scales, up_scales, is_up, groups, start, K, MASKED, GATED)
+            factors = _read_scales(gate_scales, up_scales, is_up, groups, start, K, MASKED, GATED)
         w, scale, shift = _read_block(w_tile, norm_weight_ptr, norm_bias_ptr, k, start, K, MASKED, EVICTION, NORM)
         x = _read(x_tile, k, start, K, MASKED, "")
         sums, squares = _add_block(
-            sums, squares, x, w, w_scales, scale, shift, mean, rstd, DOT, NORM, LATE, BLOCK_SCALED, GROUP
+            sums, squares, x, w, factors, scale, shift, mean, rstd, DOT, NORM, LATE, BLOCK_SCALED, GROUP
         )
 
     result = tl.sum(sums, 0 if DOT else 2)

@@ -1,5 +1,9 @@
 """`skinny_linear` against float64, over everything it fuses, both ways of multiplying and ragged shapes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -149,3 +153,10 @@ def test_overlapping_kernels_wait_for_each_other(device):
     expected = chain(False)
     for _ in range(20):
         assert torch.equal(chain(True), expected)
+
+
+def test_the_compiler_takes_every_form():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compiles"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

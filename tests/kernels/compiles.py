@@ -1,0 +1,67 @@
+"""Every form of `skinny_linear`'s kernels as Triton's compiler reads it for a Hopper GPU, which needs none.
+
+Run as a program, in a process that does not interpret kernels: what the interpreter takes for granted, such as a
+variable that changes its type within a loop, the compiler refuses.
+"""
+
+import itertools
+
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+
+from roseinfer.kernels.skinny_configs import StreamConfig
+from roseinfer.kernels.skinny_fp8_configs import slices
+from roseinfer.kernels.skinny_kernel import skinny_kernel
+from roseinfer.kernels.skinny_stream import skinny_stream_kernel
+from tests.helpers.skinny import CONFIGS
+
+TARGET = GPUTarget("cuda", 90, 32)
+SCALARS = dict.fromkeys(("rows", "width", "stride_x", "stride_residual", "stride_out"), "i32") | {"eps": "fp32"}
+
+
+def read(kernel, constants, pointers) -> None:
+    """Raises what the compiler raises."""
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    kinds = {name: SCALARS.get(name, pointers.get(name, "*bf16")) for name in kernel.arg_names}
+    signature = kinds | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): v for name, v in constants.items()})
+    backend = make_backend(TARGET)
+    options = backend.parse_options({"num_warps": 4})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source.make_ir(TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+
+
+def main() -> None:
+    for config, scales, gated in itertools.product(CONFIGS.values(), ("none", "channel", "block"), (False, True)):
+        streams = isinstance(config, StreamConfig)
+        constants = {
+            "ROWS": 2,
+            "K": 96,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "STAGES": config.stages,
+            "PREFETCH": 2,
+            "EVICTION": "",
+            "NORM": "layer" if gated else "rms",
+            "ACTIVATION": "silu",
+            "GATED": gated,
+            "HAS_BIAS": True,
+            "HAS_RESIDUAL": not gated,
+            "OVERLAP": True,
+            "SCALES": scales,
+        }
+        if not streams:
+            constants |= {
+                "DOT": config.dot,
+                "SLICES": slices(config, blocks=scales == "block"),
+                "PRELOAD": config.preload,
+            }
+        pointers = {} if scales == "none" else {"w_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+        read(skinny_stream_kernel if streams else skinny_kernel, constants, pointers)
+
+
+if __name__ == "__main__":
+    main()
