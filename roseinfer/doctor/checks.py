@@ -213,8 +213,13 @@ def _model(model: Model, facts: Facts) -> Check:
         return problem(name, found, "FP8 weights need a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"
-    if model.weight_bytes > room:
+    loaded = model.weight_bytes
+    if model.widened is not None:
+        count, encodings = model.widened
+        loaded = max(loaded, count * (2 if gpus else 4))
+        found += f"; {encodings}, widened to {loaded / GB:.2f} GiB unless --quantization says otherwise"
+    if loaded > room:
         return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", "its weights do not fit")
-    if model.weight_bytes > 0.8 * room:
+    if loaded > 0.8 * room:
         return warning(name, f"{found}; {room / GB:.1f} GiB of {where} are free", "little is left for the KV cache")
     return ok(name, found)

@@ -50,7 +50,8 @@ class Torch:
 class Model:
     """A model that was asked about. `error`: why it cannot be served; `needs`: what it lacks yet, as a download.
 
-    `quantised`: how its weights are, None for floats.
+    `quantised`: how its weights are in FP8, None for floats. `widened`: of a GGUF file how many they are and how they
+    are kept there, because they are widened while they load.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Model:
     weight_bytes: int = 0
     context: int = 0
     quantised: str | None = None
+    widened: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

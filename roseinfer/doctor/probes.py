@@ -115,7 +115,7 @@ def look_at(name: str, gguf_file: str | None = None) -> Model:
     from roseinfer.core.errors import RoseinferError
     from roseinfer.hub import cached_model
     from roseinfer.models.config import read_model_spec
-    from roseinfer.models.documents import weight_bytes
+    from roseinfer.models.documents import weight_bytes, widened_weights
     from roseinfer.text.tokenizer import Tokenizer
 
     try:
@@ -127,7 +127,8 @@ def look_at(name: str, gguf_file: str | None = None) -> Model:
         if not weights:
             return Model(name, error=f"{folder} holds no weights in safetensors")
         Tokenizer.from_folder(folder)
+        widened = widened_weights(folder)
     except (RoseinferError, OSError) as error:
         return Model(name, error=str(error))
     quantised = None if spec.quantization is None else spec.quantization.shown
-    return Model(name, None, None, spec.architecture, weights, spec.max_position, quantised)
+    return Model(name, None, None, spec.architecture, weights, spec.max_position, quantised, widened)

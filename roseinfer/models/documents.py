@@ -1,5 +1,7 @@
 """The documents that describe a checkpoint, as plain JSON: of a folder, or of the GGUF file that stands for one."""
 
+from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,16 @@ def read_generation(model: Path) -> dict[str, Any]:
 def place_of(model: Path, document: str) -> Path:
     """Where a message says that something stands."""
     return model if is_gguf(model) else model / document
+
+
+def widened_weights(model: Path) -> tuple[int, str] | None:
+    """How many weights a GGUF file has, and in which encodings, the commonest first; None for a folder."""
+    if not is_gguf(model):
+        return None
+    counts: Counter[str] = Counter()
+    for tensor in open_gguf(model).tensors.values():
+        counts[tensor.encoding.name] += prod(tensor.shape)
+    return counts.total(), ", ".join(name for name, _ in counts.most_common())
 
 
 def weight_bytes(model: Path) -> int:

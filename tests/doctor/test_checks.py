@@ -63,6 +63,7 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"model": replace(MODEL, needs="not here")}, "model m", State.WARNING),
         ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", State.PROBLEM),
         ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", State.WARNING),
+        ({"model": replace(MODEL, widened=(17 * GB, "Q4_K"))}, "model m", State.PROBLEM),
         ({"model": FP8, "torch": replace(CUDA, gpus=(OLD,), gpu_error=None)}, "model m", State.PROBLEM),
     ],
 )
@@ -75,6 +76,7 @@ def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], nam
 
 def test_a_model_must_fit_the_gpu_that_it_goes_to() -> None:
     assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, weight_bytes=100 * GB))) == []
+    assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, widened=(17 * GB, "Q4_K")))) == [], "16 bits there"
     assert worst(replace(GOOD, torch=replace(CUDA, gpus=(OLD,)), model=replace(MODEL, weight_bytes=20 * GB)))
 
 

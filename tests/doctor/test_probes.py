@@ -111,6 +111,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     model = probes.look_at(str(path))
     assert (model.error, model.architecture, model.context) == (None, "LlamaForCausalLM", 512)
     assert model.weight_bytes is not None and 0 < model.weight_bytes < path.stat().st_size
+    assert model.widened == (model.weight_bytes // 4, "F32")
     assert probes.look_at(str(tmp_path), "m.gguf").error is None
     path.write_bytes(path.read_bytes()[:2000])
     assert "cut off or damaged" in str(probes.look_at(str(path)).error)
