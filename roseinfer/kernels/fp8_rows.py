@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
 from roseinfer.kernels.activation import activate, activate_reference
-from roseinfer.kernels.norm import MAX_WIDTH, default_warps
+from roseinfer.kernels.norm import MAX_WIDTH
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
 MAX_CODE = 448.0  # the largest finite e4m3fn
@@ -189,10 +189,15 @@ def normed_rows(
             BLOCK=block,
             GROUPED=grouped,
             CENTRED=bias is not None,
-            num_warps=num_warps or default_warps(block),
+            num_warps=num_warps or _warps(block, grouped),
             **early_start.options(x.device),
         )
     return out
+
+
+def _warps(block: int, grouped: bool) -> int:
+    """Fastest on an H200 at 16 to 4,096 columns of a program and 16 to 2,048 rows: more wait for each other."""
+    return min(max(block // 1024, 4), 16) if grouped else min(max(block // 512, 4), 8)
 
 
 def plain_rows(x: torch.Tensor, *, grouped: bool, num_warps: int | None = None) -> Fp8Rows:
@@ -229,7 +234,7 @@ def _launch(
             GROUPED=grouped,
             ACTIVATION=activation or "none",
             GATED=gated,
-            num_warps=num_warps or default_warps(block),
+            num_warps=num_warps or _warps(block, grouped),
             **early_start.options(x.device),
         )
     return out

@@ -1,8 +1,9 @@
 """How `tile_product` cuts its work, by shape: measured where a shape was measured, else by rule."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
-from roseinfer.kernels.triton_support import cdiv, next_power_of_2
+from roseinfer.kernels.triton_support import cdiv
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,9 @@ class TileConfig:
     weight_first: bool
 
 
-# More rows than that are the library's.
-MAX_ROWS = 256
+# Numbers of rows that are compiled and measured apart, each for all up to it; more are the library's.
+BUCKETS = (16, 32, 64, 128, 192, 256)
+MAX_ROWS = BUCKETS[-1]
 # Programs that keep an H200's memory busy: about one for each of its multiprocessors.
 _LEAST_PROGRAMS = 128
 _SHARES = (1, 2, 3, 4, 6, 8)
@@ -40,43 +42,51 @@ MEASURED: dict[Shape, TileConfig | None] = {
     (32, 6144, 4096, False): TileConfig(32, 64, 256, 1, 4, 4, True),  # 9.3 us, cuBLAS 13.5
     (64, 6144, 4096, False): TileConfig(64, 64, 256, 1, 4, 4, True),  # 9.7 us, cuBLAS 13.6
     (128, 6144, 4096, False): TileConfig(64, 64, 128, 1, 4, 6, False),  # 11.5 us, cuBLAS 13.6
-    (256, 6144, 4096, False): None,  # 15.8 us, cuBLAS 14.0
+    (192, 6144, 4096, False): TileConfig(64, 128, 128, 1, 4, 4, False),  # 13.8 us, cuBLAS 14.0
+    (256, 6144, 4096, False): None,  # 14.3 us, cuBLAS 14.0
     (16, 4096, 4096, False): TileConfig(16, 64, 256, 2, 4, 4, True),  # 7.4 us, cuBLAS 14.3
     (32, 4096, 4096, False): TileConfig(16, 64, 256, 1, 4, 4, True),  # 7.8 us, cuBLAS 14.3
     (64, 4096, 4096, False): TileConfig(64, 64, 256, 2, 4, 4, True),  # 8.9 us, cuBLAS 14.3
-    (128, 4096, 4096, False): TileConfig(64, 64, 256, 1, 4, 4, False),  # 8.8 us, cuBLAS 14.6
-    (256, 4096, 4096, False): TileConfig(128, 64, 128, 1, 4, 5, False),  # 11.2 us, cuBLAS 15.1
+    (128, 4096, 4096, False): TileConfig(64, 64, 256, 1, 4, 4, False),  # 8.7 us, cuBLAS 14.6
+    (192, 4096, 4096, False): TileConfig(64, 64, 128, 1, 4, 6, False),  # 10.2 us
+    (256, 4096, 4096, False): TileConfig(64, 64, 128, 1, 4, 6, False),  # 10.9 us, cuBLAS 15.1
     (16, 24576, 4096, False): TileConfig(16, 64, 256, 1, 4, 3, True),  # 26.6 us, cuBLAS 34.9
     (32, 24576, 4096, False): TileConfig(32, 64, 256, 1, 4, 3, True),  # 27.2 us, cuBLAS 39.7
     (64, 24576, 4096, False): TileConfig(64, 64, 128, 1, 4, 4, True),  # 28.8 us, cuBLAS 36.2
-    (128, 24576, 4096, False): None,  # 40.0 us, cuBLAS 34.3
-    (256, 24576, 4096, False): None,  # 54.4 us, cuBLAS 42.3
+    (128, 24576, 4096, False): TileConfig(64, 128, 128, 1, 4, 3, False),  # 30.9 us, cuBLAS 34.3
+    (192, 24576, 4096, False): TileConfig(64, 128, 128, 1, 4, 3, False),  # 44.5 us, cuBLAS 51.3
+    (256, 24576, 4096, False): None,  # 49.0 us, cuBLAS 42.3
     (16, 4096, 12288, False): TileConfig(16, 64, 256, 4, 4, 4, True),  # 16.4 us, cuBLAS 35.2
     (32, 4096, 12288, False): TileConfig(32, 64, 256, 2, 4, 4, True),  # 17.9 us, cuBLAS 33.3
     (64, 4096, 12288, False): TileConfig(64, 64, 256, 2, 4, 4, True),  # 18.6 us, cuBLAS 33.6
-    (128, 4096, 12288, False): TileConfig(64, 64, 256, 1, 4, 4, False),  # 21.9 us, cuBLAS 33.8
-    (256, 4096, 12288, False): TileConfig(64, 128, 128, 1, 4, 5, False),  # 29.6 us, cuBLAS 34.7
+    (128, 4096, 12288, False): TileConfig(64, 64, 256, 1, 4, 4, False),  # 21.6 us, cuBLAS 33.8
+    (192, 4096, 12288, False): TileConfig(64, 64, 128, 1, 4, 6, False),  # 25.8 us
+    (256, 4096, 12288, False): TileConfig(64, 64, 128, 1, 4, 6, False),  # 27.5 us, cuBLAS 34.7
     # Qwen3-8B, scales by blocks
     (16, 6144, 4096, True): TileConfig(16, 64, 128, 4, 4, 6, True),  # 9.5 us, cuBLAS 14.3
     (32, 6144, 4096, True): TileConfig(32, 64, 128, 4, 4, 6, True),  # 10.5 us, cuBLAS 14.3
     (64, 6144, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 12.3 us, cuBLAS 14.4
     (128, 6144, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 13.0 us, cuBLAS 14.7
+    (192, 6144, 4096, True): None,  # 15.5 us, cuBLAS 14.9
     (256, 6144, 4096, True): None,  # 17.1 us, cuBLAS 15.0
     (16, 4096, 4096, True): TileConfig(16, 64, 128, 4, 4, 4, True),  # 8.9 us, cuBLAS 15.1
     (32, 4096, 4096, True): TileConfig(32, 64, 128, 4, 4, 4, True),  # 9.4 us, cuBLAS 15.2
     (64, 4096, 4096, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 9.9 us, cuBLAS 15.3
     (128, 4096, 4096, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 11.3 us, cuBLAS 15.7
-    (256, 4096, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 13.1 us, cuBLAS 16.2
+    (192, 4096, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 13.0 us
+    (256, 4096, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 12.9 us, cuBLAS 16.2
     (16, 24576, 4096, True): TileConfig(16, 64, 128, 1, 4, 6, True),  # 27.8 us, cuBLAS 34.7
     (32, 24576, 4096, True): TileConfig(32, 64, 128, 1, 4, 6, True),  # 28.5 us, cuBLAS 35.9
     (64, 24576, 4096, True): TileConfig(64, 64, 128, 1, 4, 4, False),  # 28.7 us, cuBLAS 35.9
     (128, 24576, 4096, True): None,  # 38.9 us, cuBLAS 33.6
+    (192, 24576, 4096, True): None,  # 51.3 us, cuBLAS 51.0
     (256, 24576, 4096, True): None,  # 60.6 us, cuBLAS 45.7
     (16, 4096, 12288, True): TileConfig(16, 64, 128, 3, 4, 6, True),  # 17.4 us, cuBLAS 23.1
     (32, 4096, 12288, True): TileConfig(32, 64, 128, 3, 4, 6, True),  # 19.2 us, cuBLAS 37.0
     (64, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 21.0 us, cuBLAS 37.2
-    (128, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 24.0 us, cuBLAS 37.6
-    (256, 4096, 12288, True): TileConfig(64, 128, 128, 2, 4, 4, False),  # 34.4 us, cuBLAS 38.7
+    (128, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 22.7 us, cuBLAS 37.6
+    (192, 4096, 12288, True): TileConfig(64, 128, 128, 2, 4, 4, False),  # 31.0 us
+    (256, 4096, 12288, True): TileConfig(64, 128, 128, 2, 4, 4, False),  # 33.1 us, cuBLAS 38.7
 }
 
 
@@ -84,7 +94,7 @@ def choose_tile_config(rows: int, outs: int, columns: int, *, blocks: bool) -> T
     """The config for `rows` rows and a weight of [outs, columns]; None if the library is faster or has to do it."""
     if not 1 <= rows <= MAX_ROWS or columns % 128:
         return None
-    shape = (next_power_of_2(max(rows, 16)), outs, columns, blocks)
+    shape = (BUCKETS[bisect_left(BUCKETS, rows)], outs, columns, blocks)
     return MEASURED[shape] if shape in MEASURED else rule(*shape)
 
 

@@ -83,7 +83,8 @@ def _tile_kernel(
     Tiles of the same outputs come one after the other, so that they find the weight in the L2 cache.
     """
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
+        if WEIGHT_FIRST:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     STEPS: tl.constexpr = K // BLOCK_K // SHARES
     HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
@@ -106,6 +107,9 @@ def _tile_kernel(
             sums = tl.dot(w, tl.trans(x), sums)
         else:
             sums = tl.dot(x, tl.trans(w), sums)
+    if OVERLAP and not WEIGHT_FIRST:
+        # Where programs are many, a successor that were there already would take the place of some of them.
+        tl.extra.cuda.gdc_launch_dependents()
     if SHARES > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         cell = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]

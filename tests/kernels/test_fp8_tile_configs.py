@@ -1,6 +1,6 @@
 import pytest
 
-from roseinfer.kernels.fp8_tile_configs import MAX_ROWS, MEASURED, choose_tile_config, rule
+from roseinfer.kernels.fp8_tile_configs import BUCKETS, MAX_ROWS, MEASURED, choose_tile_config, rule
 from roseinfer.kernels.fp8_tiles import MAX_SUMS, MAX_TILES
 
 # What a program of an H100 or H200 has of shared memory, in bytes.
@@ -14,7 +14,7 @@ def cdiv(a, b):
 
 def every():
     """Each config that may be chosen, with its shape."""
-    for bucket in (16, 32, 64, 128, 256):
+    for bucket in BUCKETS:
         for outs, columns in SHAPES:
             yield from (
                 ((bucket, outs, columns, blocks), rule(bucket, outs, columns, blocks)) for blocks in (False, True)
@@ -45,6 +45,6 @@ def test_what_is_left_to_the_library(blocks):
 
 def test_a_size_of_batch_is_padded_to_a_graphs_without_another_kernel():
     """Or what is replayed would differ from what is launched."""
-    for rows, captured in ((5, 8), (17, 24), (33, 40), (65, 72), (130, 160)):
+    for rows, captured in ((5, 8), (17, 24), (33, 40), (65, 72), (130, 160), (187, 192), (193, 200)):
         chosen = {choose_tile_config(n, 4096, 4096, blocks=False) for n in (rows, captured)}
         assert len(chosen) == 1 and None not in chosen
