@@ -42,7 +42,7 @@ def test_kinds(name, kind):
 def launched() -> list[str]:
     """The names of the kernels that roseinfer's own code launches."""
     source = "\n".join(path.read_text() for path in sorted(KERNELS.glob("*.py")))
-    defined = set(re.findall(r"@triton\.jit.*?\ndef (\w+)", source, re.DOTALL))
+    defined = set(re.findall(r"@(?:triton|gluon)\.jit.*?\ndef (\w+)", source, re.DOTALL))
     return sorted(name for name in defined if re.search(rf"\b{name}\[", source))
 
 
