@@ -14,10 +14,10 @@ DEFAULT_ALIGNMENT: Final = 32
 MAX_KEYS: Final = 2**16
 MAX_TENSORS: Final = 2**17
 MAX_DIMENSIONS: Final = 4
-MAX_ITEMS: Final = 2**24
+MAX_ITEMS: Final = 2**22
 MAX_NAME_BYTES: Final = 2**16
 MAX_TEXT_BYTES: Final = 2**24
-MAX_LIST_BYTES: Final = 2**27
+MAX_LIST_BYTES: Final = 2**26
 MAX_PARTS: Final = 1000
 
 # Kinds of metadata values.

@@ -144,10 +144,12 @@ def quantised(encoding: str, shape: tuple[int, int], seed: int = 0) -> np.ndarra
 
 
 def floats_of(data: np.ndarray, encoding: str) -> torch.Tensor:
-    """The values as transformers reads them, or `gguf` where it does not."""
-    from transformers.integrations.gguf.dequant import dequantize
-
+    """The values as transformers reads them, or `gguf` where it does not, or reads with `gguf` itself."""
     kind = gguf.GGMLQuantizationType[encoding]
-    if encoding in ("Q5_0", "Q5_1", "F16", "BF16"):
-        return torch.from_numpy(gguf.dequantize(data.view(np.uint8), kind))
+    try:
+        from transformers.integrations.gguf.dequant import GGML_BLOCK, dequantize
+    except ImportError:
+        return torch.from_numpy(gguf.dequantize(data, kind))
+    if int(kind) not in GGML_BLOCK:
+        return torch.from_numpy(gguf.dequantize(data, kind))
     return dequantize(torch.from_numpy(data), int(kind))
