@@ -159,8 +159,10 @@ def model_of(remote: Remote, name: str | None) -> str:
 
 
 def piped() -> str | None:
-    """What comes by standard input if that is no terminal. Raises `ConfigError` for what is no text."""
-    return None if sys.stdin.isatty() else read_all()
+    """What comes by standard input if that is no terminal, without the end of its last line. Raises `ConfigError` for
+    what is no text.
+    """
+    return None if sys.stdin.isatty() else read_all().removesuffix("\n")
 
 
 def read_all() -> str:

@@ -212,6 +212,9 @@ def test_a_question_by_standard_input(
     monkeypatch.setattr(sys, "stdin", io.StringIO("a question\n"))
     assert cli.main(["chat", server.url, "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == f"{REPLY}\n"
+    assert cli.main(["chat", server.url, "--max-tokens", "8", "-q", "a question"]) == 0
+    piped, typed = server.engine.requests
+    assert piped.prompt_ids == typed.prompt_ids, "the end of its line is no part of it"
     monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
     assert cli.main(["chat", server.url]) == 2
 
