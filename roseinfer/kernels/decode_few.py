@@ -168,6 +168,8 @@ def _few_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Program (h, r, i): KV head h, part i of row r's context. The new token belongs to the first part."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     HEADS: tl.constexpr = KV_HEADS * GROUP
     ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
     kv_head = tl.program_id(0)
