@@ -1,0 +1,34 @@
+"""What eight bits cost a real model: perplexity of the Python documentation, as benchmarks/perplexity.py computes it.
+
+Four windows, of which the figures are close to those of the whole benchmark (docs/eight-bits.md).
+"""
+
+import pytest
+
+from benchmarks.perplexity import FLOATS, PerplexityConfig, measure
+from roseinfer.quant import int8_product
+from tests.helpers.real_model import REAL_MODEL, needs_real_model
+
+pytestmark = needs_real_model
+
+CONFIG = PerplexityConfig(model=str(REAL_MODEL), windows=4, window=256, device="cpu")
+# Share by which the perplexity may grow. K and V have three bits of mantissa, whatever their scale.
+MOST = {"int8": 0.01, "fp8": 0.01, "kv-fp8": 0.015}
+
+
+@pytest.fixture(scope="module")
+def floats() -> float:
+    return measure(CONFIG, FLOATS).perplexity
+
+
+def test_the_model_foretells_the_text(floats: float) -> None:
+    assert 10 < floats < 20
+
+
+@pytest.mark.parametrize("way", MOST)
+def test_eight_bits(way: str, floats: float) -> None:
+    if way == "int8" and int8_product.why_not() is not None:
+        pytest.skip(f"int8 does not run here: {int8_product.why_not()}")
+    found = measure(CONFIG, way).perplexity
+    assert found != floats, "it was rounded"
+    assert found < floats * (1 + MOST[way])
