@@ -11,14 +11,18 @@ environment with llama-cpp-python and gguf, which runs the kinds in capitals (se
 """
 
 import argparse
-import asyncio
 import resource
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roseinfer.cpu_settings import prepare_cpu_libraries
+
+if TYPE_CHECKING:
+    from roseinfer.engine.core import Core
 
 # Requests at once in the largest batch get a cache that is touched as a whole before anything counts: first uses of
 # memory cost a virtual machine much, and have nothing to do with the format of weights.
@@ -62,23 +66,46 @@ class Worker:
         return last
 
 
-async def serve(args: argparse.Namespace) -> None:
-    """What a child does for roseinfer's own formats."""
-    from roseinfer.bench.batches import offline_sender, vocab_size
-    from roseinfer.bench.load import make_prompts, run_batch
+def serve(args: argparse.Namespace) -> None:
+    """What a child does for roseinfer's own formats: an engine core, stepped here, as llama.cpp's is."""
+    from roseinfer.bench.batches import vocab_size
+    from roseinfer.bench.load import make_prompts
     from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
+    from roseinfer.engine.process import build_engine
+    from roseinfer.hub import model_folder
 
     format_of = {"quantization": args.worker} if args.worker == "int8" else {"dtype": args.worker}
     options = {"load_format": "dummy", "device": "cpu", "threads": args.threads}
     model = ModelConfig(model=args.model, **options, **format_of)
     blocks = args.streams * (-(-(args.input_len + args.output_len) // BLOCK_SIZE) + 1)
-    async with offline_sender(EngineConfig(model=model, cache=CacheConfig(num_kv_blocks=blocks))) as send:
-        print(f"roseinfer {args.worker}", flush=True)
-        for number, line in enumerate(sys.stdin):
-            prompts = make_prompts(int(line), args.input_len, vocab_size(model), number)
-            times = await run_batch(send, f"batch-{number}", prompts, args.output_len)
-            print(times.decode_rate, flush=True)
+    config = EngineConfig(model=model, cache=CacheConfig(num_kv_blocks=blocks))
+    core, _ = build_engine(config, model_folder(model))
+    print(f"roseinfer {args.worker}", flush=True)
+    for number, line in enumerate(sys.stdin):
+        prompts = make_prompts(int(line), args.input_len, vocab_size(model), number)
+        print(decode(core, f"batch-{number}", prompts, args.output_len), flush=True)
+    core.close()
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most")
+
+
+def decode(core: "Core", name: str, prompts: list[list[int]], output_len: int) -> float:
+    """Tokens a second from when every prompt has its first token to the last token."""
+    from roseinfer.core.sampling import SamplingParams
+    from roseinfer.engine.messages import Add
+
+    params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        core.add(Add(f"{name}-{i}", prompt, params))
+    begun: set[str] = set()
+    start, tokens = 0.0, 0
+    while core.busy:
+        outputs = core.step()
+        if len(begun) == len(prompts):
+            tokens += sum(len(output.token_ids) for output in outputs)
+            continue
+        begun.update(output.request_id for output in outputs if output.token_ids)
+        start = time.perf_counter()
+    return tokens / (time.perf_counter() - start)
 
 
 def measure(workers: list[Worker], batch_sizes: list[int], rounds: int, warm_up: int) -> None:
@@ -117,7 +144,7 @@ def main() -> None:
     args = parser.parse_args()
     prepare_cpu_libraries()
     if args.worker:
-        asyncio.run(serve(args))
+        serve(args)
         return
     if any(kind.isupper() for kind in args.kinds) and not args.peer_python:
         parser.error("kinds of llama.cpp need --peer-python")
