@@ -109,7 +109,7 @@ def model_folder(config: ModelConfig) -> Path:
     """
     dummy = config.load_format == "dummy" or config.device == PRICED
     shape = _shape(config.model)
-    if dummy and shape is not None:
+    if dummy and shape is not None and config.gguf_file is None:
         return shape
     return resolve_model(
         config.model, config.revision, config.download_dir, gguf_file=config.gguf_file, weights=not dummy

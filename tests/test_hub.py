@@ -163,6 +163,13 @@ def test_a_gguf_file_of_the_hub(monkeypatch, tmp_path, gguf_file, downloaded):
     assert stand_in.call["revision"] == "v1"
 
 
+@pytest.mark.parametrize("option", [{"load_format": "dummy"}, {"device": "priced"}])
+def test_a_gguf_file_comes_before_a_packaged_shape(monkeypatch, tmp_path, option):
+    use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    config = ModelConfig(model="Qwen/Qwen3-8B", gguf_file="m-Q8_0.gguf", **option)
+    assert model_folder(config) == tokenizer_folder(config) == tmp_path / "m-Q8_0.gguf"
+
+
 def test_a_gguf_file_that_the_hub_does_not_have(monkeypatch, tmp_path):
     use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
     with pytest.raises(ModelNotFoundError, match=r"org/model: there is no file m-Q2_K\.gguf"):

@@ -56,7 +56,7 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens is missing")
     if len(set(texts)) != len(texts):
         raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens has a token twice")
-    kinds = [int(kind) for kind in file.numbers(f"{_KEY}.token_type")] or [Kind.NORMAL.value] * len(texts)
+    kinds = _kinds(file) or [Kind.NORMAL.value] * len(texts)
     scores = [float(score) for score in file.numbers(f"{_KEY}.scores")]
     for name, values in (("token_type", kinds), ("scores", scores)):
         if values and len(values) != len(texts):
@@ -76,6 +76,14 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         add_eos=fields.flag(f"{_KEY}.add_eos_token"),
         add_space_prefix=fields.flag(f"{_KEY}.add_space_prefix"),
     )
+
+
+def _kinds(file: GgufFile) -> list[int]:
+    found = file.numbers(f"{_KEY}.token_type")
+    kinds = [kind for kind in found if isinstance(kind, int)]
+    if len(kinds) < len(found):
+        raise UnsupportedModelError(f"{file.path}: {_KEY}.token_type holds what is no integer")
+    return kinds
 
 
 def _named(fields: Fields, count: int) -> dict[str, int]:
