@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 BLOCK = 128  # rows and columns that share a scale, in the block layout
 MAX_CODE = 448.0  # the largest finite e4m3fn
+# The smallest magnitude that has a scale of its own: a normal number, so that a part of it is no zero to divide by.
+LEAST = torch.finfo(torch.float32).tiny
 TRIES = 32  # scales that are tried for a row
 # x * this - (x * this - x) is x rounded to the four significant bits of a code (Veltkamp, 1968). The smallest codes
 # have fewer, and do not matter to the sum.
@@ -42,11 +44,11 @@ class Fp8Weight:
     def of(cls, weight: torch.Tensor, *, block: bool = False) -> "Fp8Weight":
         """`weight` [N, K] of any float type, rounded with a scale for each row or block: its largest magnitude / 448.
 
-        A row or block of zeros has a scale of one.
+        A row or block of zeros, or of less than `LEAST`, which becomes zeros, has a scale of one.
         """
         wide = weight.to(torch.float32)
         largest = _largest_of_blocks(wide) if block else wide.abs().amax(1)
-        scales = torch.where(largest > 0, largest / MAX_CODE, 1.0)
+        scales = torch.where(largest >= LEAST, largest / MAX_CODE, 1.0)
         return cls(_codes(wide, _spread(scales, wide)), scales)
 
     @classmethod
@@ -65,7 +67,7 @@ class Fp8Weight:
 
 def _best_scales(weight: torch.Tensor) -> torch.Tensor:
     largest = weight.abs().amax(1, keepdim=True).to(torch.float32)
-    scale = torch.where(largest > 0, largest / MAX_CODE, 1.0)
+    scale = torch.where(largest >= LEAST, largest / MAX_CODE, 1.0)
     exact = weight / scale
     best, least = torch.ones_like(scale), torch.full_like(scale, torch.inf)
     tried, high, low = (torch.empty_like(exact) for _ in range(3))

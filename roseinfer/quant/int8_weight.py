@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 MAX_CODE = 127  # -128 is not used: codes are symmetric
+_LEAST = torch.finfo(torch.float32).tiny  # a part of less may be no number above zero any more
 # Elements that are rounded at a time. What lies between is a copy in float32.
 _PART = 1 << 22
 
@@ -33,14 +34,14 @@ class Int8Weight:
         return Int8Weight(self.codes[rows], self.scales[rows])
 
     def round(self, weight: torch.Tensor) -> None:
-        """Become `weight` [N, K]. A row's scale is its largest magnitude / 127; a row of zeros has a scale of one."""
+        """Become `weight` [N, K]. A row's scale is its largest magnitude / 127; one of (almost) zeros is one."""
         rows = max(1, _PART // weight.shape[1])
         for wide, codes, scales in zip(
             weight.split(rows), self.codes.split(rows), self.scales.split(rows), strict=True
         ):
             wide = wide.to(torch.float32)
             largest = wide.abs().amax(1)
-            scales.copy_(torch.where(largest > 0, largest / MAX_CODE, 1.0))
+            scales.copy_(torch.where(largest >= _LEAST, largest / MAX_CODE, 1.0))
             codes.copy_((wide / scales[:, None]).round_().clamp_(-MAX_CODE, MAX_CODE))
 
     def widen(self, dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,10 @@
+from functools import partial
+
 import pytest
 import torch
 
 from roseinfer.quant.fp8_weight import TRIES, Fp8Weight
+from roseinfer.quant.int8_weight import Int8Weight
 
 
 def test_rounding_a_weight_errs_by_a_seventeenth_of_an_element_at_most():
@@ -16,6 +19,16 @@ def test_rounding_a_weight_errs_by_a_seventeenth_of_an_element_at_most():
 
 def test_a_row_of_zeros_stays_one():
     found = Fp8Weight.of(torch.zeros(2, 16))
+    assert torch.equal(found.widen(torch.float32), torch.zeros(2, 16))
+
+
+@pytest.mark.parametrize("rounded", [Fp8Weight.of, partial(Fp8Weight.of, block=True), Fp8Weight.nearest, Int8Weight.of])
+def test_a_row_too_small_for_a_scale_becomes_zeros(rounded):
+    """A large part of 1e-44 is no number above zero any more, and nothing may be divided by it."""
+    weight = torch.zeros(2, 16)
+    weight[:, 1] = 1e-44
+    found = rounded(weight)
+    assert (found.scales > 0).all()
     assert torch.equal(found.widen(torch.float32), torch.zeros(2, 16))
 
 
