@@ -178,6 +178,7 @@ class _Steps:
             max_model_len=each * BLOCK,
             block_size=BLOCK,
             dtype=sizes.dtype,
+            kept=sizes.dtype,
             device=device,
         )
         self._backend = TritonAttention(shape)
