@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.gpu_table import gpu, torch_versions
 from roseinfer.bench.report import host
-from roseinfer.kernels.kv_fp8 import CODES
+from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.kernels.prefill_attention import (
     SMALL_STEP,
     PrefillConfig,

@@ -9,7 +9,7 @@ import torch
 
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.availability import has_triton
-from roseinfer.kernels.kv_fp8 import CODES
+from roseinfer.kernels.fp8_codes import CODES
 
 # Bytes of K and V that a scrub takes out of the store at a time.
 _SCRUB_BYTES = 16 << 20

@@ -19,7 +19,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
 from roseinfer.attention.spec import AttentionSpec, unsupported
-from roseinfer.kernels.kv_fp8 import CODES
+from roseinfer.kernels.fp8_codes import CODES
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
 # that no longer row is padded to more than twice its length.

@@ -17,7 +17,7 @@ from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv, turning
 from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
 from roseinfer.kernels.decode_few import MOST_ROWS, FewWorkspace, decode_few
-from roseinfer.kernels.kv_fp8 import CODES
+from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.kernels.prefill_attention import (
     SMALL_STEP,
     PrefillConfig,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels import early_start
-from roseinfer.kernels.kv_fp8 import CODES, narrow_queries, widened_values
+from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.kv_fp8 import narrow_queries, widened_values
 from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 

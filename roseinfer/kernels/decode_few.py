@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels import early_start
-from roseinfer.kernels.kv_fp8 import CODES, narrow_queries, narrowed, widened_values
+from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.kv_fp8 import narrow_queries, narrowed, widened_values
 from roseinfer.kernels.paged import LOG2_E, blocks_of, load_tokens, no_peak, padded_dim
 from roseinfer.kernels.triton_support import tl, triton
 

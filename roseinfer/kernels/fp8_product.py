@@ -8,7 +8,8 @@ exact sums take 15% longer. On a CPU products are right, and slow.
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.fp8_rows import GROUP, Fp8Rows
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.fp8_rows import Fp8Rows
 from roseinfer.kernels.fp8_tile_configs import TileConfig, choose_tile_config
 from roseinfer.kernels.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.triton_support import cdiv
@@ -81,9 +82,9 @@ class Fp8Factor:
         """A group of columns after the other."""
         wide, rows = x.widen(), self.codes.shape[0]
         result = torch.zeros((x.rows, rows), dtype=torch.float32)
-        for group, columns in enumerate(wide.split(GROUP, 1)):
-            codes = self.codes[:, group * GROUP : (group + 1) * GROUP].float()
-            scales = self._library_scales[group].repeat_interleave(GROUP)[:rows]
+        for group, columns in enumerate(wide.split(SCALE_BLOCK, 1)):
+            codes = self.codes[:, group * SCALE_BLOCK : (group + 1) * SCALE_BLOCK].float()
+            scales = self._library_scales[group].repeat_interleave(SCALE_BLOCK)[:rows]
             result += (columns @ codes.t()) * scales
         return result.to(dtype)
 

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
 from roseinfer.kernels.activation import activate, activate_reference
+from roseinfer.kernels.fp8_codes import CODES, KERNEL_MAX_CODE, MAX_CODE, SCALE_BLOCK
 from roseinfer.kernels.norm import MAX_WIDTH
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
-MAX_CODE = 448.0  # the largest finite e4m3fn
-GROUP = 128  # columns that share a scale, where a row has several
 # Scales by groups are read four rows at a time: there are as many rows of codes as the next multiple of this says.
 ROW_MULTIPLE = 4
 # Elements of a row that a program of `gated_rows` and `plain_rows` holds at once, by groups and of a whole row.
@@ -42,9 +41,9 @@ class Fp8Rows:
     @classmethod
     def empty(cls, rows: int, width: int, grouped: bool, device: torch.device) -> "Fp8Rows":
         held = cdiv(rows, ROW_MULTIPLE) * ROW_MULTIPLE if grouped else rows
-        codes = torch.empty((held, width), dtype=torch.float8_e4m3fn, device=device)
+        codes = torch.empty((held, width), dtype=CODES, device=device)
         if grouped:
-            scales = torch.empty((width // GROUP, held), dtype=torch.float32, device=device).t()
+            scales = torch.empty((width // SCALE_BLOCK, held), dtype=torch.float32, device=device).t()
         else:
             scales = torch.empty((held, 1), dtype=torch.float32, device=device)
         return cls(codes, scales, rows)
@@ -53,12 +52,12 @@ class Fp8Rows:
 @triton.jit
 def _scale_of(largest):
     """The scale of numbers up to `largest`: never zero, nor so small that its inverse is infinite."""
-    return tl.maximum(largest, 1e-30) * (1.0 / 448.0)
+    return tl.maximum(largest, 1e-30) * (1.0 / KERNEL_MAX_CODE)
 
 
 @triton.jit
 def _code(x, scale):
-    return tl.clamp(x * (1.0 / scale), -448.0, 448.0).to(tl.float8e4nv)
+    return tl.clamp(x * (1.0 / scale), -KERNEL_MAX_CODE, KERNEL_MAX_CODE).to(tl.float8e4nv)
 
 
 @triton.jit
@@ -244,11 +243,11 @@ def rows_reference(x: torch.Tensor, *, grouped: bool) -> Fp8Rows:
     """x [T, N] of any float type, rounded."""
     rows, width = x.shape
     out = Fp8Rows.empty(rows, width, grouped, x.device)
-    groups = x.float().view(rows, width // GROUP if grouped else 1, -1)
+    groups = x.float().view(rows, width // SCALE_BLOCK if grouped else 1, -1)
     largest = groups.abs().amax(2)
     scales = largest.clamp_(min=1e-30) * (1.0 / MAX_CODE)
     codes = (groups * (1.0 / scales)[:, :, None]).clamp_(-MAX_CODE, MAX_CODE)
-    out.codes[:rows] = codes.view(rows, width).to(torch.float8_e4m3fn)
+    out.codes[:rows] = codes.view(rows, width).to(CODES)
     out.scales[:rows] = scales
     return out
 

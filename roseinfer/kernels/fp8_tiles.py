@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from roseinfer.kernels import early_start
-from roseinfer.kernels.fp8_rows import GROUP, Fp8Rows
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.fp8_rows import Fp8Rows
 from roseinfer.kernels.fp8_tile_configs import TileConfig
 from roseinfer.kernels.triton_support import cdiv, tensor_descriptor, tl, triton
 
@@ -178,9 +179,9 @@ def tile_product(
     Needs compute capability 9.0.
     """
     (outs, columns), blocks = codes.shape, scales.ndim == 2
-    assert x.scales.shape[1] == (columns // GROUP if blocks else 1)
+    assert x.scales.shape[1] == (columns // SCALE_BLOCK if blocks else 1)
     assert columns % (config.block_k * config.shares) == 0
-    assert config.block_k == GROUP or not blocks
+    assert config.block_k == SCALE_BLOCK or not blocks
     out = torch.empty((x.rows, outs), dtype=dtype, device=codes.device) if residual is None else residual
     assert out.stride(1) == 1
     grid = (cdiv(x.rows, config.block_m), cdiv(outs, config.block_n), config.shares)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
-from roseinfer.kernels.kv_fp8 import CODES, MAX_CODE, narrowed
+from roseinfer.kernels.fp8_codes import CODES, MAX_CODE
+from roseinfer.kernels.kv_fp8 import narrowed
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
 # Elements of the heads that one program works on: 16 bytes of a 16-bit type for each of 128 threads.

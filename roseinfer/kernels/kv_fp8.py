@@ -4,14 +4,9 @@ Queries and the weights of the softmax are float16 beside them, not bfloat16: a 
 float16 of two codes, exactly, and float16 holds what is multiplied by them more closely than bfloat16 does.
 """
 
-import torch
-
+from roseinfer.kernels.fp8_codes import KERNEL_MAX_CODE
 from roseinfer.kernels.triton_support import tl, triton
 
-CODES = torch.float8_e4m3fn
-MAX_CODE = 448.0  # the largest finite one
-
-_MAX_CODE: tl.constexpr = tl.constexpr(MAX_CODE)
 # Four codes to four float16, two instructions. As it is not called pure, it stays where it is written.
 _FOUR_WIDER: tl.constexpr = tl.constexpr("""{
 .reg .b16 low, high;
@@ -24,7 +19,8 @@ cvt.rn.f16x2.e4m3x2 $1, high;
 @triton.jit
 def narrowed(x, scale):
     """The codes of x, float32: of x / scale as far as codes reach. What is not a number stays so."""
-    return tl.clamp(x / scale, -_MAX_CODE, _MAX_CODE, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+    codes = tl.clamp(x / scale, -KERNEL_MAX_CODE, KERNEL_MAX_CODE, propagate_nan=tl.PropagateNan.ALL)
+    return codes.to(tl.float8e4nv)
 
 
 @triton.jit

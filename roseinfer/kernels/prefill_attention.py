@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from roseinfer.kernels.kv_fp8 import CODES, narrow_queries, widened_values
+from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.kv_fp8 import narrow_queries, widened_values
 from roseinfer.kernels.paged import LOG2_E, gathered, no_peak, padded_dim
 from roseinfer.kernels.prefill_shares import IN_BULK, PrefillWorkspace
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton

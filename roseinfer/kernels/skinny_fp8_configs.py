@@ -3,10 +3,9 @@
 A load of 16 bytes holds twice the columns, and there is half as much to read, so other cuts are the fastest.
 """
 
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.skinny_configs import LEAST_PROGRAMS, UNMEASURED_ROWS, SkinnyConfig, StreamConfig
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
-
-SCALE_BLOCK = 128  # rows and columns that share a scale, where a block has one
 
 
 def slices(config: SkinnyConfig, *, blocks: bool) -> int:

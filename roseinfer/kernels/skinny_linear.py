@@ -21,8 +21,9 @@ import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
 from roseinfer.kernels.activation import activate_reference
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.skinny_configs import SkinnyConfig, StreamConfig, choose_config, rule
-from roseinfer.kernels.skinny_fp8_configs import SCALE_BLOCK, choose_fp8_config, fp8_rule, slices
+from roseinfer.kernels.skinny_fp8_configs import choose_fp8_config, fp8_rule, slices
 from roseinfer.kernels.skinny_kernel import skinny_kernel
 from roseinfer.kernels.skinny_stream import skinny_stream_kernel
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2

@@ -9,8 +9,9 @@ import torch
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.activation import gated, pointwise
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.fp8_product import MULTIPLE, Fp8Factor
-from roseinfer.kernels.fp8_rows import GROUP, Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
+from roseinfer.kernels.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.fp8_tiles import Parts
 from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm, Pair
@@ -119,7 +120,7 @@ class Fp8Pair:
 
 def check_shape(weight: Fp8Weight) -> None:
     rows, columns = weight.codes.shape
-    least = GROUP if weight.is_block else MULTIPLE
+    least = SCALE_BLOCK if weight.is_block else MULTIPLE
     if rows % MULTIPLE or columns % least:
         raise UnsupportedModelError(
             f"a matrix of {rows} x {columns} in FP8 is not supported on a GPU: "

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Held, Piece, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
-from roseinfer.quant.fp8_weight import BLOCK, Fp8Weight
+from roseinfer.quant.fp8_weight import Fp8Weight
 
 CODES = "F8_E4M3"  # as safetensors names the dtype
 _SCALES = ("weight_scale_inv", "weight_scale")  # both multiply, whatever the first is called
@@ -35,7 +36,7 @@ def new_weight(pieces: Sequence[Piece], device: torch.device, *, block: bool) ->
     for piece in pieces:
         _check_blocks(piece, piece.ins, is_last=True)
         _check_blocks(piece, piece.outs, is_last=piece is pieces[-1])
-    return Fp8Weight(codes, torch.empty(-(-outs // BLOCK), -(-ins // BLOCK), device=device))
+    return Fp8Weight(codes, torch.empty(-(-outs // SCALE_BLOCK), -(-ins // SCALE_BLOCK), device=device))
 
 
 def part_of(weight: Fp8Weight, start: int, width: int) -> Fp8Weight:
@@ -43,7 +44,7 @@ def part_of(weight: Fp8Weight, start: int, width: int) -> Fp8Weight:
     rows = slice(start, start + width)
     if not weight.is_block:
         return Fp8Weight(weight.codes[rows], weight.scales[rows])
-    return Fp8Weight(weight.codes[rows], weight.scales[start // BLOCK : -(-rows.stop // BLOCK)])
+    return Fp8Weight(weight.codes[rows], weight.scales[start // SCALE_BLOCK : -(-rows.stop // SCALE_BLOCK)])
 
 
 def read_codes(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8Weight) -> None:
@@ -96,15 +97,15 @@ def _read_channels(source: WeightSource, name: str, outs: Share, into: torch.Ten
 
 def _check_blocks(piece: Piece, share: Share, *, is_last: bool) -> None:
     end = share.start + share.width
-    if share.start % BLOCK or (end % BLOCK and not (is_last and end == share.whole)):
+    if share.start % SCALE_BLOCK or (end % SCALE_BLOCK and not (is_last and end == share.whole)):
         raise UnsupportedModelError(
-            f"{piece.name}: FP8 in blocks of {BLOCK} x {BLOCK} cannot be cut at {share.start} and {end}"
+            f"{piece.name}: FP8 in blocks of {SCALE_BLOCK} x {SCALE_BLOCK} cannot be cut at {share.start} and {end}"
         )
 
 
 def _blocks(share: Share) -> Share:
-    first, end = share.start // BLOCK, -(-(share.start + share.width) // BLOCK)
-    return Share(first, end - first, -(-share.whole // BLOCK))
+    first, end = share.start // SCALE_BLOCK, -(-(share.start + share.width) // SCALE_BLOCK)
+    return Share(first, end - first, -(-share.whole // SCALE_BLOCK))
 
 
 class Widened:

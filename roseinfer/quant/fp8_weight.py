@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-BLOCK = 128  # rows and columns that share a scale, in the block layout
-MAX_CODE = 448.0  # the largest finite e4m3fn
+from roseinfer.kernels.fp8_codes import CODES, MAX_CODE, SCALE_BLOCK
+
 # The smallest magnitude that has a scale of its own: a normal number, so that a part of it is no zero to divide by.
 LEAST = torch.finfo(torch.float32).tiny
 TRIES = 32  # scales that are tried for a row
@@ -84,7 +84,7 @@ def _best_scales(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _codes(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (weight / scales).clamp_(-MAX_CODE, MAX_CODE).to(torch.float8_e4m3fn)
+    return (weight / scales).clamp_(-MAX_CODE, MAX_CODE).to(CODES)
 
 
 def _spread(scales: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -92,10 +92,10 @@ def _spread(scales: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if scales.ndim == 1:
         return scales[:, None]
     rows, columns = weight.shape
-    return scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    return scales.repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
 
 
 def _largest_of_blocks(weight: torch.Tensor) -> torch.Tensor:
     rows, columns = weight.shape
-    padded = F.pad(weight.abs(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    return padded.view(-(-rows // BLOCK), BLOCK, -(-columns // BLOCK), BLOCK).amax((1, 3))
+    padded = F.pad(weight.abs(), (0, -columns % SCALE_BLOCK, 0, -rows % SCALE_BLOCK))
+    return padded.view(-(-rows // SCALE_BLOCK), SCALE_BLOCK, -(-columns // SCALE_BLOCK), SCALE_BLOCK).amax((1, 3))

@@ -17,7 +17,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.core.runner import RunnerFacts
-from roseinfer.kernels.kv_fp8 import CODES
+from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import GenerationDefaults, ModelSpec, read_generation_config, read_model_spec
 from roseinfer.models.loader import load_model, resolve_dtype

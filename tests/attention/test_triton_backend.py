@@ -12,7 +12,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels import prefill_shares
 from roseinfer.kernels.decode_few import MOST_ROWS
-from roseinfer.kernels.kv_fp8 import CODES
+from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.kernels.prefill_attention import SMALL_STEP
 from roseinfer.kernels.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.fp8_rows import (
-    GROUP,
     Fp8Rows,
     activated_rows,
     gated_rows,
@@ -99,7 +99,7 @@ def test_numbers_of_any_size(value, grouped, device):
 def test_widening_gives_the_row_back_but_for_a_seventeenth(grouped, device):
     x = torch.randn(6, 512, device=device)
     found = plain_rows(x, grouped=grouped)
-    scales = found.scales[:6].repeat_interleave(GROUP if grouped else 512, 1)
+    scales = found.scales[:6].repeat_interleave(SCALE_BLOCK if grouped else 512, 1)
     assert ((found.widen() - x).abs() <= torch.maximum(x.abs() / 17, scales * 2**-10)).all()
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from roseinfer.kernels.decode_attention import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
+from roseinfer.kernels.fp8_codes import CODES, MAX_CODE
 from roseinfer.kernels.heads import store_heads, store_heads_reference
-from roseinfer.kernels.kv_fp8 import CODES, MAX_CODE
 from roseinfer.kernels.prefill_attention import PrefillConfig
 from roseinfer.kernels.prefill_shares import PARTS, Division
 from tests.helpers import decode, prefill

@@ -4,13 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.quant.base import Epilogue, WeightFormat
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
-from roseinfer.quant.fp8_weight import BLOCK, Fp8Weight
+from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.plain import PlainFormat
 from tests.helpers.batches import HandRunner
 from tests.helpers.held_out import TINY, all_logits, held_out_tokens, loss_of
@@ -23,7 +24,7 @@ class RoundedInputs(PlainMatmul):
 
     def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> None:
         super().__init__(weight.widen(torch.float32), bias, epilogue)
-        self._group = BLOCK if weight.is_block else weight.codes.shape[1]
+        self._group = SCALE_BLOCK if weight.is_block else weight.codes.shape[1]
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
