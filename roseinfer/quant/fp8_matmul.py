@@ -8,13 +8,12 @@ around the product stays fused. More rows are rounded to FP8, too, on their way 
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.kernels.activation import gated, pointwise
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.fp8_product import MULTIPLE, Fp8Factor
 from roseinfer.kernels.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.fp8_tiles import Parts
-from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm, Pair
+from roseinfer.quant.cuda_rows import FewRows, finish
 from roseinfer.quant.fp8_weight import Fp8Weight
 
 
@@ -27,25 +26,25 @@ class Fp8Matmul:
         Raises `UnsupportedModelError` for a weight of a shape that cannot be multiplied by.
         """
         check_shape(weight)
-        self._weight = weight
         self._factor = Fp8Factor(weight.codes, weight.scales, parts)
         self._bias = bias
         self._epilogue = epilogue
-        self._few: dict[int, bool] = {}
+        self.few = FewRows(weight.codes, weight.scales, bias, epilogue)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if self.is_few(x.shape[0]):
-            return self._skinny(x, residual=residual, out=residual if residual is not None else out)
+        if self.few.pays(x.shape[0]):
+            return self.few(x, residual=residual, out=out)
         assert residual is None or self._epilogue == NOTHING_MORE, "only the few rows' kernel has both"
-        result = self.finish(self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype, residual))
+        product = self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype, residual)
+        result = finish(product, self._epilogue)
         return result if out is None else out.copy_(result)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.is_few(x.shape[0]):
-            return self._skinny(x, norm=SkinnyNorm(norm.weight, norm.eps, norm.bias), out=out)
-        result = self.finish(self.product(self.normed(norm, x), x.dtype))
+        if self.few.pays(x.shape[0]):
+            return self.few(x, norm=norm, out=out)
+        result = finish(self.product(self.normed(norm, x), x.dtype), self._epilogue)
         return result if out is None else out.copy_(result)
 
     def paired(self, second: Matmul) -> Pair | None:
@@ -54,53 +53,20 @@ class Fp8Matmul:
         return None
 
     # What a product of many rows consists of
-    def is_few(self, rows: int) -> bool:
-        few = self._few.get(rows)
-        if few is None:
-            weight = self._weight
-            few = self._few[rows] = pays(rows, weight.codes, self._epilogue.gated, weight.scales)
-        return few
-
     def normed(self, norm: Norm, x: torch.Tensor) -> Fp8Rows:
+        """norm(x), rounded for this product."""
         return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self._factor.grouped)
 
     def product(self, x: Fp8Rows, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Without what follows the bias, but with a residual."""
         return self._factor(x, dtype, self._bias, residual)
 
-    def finish(self, y: torch.Tensor) -> torch.Tensor:
-        activation = self._epilogue.activation
-        if activation is None:
-            return y
-        return gated(y, activation) if self._epilogue.gated else pointwise(y, activation)
-
     def finish_for(self, second: "Fp8Matmul", y: torch.Tensor) -> Fp8Rows:
-        """What `finish` gives, rounded for the product of `second`."""
+        """A product with its epilogue, rounded for the product of `second`."""
         activation, grouped = self._epilogue.activation, second._factor.grouped
         if activation is None:
             return plain_rows(y, grouped=grouped)
         return (gated_rows if self._epilogue.gated else activated_rows)(y, activation, grouped=grouped)
-
-    def _skinny(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: SkinnyNorm | None = None,
-        residual: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return skinny_linear(
-            x,
-            self._weight.codes,
-            scales=self._weight.scales,
-            bias=self._bias,
-            residual=residual,
-            norm=norm,
-            activation=self._epilogue.activation,
-            gated=self._epilogue.gated,
-            out=out,
-            overlap=True,
-        )
 
 
 class Fp8Pair:
@@ -112,13 +78,14 @@ class Fp8Pair:
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         first, second, rows = self._first, self._second, x.shape[0]
-        if first.is_few(rows) or second.is_few(rows):
+        if first.few.pays(rows) or second.few.pays(rows):
             return second(first.after(norm, x), residual)
         between = first.finish_for(second, first.product(first.normed(norm, x), x.dtype))
         return second.product(between, x.dtype, residual)
 
 
 def check_shape(weight: Fp8Weight) -> None:
+    """Raises `UnsupportedModelError` for a weight whose sizes the library's products do not take."""
     rows, columns = weight.codes.shape
     least = SCALE_BLOCK if weight.is_block else MULTIPLE
     if rows % MULTIPLE or columns % least:

@@ -1,0 +1,63 @@
+"""What products on a GPU have in common, whatever their weight is kept as: few rows by our own kernel, and what follows
+a product of many."""
+
+import torch
+
+from roseinfer.kernels.activation import gated, pointwise
+from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
+from roseinfer.quant.base import Epilogue, Norm
+
+
+class FewRows:
+    """A product by `skinny_linear`, which fuses all that is around it.
+
+    Its `overlap` is right because what a product reads, but for its input and residual, never changes.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, epilogue: Epilogue
+    ) -> None:
+        """weight [out, in], scales and bias as `skinny_linear` takes them."""
+        self._weight = weight
+        self._scales = scales
+        self._bias = bias
+        self._epilogue = epilogue
+        self._known: dict[int, bool] = {}
+
+    def pays(self, rows: int) -> bool:
+        """Whether it is the fastest product of so many rows."""
+        known = self._known.get(rows)
+        if known is None:
+            known = self._known[rows] = pays(rows, self._weight, self._epilogue.gated, self._scales)
+        return known
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """epilogue(norm(x) @ weight.T + bias) + residual [T, out], x [T, in]; a residual is overwritten by it."""
+        return skinny_linear(
+            x,
+            self._weight,
+            scales=self._scales,
+            bias=self._bias,
+            residual=residual,
+            norm=None if norm is None else SkinnyNorm(norm.weight, norm.eps, norm.bias),
+            activation=self._epilogue.activation,
+            gated=self._epilogue.gated,
+            out=out if residual is None else residual,
+            overlap=True,
+        )
+
+
+def finish(y: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
+    """The epilogue of a product y [T, out] that has its bias: [T, out], or half as wide if it is gated."""
+    activation = epilogue.activation
+    if epilogue.gated:
+        assert activation is not None, "a gate without an activation"
+        return gated(y, activation)
+    return y if activation is None else pointwise(y, activation)
