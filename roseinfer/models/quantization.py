@@ -3,7 +3,6 @@
 What is not FP8 (e4m3) with a scale for each matrix, output channel or block of 128 x 128 is refused by name.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -11,11 +10,11 @@ from typing import Literal
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.fields import Fields, read_json
 from roseinfer.quant.fp8_scheme import PATTERN, Fp8Scheme
+from roseinfer.quant.name_pattern import name_pattern
 
 MODELOPT_FILE = "hf_quant_config.json"
 _KEY = "quantization_config"
 _BLOCK = [128, 128]
-_MAX_PATTERN = 1000
 
 Layout = Literal["block", "channel", "tensor"]
 
@@ -151,16 +150,9 @@ def _check_kv_cache(fields: Fields) -> None:
 def _ignored(fields: Fields, key: str) -> tuple[str, ...]:
     names = fields.names(key)
     for name in names:
-        if name.startswith(PATTERN) and not _compiles(name.removeprefix(PATTERN)):
-            fields.refuse(key, name, "it is no regular expression")
+        if name.startswith(PATTERN):
+            try:
+                name_pattern(name.removeprefix(PATTERN))
+            except ValueError as error:
+                fields.refuse(key, name, str(error))
     return names
-
-
-def _compiles(pattern: str) -> bool:
-    if len(pattern) > _MAX_PATTERN:
-        return False
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
-        return False
-    return True

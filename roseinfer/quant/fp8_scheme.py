@@ -1,9 +1,10 @@
 """What a checkpoint's config says of weights in FP8: plain data, read without torch."""
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
+
+from roseinfer.quant.name_pattern import name_pattern
 
 PATTERN = "re:"  # begins an ignored name that is a regular expression
 
@@ -14,7 +15,7 @@ class Fp8Scheme:
 
     layout: what shares a scale: 128 x 128 weights, an output channel, or the whole matrix. ignored: layers that are not
     quantised, by their names, with or without "model." in front, by all that is above or below a name, by a pattern of
-    a shell ("*.mlp.*"), or by a regular expression after "re:".
+    a shell ("*.mlp.*"), or by a simple regular expression after "re:" (`NamePattern`).
     """
 
     layout: Literal["block", "channel", "tensor"]
@@ -35,7 +36,7 @@ class Fp8Scheme:
 
 def _matches(pattern: str, name: str) -> bool:
     if pattern.startswith(PATTERN):
-        return re.match(pattern.removeprefix(PATTERN), name) is not None
+        return name_pattern(pattern.removeprefix(PATTERN)).matches(name)
     short, wanted = name.removeprefix("model."), pattern.removeprefix("model.")
     if "*" in wanted:
         return fnmatchcase(short, wanted) or fnmatchcase(name, pattern)
