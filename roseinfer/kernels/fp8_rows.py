@@ -57,7 +57,8 @@ def _scale_of(largest):
 
 @triton.jit
 def _code(x, scale):
-    return tl.clamp(x * (1.0 / scale), -KERNEL_MAX_CODE, KERNEL_MAX_CODE).to(tl.float8e4nv)
+    code = tl.clamp(x * (1.0 / scale), -KERNEL_MAX_CODE, KERNEL_MAX_CODE, propagate_nan=tl.PropagateNan.ALL)
+    return code.to(tl.float8e4nv)
 
 
 @triton.jit

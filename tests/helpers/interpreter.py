@@ -32,6 +32,22 @@ def allow_loaded_loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_tensor_and_index)
 
 
+def clamp_numbers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `tl.clamp` give a bound for a NaN unless it is told to propagate it, as a GPU does."""
+    if not HAS_TRITON:
+        return
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    none = interpreter._ir.PROPAGATE_NAN.NONE
+
+    def clamp(arg: Any, low: Any, high: Any, propagate: Any) -> Any:
+        within = np.clip if propagate != none else lambda x, low, high: np.fmin(np.fmax(x, low), high)
+        return builder.ternary_op(arg, low, high, within)
+
+    monkeypatch.setattr(builder, "create_clampf", clamp, raising=False)
+
+
 @cache
 def hurry() -> None:
     """Make kernels run in half the time in this process, with the same results."""

@@ -12,9 +12,12 @@ from roseinfer.kernels.fp8_rows import (
     plain_rows,
     rows_reference,
 )
-from tests.helpers.interpreter import round_codes
+from tests.helpers.interpreter import clamp_numbers_only, round_codes
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's exponentials
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow"),  # the interpreter's exponentials
+    pytest.mark.filterwarnings("ignore:All-NaN"),  # and its maxima
+]
 
 
 @pytest.fixture(params=[False, True], ids=["a scale a row", "a scale a group"])
@@ -82,6 +85,15 @@ def test_activated_rows(grouped, device):
     check(activated_rows(x, "gelu", grouped=grouped), rows_reference(torch.nn.functional.gelu(x), grouped=grouped))
 
 
+def test_what_is_no_number_in_a_row_longer_than_a_program_holds(device, monkeypatch):
+    round_codes()
+    clamp_numbers_only(monkeypatch)
+    x = torch.randn(2, 17408, device=device)
+    x[1, [5, 17000]] = torch.nan
+    wide = plain_rows(x, grouped=False).widen()
+    assert wide[1, [5, 17000]].isnan().all() and wide[0].isfinite().all()
+
+
 def test_a_row_longer_than_a_program_holds(device):
     """The feed-forward layers of the largest models."""
     round_codes()
@@ -94,6 +106,22 @@ def test_numbers_of_any_size(value, grouped, device):
     x = torch.full((2, 256), value, device=device)
     found = plain_rows(x, grouped=grouped).widen()
     torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-30)
+
+
+def test_what_is_no_number_stays_none(grouped, device, monkeypatch):
+    """Where it is, at least: a code of 448 would hide it."""
+    clamp_numbers_only(monkeypatch)
+    x = torch.randn(3, 256, device=device)
+    x[1, 130] = torch.nan
+    gate_up = torch.cat([x, torch.ones_like(x)], 1)
+    for found in (
+        plain_rows(x, grouped=grouped),
+        normed_rows(x, torch.ones(256, device=device), None, 1e-6, grouped=grouped),
+        gated_rows(gate_up, "silu", grouped=grouped),
+        rows_reference(x, grouped=grouped),
+    ):
+        wide = found.widen()
+        assert wide[1, 130].isnan() and wide[[0, 2]].isfinite().all()
 
 
 def test_widening_gives_the_row_back_but_for_a_seventeenth(grouped, device):
