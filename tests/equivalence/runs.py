@@ -71,6 +71,24 @@ def run(core: EngineCore) -> Run:
     return found
 
 
+class Runs:
+    """A checkpoint, and what came of its runs so far: in float32 on a CPU if nothing else is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._runs: dict[tuple[str, ...], Run] = {}
+
+    def run(self, setting: str, device: str = "cpu", dtype: str = "float32", **options: str | None) -> Run:
+        """The second of two rounds, which meets a warm prefix cache if there is one."""
+        key = (setting, device, dtype, repr(options))
+        if key not in self._runs:
+            core = start(self._path, device, dtype, **{**SETTINGS[setting], **options})
+            self._runs[key] = [run(core) for _ in range(2)][1]
+            check_what_happened(core, setting)
+            core.close()
+        return self._runs[key]
+
+
 def drain(core: EngineCore, found: Run) -> None:
     while core.busy:
         for output in core.step():

@@ -5,6 +5,7 @@ The rule is that of `near_ties`. The reference is this engine on a CPU, in float
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from tests.equivalence.models import SHAPES, SMALL_SHAPES, save_model
 from tests.equivalence.near_ties import Compared, DifferentError, compare
-from tests.equivalence.runs import CUDA, LENGTHS, PROMPTS, SETTINGS, Run, check_what_happened, run, start
+from tests.equivalence.runs import CUDA, LENGTHS, PROMPTS, SETTINGS, Run, Runs, run, start
 
 MODELS = SHAPES if CUDA else SMALL_SHAPES
 # Of log probabilities, where logits have a standard deviation of about 1 and are themselves rounded to 1/64 beyond 2.
@@ -29,25 +30,17 @@ class Model:
     def __init__(self, family: str, folder: Path) -> None:
         self._family, self._folder = family, folder
         self.path = save_model(family, MODELS[family], folder / "right")
-        self._runs: dict[str, Run] = {}
+        self._runs = Runs(self.path)
 
-    @property
+    @cached_property
     def reference(self) -> Run:
-        if "reference" not in self._runs:
-            core = start(self.path, "cpu", "float32")
-            self._runs["reference"] = run(core)
-            core.close()
-        return self._runs["reference"]
+        core = start(self.path, "cpu", "float32")
+        found = run(core)
+        core.close()
+        return found
 
     def run(self, setting: str) -> Run:
-        """The second of two rounds, which meets a warm prefix cache if there is one."""
-        if setting not in self._runs:
-            core = start(self.path, "cuda" if CUDA else "cpu", "bfloat16", **SETTINGS[setting])
-            rounds = [run(core) for _ in range(2)]
-            check_what_happened(core, setting)
-            core.close()
-            self._runs[setting] = rounds[1]
-        return self._runs[setting]
+        return self._runs.run(setting, "cuda" if CUDA else "cpu", "bfloat16")
 
     def wrong(self, attention_gain: float) -> Run:
         path = save_model(self._family, MODELS[self._family], self._folder / "wrong", attention_gain)

@@ -14,7 +14,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
 from tests.equivalence.models import SMALL_SHAPES, save_model
 from tests.equivalence.near_ties import DifferentError, compare
-from tests.equivalence.runs import CUDA, SETTINGS, Run, check_what_happened, run, start
+from tests.equivalence.runs import CUDA, SETTINGS, Run, Runs
 from tests.helpers.held_out import TINY, held_out_tokens
 
 # Of log probabilities, which differ by .1 and more from those with K and V as they are computed.
@@ -24,18 +24,10 @@ NAMES = [name for name in SETTINGS if name != "plain" and (CUDA or name not in (
 
 class Model:
     def __init__(self, folder: Path) -> None:
-        self._path = save_model("qwen3", {**SMALL_SHAPES["qwen3"], "attention_bias": False}, folder)
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._runs = Runs(save_model("qwen3", {**SMALL_SHAPES["qwen3"], "attention_bias": False}, folder))
 
     def run(self, setting: str, kept: str = "fp8") -> Run:
-        """The second of two rounds, which meets a warm prefix cache if there is one."""
-        if (setting, kept) not in self._runs:
-            device = "cuda" if CUDA else "cpu"
-            core = start(self._path, device, "float32", **{**SETTINGS[setting], "kv_cache_dtype": kept})
-            self._runs[setting, kept] = [run(core) for _ in range(2)][1]
-            check_what_happened(core, setting)
-            core.close()
-        return self._runs[setting, kept]
+        return self._runs.run(setting, "cuda" if CUDA else "cpu", kv_cache_dtype=kept)
 
 
 @pytest.fixture(scope="module")

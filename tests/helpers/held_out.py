@@ -4,11 +4,15 @@ import sysconfig
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 import roseinfer
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
 from tests.helpers.batches import HandRow, HandRunner
 
 TINY = Path(roseinfer.__file__).parent / "assets" / "tiny"
@@ -24,6 +28,18 @@ def held_out_tokens() -> tuple[tuple[int, ...], ...]:
     library = Path(sysconfig.get_paths()["stdlib"])
     texts = [(library / f"{name}.py").read_text(encoding="utf-8") for name in MODULES]
     return tuple(tuple(tokenizer.encode(text).ids[:LONGEST]) for text in texts)
+
+
+def held_out_logits(dtype: str = "float32", **options: Any) -> torch.Tensor:
+    """`all_logits` of the held-out text, by the embedded model, loaded for a CPU. options: more for `load_model`."""
+    spec, device = read_model_spec(TINY), torch.device("cpu")
+    model = load_model(TINY, spec, dtype=dtype, device=device, load_format="auto", seed=0, **options)
+    return all_logits(HandRunner(model, num_blocks=256), held_out_tokens())
+
+
+def cosine(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Of the logits of all tokens together."""
+    return float(F.cosine_similarity(found.flatten().double(), exact.flatten().double(), 0))
 
 
 def all_logits(runner: HandRunner, texts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -5,16 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
-from roseinfer.quant.base import Epilogue, WeightFormat
+from roseinfer.quant.base import Epilogue
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
-from roseinfer.quant.plain import PlainFormat
-from tests.helpers.batches import HandRunner
-from tests.helpers.held_out import TINY, all_logits, held_out_tokens, loss_of
+from tests.helpers.held_out import cosine, held_out_logits, held_out_tokens, loss_of
 
 SCHEMES = [Fp8Scheme("channel"), Fp8Scheme("block")]
 
@@ -32,27 +28,9 @@ class RoundedInputs(PlainMatmul):
         return super().__call__(Fp8Weight.of(x.reshape(-1, self._group)).widen(x.dtype).view(x.shape), residual, out)
 
 
-def logits(weight_format: WeightFormat) -> torch.Tensor:
-    model = load_model(
-        TINY,
-        read_model_spec(TINY),
-        dtype="float32",
-        device=torch.device("cpu"),
-        load_format="auto",
-        seed=0,
-        weight_format=weight_format,
-    )
-    return all_logits(HandRunner(model, num_blocks=256), held_out_tokens())
-
-
 @pytest.fixture(scope="module")
 def exact() -> torch.Tensor:
-    return logits(PlainFormat())
-
-
-def cosine(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Of the logits of all tokens together."""
-    return float(F.cosine_similarity(found.flatten().double(), exact.flatten().double(), 0))
+    return held_out_logits()
 
 
 def test_the_text_is_foretold(exact: torch.Tensor) -> None:
@@ -63,7 +41,7 @@ def test_the_text_is_foretold(exact: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_weights_alone(scheme: Fp8Scheme, exact: torch.Tensor) -> None:
-    found = logits(Fp8Format(scheme, rounds=True, widens=True))
+    found = held_out_logits(weight_format=Fp8Format(scheme, rounds=True, widens=True))
     assert 0.998 < cosine(found, exact) < 1.0
     assert F.cosine_similarity(found, exact).min() > 0.995, "of each token's logits, too"
     assert loss_of(found, held_out_tokens()) == pytest.approx(loss_of(exact, held_out_tokens()), rel=0.01)
@@ -72,6 +50,6 @@ def test_weights_alone(scheme: Fp8Scheme, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_weights_and_activations(scheme: Fp8Scheme, exact: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fp8Format, "_product", lambda self, *given: RoundedInputs(*given))
-    found = logits(Fp8Format(scheme, rounds=True, widens=False))
+    found = held_out_logits(weight_format=Fp8Format(scheme, rounds=True, widens=False))
     assert 0.995 < cosine(found, exact) < 1.0
     assert loss_of(found, held_out_tokens()) == pytest.approx(loss_of(exact, held_out_tokens()), rel=0.01)
