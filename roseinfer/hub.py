@@ -72,15 +72,19 @@ def cached_model(name: str, gguf_file: str | None = None) -> Path | None:
 def _local(name: str, gguf_file: str | None) -> Path | None:
     """What cannot be on the hub, None for what may be. Raises `ModelNotFoundError`."""
     path = Path(name)
-    if name == EMBEDDED or path.suffix == SUFFIX:
-        if gguf_file is not None:
-            raise ModelNotFoundError(f"{name}: --gguf-file names a file of a folder or of a Hugging Face id")
-        if name != EMBEDDED and not path.is_file():
-            raise ModelNotFoundError(f"{name}: no such file")
-        return _embedded() if name == EMBEDDED else path
-    if path.is_dir():
+    if path.is_dir() and name != EMBEDDED:
         return _in_folder(path, name, gguf_file)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+    if gguf_file is not None and (name == EMBEDDED or path.is_file()):
+        raise ModelNotFoundError(f"{name}: --gguf-file names a file of a folder or of a Hugging Face id")
+    if name == EMBEDDED:
+        return _embedded()
+    may_be_id = not name.startswith((".", "/", "~")) and name.count("/") <= 1 and "\\" not in name
+    if path.suffix == SUFFIX and gguf_file is None:
+        if not path.is_file():
+            hint = "; of a repository of that name, name a file with --gguf-file" if may_be_id else ""
+            raise ModelNotFoundError(f"{name}: no such file{hint}")
+        return path
+    if not may_be_id:
         raise ModelNotFoundError(f"{name}: no such folder")
     return None
 

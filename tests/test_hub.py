@@ -146,6 +146,29 @@ def test_a_gguf_file(no_hub, tmp_path):
             resolve_model(name, gguf_file="m.gguf")
 
 
+def test_a_folder_whose_name_ends_as_a_gguf_files_does(no_hub, tmp_path):
+    """Some name a folder of GGUF files so."""
+    folder = tmp_path / "m.gguf"
+    folder.mkdir()
+    (folder / "a.gguf").write_bytes(b"GGUF")
+    assert resolve_model(str(folder), gguf_file="a.gguf") == folder / "a.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has GGUF files: name a\.gguf"):
+        resolve_model(str(folder))
+    (folder / "config.json").write_text("{}")
+    assert resolve_model(str(folder)) == cached_model(str(folder)) == folder
+
+
+def test_a_repository_whose_name_ends_as_a_gguf_files_does(monkeypatch, tmp_path):
+    stand_in = use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    assert resolve_model("org/m.gguf", gguf_file="m-Q8_0.gguf") == tmp_path / "m-Q8_0.gguf"
+    assert stand_in.call["repo_id"] == "org/m.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"org/m\.gguf: no such file; .*--gguf-file"):
+        resolve_model("org/m.gguf")
+    for name in ("/no/such/m.gguf", "a/b/m.gguf"):
+        with pytest.raises(ModelNotFoundError, match="no such"):
+            resolve_model(name, gguf_file="m-Q8_0.gguf")
+
+
 @pytest.mark.parametrize(
     ("gguf_file", "downloaded"),
     [
