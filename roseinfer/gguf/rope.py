@@ -18,8 +18,8 @@ _TOLERANCE = 1e-4
 def rope_parameters(file: GgufFile, fields: Fields, arch: str, head_dim: int) -> dict[str, Any]:
     """As config.json's `rope_parameters` has it. Raises `UnsupportedModelError` for scaling of another kind."""
     theta = fields.number(f"{arch}.rope.freq_base") or 10000.0
-    if theta <= 0:
-        fields.refuse(f"{arch}.rope.freq_base", "a positive number is needed")
+    if theta < 1:
+        fields.refuse(f"{arch}.rope.freq_base", "a number of 1 or more is needed")
     kind = fields.text(f"{arch}.rope.scaling.type") or "none"
     factor = fields.number(f"{arch}.rope.scaling.factor") or fields.number(f"{arch}.rope.scale_linear") or 1.0
     if kind not in ("none", "linear"):
