@@ -80,10 +80,12 @@ class Fields:
     def inner(self, key: str) -> "Fields | None":
         """An object within, which the caller reads to its end; None if it is absent, null or empty."""
         value = self.get(key)
-        if not value:
+        if value is None:
             return None
         if not isinstance(value, dict):
             self.refuse(key, value, "an object is needed")
+        if not value:
+            return None
         return Fields(value, f"{self.where} {key}")
 
     def refuse_unread(self, harmless: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()) -> None:

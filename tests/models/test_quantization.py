@@ -137,6 +137,8 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
         ({"quant_method": "gptq", "bits": 4}, "quant_method = 'gptq' is not supported; known: fp8, compressed-tensors"),
         ({"quant_method": ["fp8"]}, r"quant_method = \['fp8'\]"),
         ("fp8", "quantization_config = 'fp8'"),
+        ([], r"quantization_config = \[\]"),
+        (False, "quantization_config = False"),
         ({**QWEN3_FP8, "fmt": "e5m2"}, "fmt = 'e5m2'"),
         ({**QWEN3_FP8, "scale_fmt": "ue8m0"}, "scale_fmt = 'ue8m0'"),
         ({**QWEN3_FP8, "weight_block_size": [64, 128]}, r"weight_block_size = \[64, 128\].*128 x 128"),
