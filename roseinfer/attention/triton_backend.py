@@ -15,7 +15,8 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv, turning
-from roseinfer.kernels.decode_attention import DecodeWorkspace, choose_decode_config, decode_attention, plan_decode
+from roseinfer.kernels.decode_attention import DecodeWorkspace, decode_attention, plan_decode
+from roseinfer.kernels.decode_config import choose_decode_config
 from roseinfer.kernels.decode_few import MOST_ROWS, FewWorkspace, decode_few
 from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.kernels.prefill_attention import (

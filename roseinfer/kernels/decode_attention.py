@@ -11,72 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels import early_start
+from roseinfer.kernels.decode_config import DecodeConfig
+from roseinfer.kernels.decode_forms import attend_elementwise, attend_matrix, attend_tokens
 from roseinfer.kernels.fp8_codes import CODES
-from roseinfer.kernels.kv_fp8 import narrow_queries, widened_values
-from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, load_tokens, no_peak, padded_dim
+from roseinfer.kernels.paged import LOG2_E, blocks_of, gathered, no_peak, padded_dim
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """What a decode kernel is compiled for.
-
-    tile: tokens of K and V that a program loads at a time. form: how scores are computed, see `_attend_*`.
-    shares_per_processor: programs that a multiprocessor runs at once. least_tiles: no share is smaller, since to merge
-    shares takes longer than a few tiles.
-    """
-
-    form: int
-    tile: int
-    num_warps: int
-    num_stages: int
-    shares_per_processor: int
-    least_tiles: int
-
-
-ELEMENTWISE, MATRIX, TOKENS = 0, 1, 2
-
-
-def choose_decode_config(group: int, head_dim: int, dtype: torch.dtype, fp8: bool = False) -> DecodeConfig:
-    """For `group` query heads a KV head. fp8: K and V are kept in it.
-
-    Chosen by a sweep over forms, tiles, warps, stages and shares in bfloat16 (H200, 2026-11-21; attention kernels only,
-    in CUDA graphs, over more K and V than the L2 cache holds). Heads / KV heads / head size, then GB/s of K and V for
-    256 rows of 100 to 2048 tokens and for 64 rows of 1024, and us for 8 rows of 1024 and for one row of 200:
-
-        32/8/128  matrix, tiles of 64, 2 shares       4175  3878  14.7  7.5
-        16/8/128  the same                            4225  3931  14.4  7.3
-        12/12/64  elementwise, tiles of 64, 3 shares  4194  3690  12.4  5.4
-                  matrix, tiles of 128, 3 shares      4173  3709  13.0  5.5
-
-    The matrix form pads any group of up to 16 heads to 16, so that smaller groups cost the same. Shares of 64 tokens or
-    more, instead of 256, help one short row (first line, with 3 shares: 5.9 us instead of 7.2) and slow 8 rows of 1024
-    down (17.4 instead of 14.8). Heads of more than 128, and float32, have tiles of about as many bytes; they were not
-    measured.
-
-    In FP8, 32/8/128 (2026-11-23): GB/s for 256 rows of 1024 and of 675 tokens, for 256 ragged ones and 64 of 1024:
-
-        tokens, tiles of 32, 1 warp, 3 stages, 8 shares    3710  3459  3416  3224
-        tokens, tiles of 64, 2 warps, 3 stages, 4 shares   3462  3188  3171  3218
-        matrix, tiles of 64, 2 warps, 3 stages, 4 shares   3209  2931  2941  2964
-        matrix, tiles of 64, 4 warps, 3 stages, 3 shares   2844  2592  2534  2444
-        matrix, tiles of 64, 4 warps, 3 stages, 2 shares, 16 bits: 4273  4135  3658  3877
-
-    Half the bytes need as many instructions: heads padded to 8 only halve some of them, and a lone warp waits for no
-    other. In 16 bits the tokens form is a sixth slower than the matrix form. Other heads have tiles of as many bytes.
-    """
-    if dtype == torch.float32:
-        tile = 32 if head_dim <= 128 else 16
-        return DecodeConfig(ELEMENTWISE if group == 1 else MATRIX, tile, 4, 3, 2, 128 // tile)
-    if fp8:
-        return DecodeConfig(TOKENS, max(16, min(64, 32 * 128 // padded_dim(head_dim))), 1, 3, 8, 8)
-    if group == 1 and head_dim <= 64:
-        return DecodeConfig(ELEMENTWISE, 64, 4, 3, 3, 4)
-    if head_dim <= 64:
-        return DecodeConfig(MATRIX, 128, 4, 3, 3, 2)
-    if head_dim <= 128:
-        return DecodeConfig(MATRIX, 64, 4, 3, 2, 4)
-    return DecodeConfig(MATRIX, 32, 4, 3, 2, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,17 +271,17 @@ def _decode_kernel(
         end = tl.minimum(tile + left, row_end)
         q_group = q + row.to(tl.int64) * q_stride + kv_head * GROUP * D
         if FORM == 0:
-            peak, total, acc = _attend_elementwise(
+            peak, total, acc = attend_elementwise(
                 q_group, k_head, v_head, table, block, hidden + tile, hidden + end, seen_from, context, scale,
                 block_stride, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES,
             )  # fmt: skip
         elif FORM == 2:
-            peak, total, acc = _attend_tokens(
+            peak, total, acc = attend_tokens(
                 q_group, k_head, v_head, table, block, hidden + tile, hidden + end, seen_from, context, scale,
                 block_stride, KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
             )  # fmt: skip
         else:
-            peak, total, acc = _attend_matrix(
+            peak, total, acc = attend_matrix(
                 q_group, k_head, v_head, table, block, hidden + tile, hidden + end, seen_from, context, scale,
                 block_stride, KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
             )  # fmt: skip
@@ -399,135 +338,6 @@ def _prefetch_tokens(pointers, inside, D: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def _attend_elementwise(
-    q, k_head, v_head, table, block, begin, end, seen_from, context, scale, block_stride,
-    TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """One query head, no matrix units: each place in a tile sums up on its own, and all are merged at the end."""
-    dim = tl.arange(0, D_PAD)
-    query = tl.load(q + dim, mask=dim < D, other=0.0).to(tl.float32) * scale
-    place = tl.arange(0, TILE)
-    peaks = no_peak(TILE)
-    totals = tl.zeros([TILE], tl.float32)
-    acc = tl.zeros([TILE, D_PAD], tl.float32)
-    for tile in tl.range(begin, end, num_stages=STAGES):
-        position = tile * TILE + place
-        inside = position < context
-        if WINDOW > 0:
-            inside = inside & (position >= seen_from)
-        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
-        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
-        k = load_tokens(k_head, offset, inside, D, D_PAD).to(tl.float32)
-        v = load_tokens(v_head, offset, inside, D, D_PAD).to(tl.float32)
-        score = tl.where(inside, tl.sum(k * query[None, :], 1), float("-inf"))
-        higher = tl.maximum(peaks, score)
-        fade = tl.exp2(peaks - higher)
-        weight = tl.exp2(score - higher)
-        totals = totals * fade + weight
-        acc = acc * fade[:, None] + weight[:, None] * v
-        peaks = higher
-    peak = tl.max(peaks, 0)
-    fade = tl.exp2(peaks - peak)
-    total = tl.sum(totals * fade, 0)
-    acc = tl.sum(acc * fade[:, None], 0)
-    one = tl.zeros([1], tl.float32)
-    return one + peak, one + total, acc[None, :]
-
-
-@triton.jit
-def _attend_matrix(
-    q, k_head, v_head, table, block, begin, end, seen_from, context, scale, block_stride,
-    TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
-    FP8: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Scores [heads, tokens] on the matrix units, the heads of a group padded to 16."""
-    ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
-    query = _load_group(q, GROUP, ROWS, D, D_PAD)
-    if FP8:
-        query, unit = narrow_queries(query)
-        scale *= unit
-    place = tl.arange(0, TILE)
-    peak = no_peak(ROWS)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, D_PAD], tl.float32)
-    for tile in tl.range(begin, end, num_stages=STAGES):
-        position = tile * TILE + place
-        inside = position < context
-        if WINDOW > 0:
-            inside = inside & (position >= seen_from)
-        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
-        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
-        k = load_tokens(k_head, offset, inside, D, D_PAD)
-        if FP8:
-            k = k.to(query.dtype)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        score = tl.where(inside[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        fade = tl.exp2(peak - higher)
-        weight = tl.exp2(score - higher[:, None])
-        total = total * fade + tl.sum(weight, 1)
-        v = load_tokens(v_head, offset, inside, D, D_PAD)
-        if FP8:
-            v = widened_values(v, k, COMPILED)
-        acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-        peak = higher
-    return peak, total, acc
-
-
-@triton.jit
-def _attend_tokens(
-    q, k_head, v_head, table, block, begin, end, seen_from, context, scale, block_stride,
-    TOKEN_STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
-    FP8: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Scores [tokens, heads] on the matrix units, the heads of a group padded to 8."""
-    ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 8)
-    query = _load_group(q, GROUP, ROWS, D, D_PAD)
-    if FP8:
-        query, unit = narrow_queries(query)
-        scale *= unit
-    query = tl.trans(query)
-    place = tl.arange(0, TILE)
-    peak = no_peak(ROWS)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([D_PAD, ROWS], tl.float32)
-    for tile in tl.range(begin, end, num_stages=STAGES):
-        position = tile * TILE + place
-        inside = position < context
-        if WINDOW > 0:
-            inside = inside & (position >= seen_from)
-        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
-        block = blocks_of(table, position + TILE, context, BLOCK_SIZE)
-        k = load_tokens(k_head, offset, inside, D, D_PAD)
-        if FP8:
-            k = k.to(query.dtype)
-        score = tl.dot(k, query, input_precision="ieee") * scale
-        score = tl.where(inside[:, None], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 0))
-        fade = tl.exp2(peak - higher)
-        weight = tl.exp2(score - higher[None, :])
-        total = total * fade + tl.sum(weight, 0)
-        v = load_tokens(v_head, offset, inside, D, D_PAD)
-        if FP8:
-            v = widened_values(v, k, COMPILED)
-        acc = tl.dot(tl.trans(v), weight.to(v.dtype), acc * fade[None, :], input_precision="ieee")
-        peak = higher
-    return peak, total, tl.trans(acc)
-
-
-@triton.jit
-def _load_group(q, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
-    """A group's queries [ROWS, D_PAD], padded with zeros."""
-    head = tl.arange(0, ROWS)
-    dim = tl.arange(0, D_PAD)
-    mask = (head < GROUP)[:, None] & (dim < D)[None, :]
-    return tl.load(q + head[:, None] * D + dim[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

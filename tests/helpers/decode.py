@@ -3,12 +3,12 @@
 import torch
 
 from roseinfer.kernels.decode_attention import (
-    DecodeConfig,
     DecodeWorkspace,
     decode_attention,
     decode_attention_reference,
     plan_decode,
 )
+from roseinfer.kernels.decode_config import DecodeConfig
 from tests.helpers.paged import PagedCase
 
 

@@ -5,13 +5,8 @@ import random
 import pytest
 import torch
 
-from roseinfer.kernels.decode_attention import (
-    ELEMENTWISE,
-    MATRIX,
-    DecodeConfig,
-    choose_decode_config,
-    plan_decode,
-)
+from roseinfer.kernels.decode_attention import plan_decode
+from roseinfer.kernels.decode_config import ELEMENTWISE, MATRIX, DecodeConfig, choose_decode_config
 from roseinfer.kernels.triton_support import cdiv
 from tests.helpers.decode import attend, decodes, reference, workspace_of
 from tests.helpers.interpreter import allow_loaded_loop_bounds

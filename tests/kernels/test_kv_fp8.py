@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roseinfer.kernels.decode_attention import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
+from roseinfer.kernels.decode_config import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
 from roseinfer.kernels.fp8_codes import CODES, MAX_CODE
 from roseinfer.kernels.heads import store_heads, store_heads_reference
 from roseinfer.kernels.prefill_attention import PrefillConfig
