@@ -69,10 +69,6 @@ def decode_few(
     workspace: FewWorkspace,
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
-    *,
-    tile: int | None = None,
-    num_warps: int = _WARPS,
-    num_stages: int = _STAGES,
 ) -> None:
     """`store_heads` and then `decode_attention` of R <= MOST_ROWS rows, with their arguments; qkv is left as it is.
 
@@ -113,14 +109,14 @@ def decode_few(
         D=head_dim,
         D_PAD=padded_dim(head_dim),
         BLOCK_SIZE=block_size,
-        TILE=tile or _tile(head_dim, k_cache.dtype),
+        TILE=_tile(head_dim, k_cache.dtype),
         WINDOW=window,
-        STAGES=num_stages,
+        STAGES=_STAGES,
         NORM=q_weight is not None,
         ROTATE=cos_sin is not None,
         FP8=kv_scales is not None,
         COMPILED=qkv.is_cuda,
-        num_warps=num_warps if heads <= 16 * kv_heads else 2 * num_warps,
+        num_warps=_WARPS if heads <= 16 * kv_heads else 2 * _WARPS,
         **early_start.options(qkv.device),
     )
 

@@ -62,6 +62,7 @@ class Fp8Factor:
         return self._configs[rows]
 
     def by_library(self, x: Fp8Rows, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+        """x @ (codes * scales).T + bias [x.rows, N] of `dtype`, by cuBLASLt, for any number of rows."""
         if self.grouped:
             result = self._by_blocks(x, dtype)
             return result if bias is None else result.add_(bias)

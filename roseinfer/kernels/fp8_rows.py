@@ -40,6 +40,7 @@ class Fp8Rows:
 
     @classmethod
     def empty(cls, rows: int, width: int, grouped: bool, device: torch.device) -> "Fp8Rows":
+        """Memory for [rows, width]; grouped, width is a multiple of 128."""
         held = cdiv(rows, ROW_MULTIPLE) * ROW_MULTIPLE if grouped else rows
         codes = torch.empty((held, width), dtype=CODES, device=device)
         if grouped:
@@ -165,7 +166,6 @@ def normed_rows(
     eps: float,
     *,
     grouped: bool,
-    num_warps: int | None = None,
 ) -> Fp8Rows:
     """The norm of x, rounded: RMSNorm without a bias, LayerNorm with one (see `kernels/norm.py`).
 
@@ -189,7 +189,7 @@ def normed_rows(
             BLOCK=block,
             GROUPED=grouped,
             CENTRED=bias is not None,
-            num_warps=num_warps or _warps(block, grouped),
+            num_warps=_warps(block, grouped),
             **early_start.options(x.device),
         )
     return out
@@ -200,24 +200,22 @@ def _warps(block: int, grouped: bool) -> int:
     return min(max(block // 1024, 4), 16) if grouped else min(max(block // 512, 4), 8)
 
 
-def plain_rows(x: torch.Tensor, *, grouped: bool, num_warps: int | None = None) -> Fp8Rows:
+def plain_rows(x: torch.Tensor, *, grouped: bool) -> Fp8Rows:
     """x, rounded. x: [T, N], N grouped a multiple of 128; its rows may lie apart."""
-    return _launch(x, x.shape[1], None, False, grouped, num_warps)
+    return _launch(x, x.shape[1], None, False, grouped)
 
 
-def activated_rows(x: torch.Tensor, activation: str, *, grouped: bool, num_warps: int | None = None) -> Fp8Rows:
+def activated_rows(x: torch.Tensor, activation: str, *, grouped: bool) -> Fp8Rows:
     """activation(x), rounded; see `plain_rows`."""
-    return _launch(x, x.shape[1], activation, False, grouped, num_warps)
+    return _launch(x, x.shape[1], activation, False, grouped)
 
 
-def gated_rows(gate_up: torch.Tensor, activation: str, *, grouped: bool, num_warps: int | None = None) -> Fp8Rows:
+def gated_rows(gate_up: torch.Tensor, activation: str, *, grouped: bool) -> Fp8Rows:
     """activation(gate) * up, rounded. gate_up: [T, 2 * I], gate first; its rows may lie apart."""
-    return _launch(gate_up, gate_up.shape[1] // 2, activation, True, grouped, num_warps)
+    return _launch(gate_up, gate_up.shape[1] // 2, activation, True, grouped)
 
 
-def _launch(
-    x: torch.Tensor, width: int, activation: str | None, gated: bool, grouped: bool, num_warps: int | None
-) -> Fp8Rows:
+def _launch(x: torch.Tensor, width: int, activation: str | None, gated: bool, grouped: bool) -> Fp8Rows:
     rows = x.shape[0]
     assert x.stride(1) == 1
     out = Fp8Rows.empty(rows, width, grouped, x.device)
@@ -234,7 +232,7 @@ def _launch(
             GROUPED=grouped,
             ACTIVATION=activation or "none",
             GATED=gated,
-            num_warps=num_warps or _warps(block, grouped),
+            num_warps=_warps(block, grouped),
             **early_start.options(x.device),
         )
     return out
@@ -256,11 +254,13 @@ def rows_reference(x: torch.Tensor, *, grouped: bool) -> Fp8Rows:
 def normed_rows_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, grouped: bool
 ) -> Fp8Rows:
+    """What `normed_rows` gives."""
     if bias is None:
         return rows_reference(F.rms_norm(x.float(), weight.shape, weight.float(), eps), grouped=grouped)
     return rows_reference(F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps), grouped=grouped)
 
 
 def gated_rows_reference(gate_up: torch.Tensor, activation: str, *, grouped: bool) -> Fp8Rows:
+    """What `gated_rows` gives."""
     gate, up = gate_up.float().chunk(2, -1)
     return rows_reference(activate_reference(gate, activation) * up, grouped=grouped)
