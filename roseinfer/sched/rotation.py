@@ -80,7 +80,7 @@ class GiveWay(Rotation):
         decoding = [request for request in running if decodes(request)]
         filling = [request for request in running if request.remaining and not decodes(request)]
         wanted = budget.expected(sum(request.remaining for request in filling))
-        if wanted < view.token_budget:
+        if wanted < view.token_budget or _lacks_blocks(filling, view):
             return None
         p = self._cost.params
         rows_s = p.row_s * len(decoding) + p.context_s * sum(len(request.tokens) for request in decoding)
@@ -95,6 +95,14 @@ class GiveWay(Rotation):
         request = filling[0] if filling else view.waiting()[0]
         left = request.remaining if filling else view.uncached(request)
         return self._cost.params.prefill_s(len(request.tokens) - left, left) / left
+
+
+def _lacks_blocks(filling: Sequence[Request], view: View) -> bool:
+    """Whether prompts that started may not all find room, and so take each other's blocks: steps might then be empty
+    but for the rows that decode.
+    """
+    missing = (max(0, len(request.tokens) - request.capacity) for request in filling)
+    return sum(-(-tokens // view.block_size) for tokens in missing) > view.free_blocks
 
 
 def decodes(request: Request) -> bool:

@@ -18,6 +18,7 @@ from roseinfer.sched.registry import scheduler_config
 from roseinfer.sched.rotation import LONGEST_WAIT_S
 from roseinfer.sim.simulator import Lifetime, simulate
 from roseinfer.sim.workload import Arrival
+from tests.helpers.engines import add, make_core, submitted
 
 # As of some billion parameters on a large GPU: full of rows, a step takes a third longer.
 COST = CostParams(step_s=4.6e-3, token_s=17e-6, row_s=30e-6, context_s=80e-9)
@@ -116,3 +117,20 @@ def test_all_steps_with_prompts_are_learnt_from(counts: tuple[int, int], learnt:
         rows = [Row(str(at), at, 600, count, 1, True, 600, 0, ()) for at, count in enumerate(counts)]
         policy.observe(StepDone(StepPlan(step, rows, num_tokens=sum(counts)), 0.01 * step, 0.01))
     assert known.cost.steps == learnt
+
+
+@pytest.mark.parametrize(("blocks", "prompt"), [(10, 16), (12, 24), (14, 28)])
+def test_prompts_without_room_are_not_given_way_to(blocks: int, prompt: int) -> None:
+    """Prompts that have started lack the blocks that rows have taken meanwhile, and yield: a step would be empty."""
+    core = make_core(slack_decode_share=0.01, scheduling_policy="slack", num_blocks=blocks, max_num_batched_tokens=4)
+    for number in range(3):
+        add(core, f"row {number}", [10 + number] * 4, max_tokens=20, ignore_eos=True)
+    for _ in range(5):
+        core.step()
+    for number in range(3):
+        add(core, f"prompt {number}", [20 + number] * prompt, max_tokens=2, ignore_eos=True)
+    while core.scheduler.has_work:
+        before = len(submitted(core))
+        core.step()
+        assert len(submitted(core)) == before + 1
+    assert core.scheduler.stats().policy_stalls == 0
