@@ -48,7 +48,9 @@ def resolve_model(
     return folder
 
 
-def cached_model(name: str, gguf_file: str | None = None) -> Path | None:
+def cached_model(
+    name: str, gguf_file: str | None = None, *, revision: str | None = None, download_dir: str | None = None
+) -> Path | None:
     """Where a model is that is here, None for one that would have to be downloaded. Raises like `resolve_model`, for
     what is neither a folder nor a GGUF file nor a Hugging Face id.
     """
@@ -59,7 +61,9 @@ def cached_model(name: str, gguf_file: str | None = None) -> Path | None:
     from huggingface_hub import errors
 
     try:
-        folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+        folder = Path(
+            huggingface_hub.snapshot_download(name, revision=revision, cache_dir=download_dir, local_files_only=True)
+        )
     except errors.HFValidationError as error:
         raise ModelNotFoundError(f"{name}: {_reason(error, None)}") from error
     except errors.LocalEntryNotFoundError:

@@ -257,6 +257,9 @@ def test_offline_the_cache_is_used(monkeypatch, tmp_path):
     (tmp_path / "models--org--model" / "refs" / "main").write_text(commit)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert resolve_model("org/model", download_dir=str(tmp_path)) == snapshot
+    assert cached_model("org/model", download_dir=str(tmp_path)) == snapshot
+    assert cached_model("org/model", download_dir=str(tmp_path), revision=commit) == snapshot
+    assert cached_model("org/model", download_dir=str(tmp_path), revision="other") is None
     with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
         resolve_model("org/other", download_dir=str(tmp_path))
 

@@ -29,7 +29,7 @@ def run(args: Namespace) -> int:
     from roseinfer.doctor.probes import find_out
 
     with stage("looking at PyTorch and the devices"):
-        facts = find_out(config.port, config.model, config.gguf_file)
+        facts = find_out(config)
     checks = judge(facts)
     works = all(check.state is not State.PROBLEM for check in checks)
     if config.json:

@@ -14,6 +14,8 @@ class DoctorConfig:
         None, "a model to look at: 'tiny', a folder, a GGUF file, or a Hugging Face id", metavar="MODEL"
     )
     gguf_file: str | None = option(None, "the GGUF file of MODEL, a folder or an id, to look at", metavar="NAME")
+    revision: str | None = option(None, "the branch, tag or commit of MODEL on the hub to look at")
+    download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
     port: int = option(8000, "the port that a server is to listen on")
     json: bool = option(False, "print the result as JSON")
 

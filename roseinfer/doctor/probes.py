@@ -12,6 +12,7 @@ from pathlib import Path
 
 import roseinfer
 from roseinfer.core.memory import available_memory_bytes
+from roseinfer.doctor.config import DoctorConfig
 from roseinfer.doctor.facts import Facts, Gpu, Model, Torch
 from roseinfer.doctor.requirements import declared
 
@@ -21,7 +22,7 @@ _MAX_SOCKET_PATH_BYTES = 103  # as macOS has it; Linux takes four more
 _LONGEST_NAME = "/roseinfer-12345678/engine999.new"
 
 
-def find_out(port: int, model: str | None, gguf_file: str | None = None) -> Facts:
+def find_out(config: DoctorConfig) -> Facts:
     """Everything; takes as long as PyTorch takes to be imported, and a kernel to be compiled."""
     requirements = declared()
     return Facts(
@@ -38,9 +39,11 @@ def find_out(port: int, model: str | None, gguf_file: str | None = None) -> Fact
         files=_files(),
         temporary=tempfile.gettempdir(),
         temporary_error=_temporary_error(),
-        port=port,
-        port_error=_port_error(port),
-        model=None if model is None else look_at(model, gguf_file),
+        port=config.port,
+        port_error=_port_error(config.port),
+        model=None
+        if config.model is None
+        else look_at(config.model, config.gguf_file, revision=config.revision, download_dir=config.download_dir),
     )
 
 
@@ -110,7 +113,9 @@ def _port_error(port: int) -> str | None:
 
 
 # --- a model ------------------------------------------------------------------------------------------------------
-def look_at(name: str, gguf_file: str | None = None) -> Model:
+def look_at(
+    name: str, gguf_file: str | None = None, *, revision: str | None = None, download_dir: str | None = None
+) -> Model:
     """What its folder, or its GGUF file, says; nothing is downloaded."""
     from roseinfer.core.errors import RoseinferError
     from roseinfer.hub import cached_model
@@ -119,7 +124,7 @@ def look_at(name: str, gguf_file: str | None = None) -> Model:
     from roseinfer.text.tokenizer import Tokenizer
 
     try:
-        folder = cached_model(name, gguf_file)
+        folder = cached_model(name, gguf_file, revision=revision, download_dir=download_dir)
         if folder is None:
             return Model(name, needs="it is not here yet")
         spec = read_model_spec(folder)

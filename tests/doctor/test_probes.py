@@ -130,6 +130,22 @@ def test_doctor(asked: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert "model tiny" in said.out and said.out.endswith("serving will work\n") and said.err == ""
 
 
+def test_a_model_is_looked_for_where_serve_keeps_it(
+    asked: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit = "0" * 40
+    snapshot = tmp_path / "models--org--model" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"architectures": ["Nobody"]}')
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "v1").write_text(commit)
+    found = ["doctor", "org/model", "--port", "0", "--download-dir", str(tmp_path), "--revision"]
+    assert cli.main([*found, "v1"]) == 1
+    assert "Nobody" in capsys.readouterr().out
+    assert cli.main([*found, "v2"]) == 0
+    assert "not here yet" in capsys.readouterr().out
+
+
 def test_a_problem_is_in_the_exit_code(asked: None, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
