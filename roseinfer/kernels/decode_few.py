@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels import early_start
+from roseinfer.kernels.decode_forms import add_tiles
 from roseinfer.kernels.fp8_codes import CODES
-from roseinfer.kernels.kv_fp8 import narrow_queries, narrowed, widened_values
-from roseinfer.kernels.paged import LOG2_E, blocks_of, load_tokens, no_peak, padded_dim
+from roseinfer.kernels.kv_fp8 import narrow_queries, narrowed
+from roseinfer.kernels.paged import LOG2_E, blocks_of, no_peak, padded_dim
 from roseinfer.kernels.triton_support import tl, triton
 
 MOST_ROWS = 8
@@ -227,29 +228,10 @@ def _few_kernel(
         peak = tl.where(is_new, tl.sum(query.to(tl.float32) * key, 1) * scale, peak)
         total += is_new.to(tl.float32)
         acc += tl.where(is_new, value, 0.0)
-    k_head = k_cache + kv_head * D
-    v_head = v_cache + kv_head * D
-    for tile in tl.range(begin, end, num_stages=STAGES):
-        position = tile * TILE + place
-        inside = position < old
-        if WINDOW > 0:
-            inside = inside & (position >= seen_from)
-        offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * (KV_HEADS * D)
-        block = blocks_of(table, position + TILE, old, BLOCK_SIZE)
-        k = load_tokens(k_head, offset, inside, D, D_PAD)
-        if FP8:
-            k = k.to(query.dtype)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        score = tl.where(inside[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        fade = tl.exp2(peak - higher)
-        weight = tl.exp2(score - higher[:, None])
-        total = total * fade + tl.sum(weight, 1)
-        v = load_tokens(v_head, offset, inside, D, D_PAD)
-        if FP8:
-            v = widened_values(v, k, COMPILED)
-        acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-        peak = higher
+    peak, total, acc = add_tiles(
+        query, k_cache + kv_head * D, v_cache + kv_head * D, table, block, begin, end, seen_from, old, scale,
+        peak, total, acc, block_stride, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
+    )  # fmt: skip
     if FP8:
         acc *= v_scale
 

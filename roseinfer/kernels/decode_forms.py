@@ -61,10 +61,23 @@ def attend_matrix(
     if FP8:
         query, unit = narrow_queries(query)
         scale *= unit
-    place = tl.arange(0, TILE)
     peak = no_peak(ROWS)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
+    return add_tiles(
+        query, k_head, v_head, table, block, begin, end, seen_from, context, scale, peak, total, acc, block_stride,
+        TOKEN_STRIDE, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
+    )  # fmt: skip
+
+
+@triton.jit
+def add_tiles(
+    query, k_head, v_head, table, block, begin, end, seen_from, context, scale, peak, total, acc, block_stride,
+    TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """`peak`, `total` and `acc` with these tiles. query: [heads, D_PAD], over codes as `narrow_queries` gives it."""
+    place = tl.arange(0, TILE)
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
         inside = position < context
