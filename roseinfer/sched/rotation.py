@@ -80,7 +80,7 @@ class GiveWay(Rotation):
         decoding = [request for request in running if decodes(request)]
         filling = [request for request in running if request.remaining and not decodes(request)]
         wanted = budget.expected(sum(request.remaining for request in filling))
-        if wanted < view.token_budget or _lacks_blocks(filling, view):
+        if wanted < view.token_budget or _lacks_blocks(running, view):
             return None
         p = self._cost.params
         rows_s = p.row_s * len(decoding) + p.context_s * sum(len(request.tokens) for request in decoding)
@@ -97,12 +97,16 @@ class GiveWay(Rotation):
         return self._cost.params.prefill_s(len(request.tokens) - left, left) / left
 
 
-def _lacks_blocks(filling: Sequence[Request], view: View) -> bool:
-    """Whether prompts that started may not all find room, and so take each other's blocks: steps might then be empty
-    but for the rows that decode.
+def _lacks_blocks(running: Sequence[Request], view: View) -> bool:
+    """Whether those that run may not all find room beside a step of prompts.
+
+    Prompts that started would take each other's blocks, and new ones those that a row needs for its next token.
     """
-    missing = (max(0, len(request.tokens) - request.capacity) for request in filling)
-    return sum(-(-tokens // view.block_size) for tokens in missing) > view.free_blocks
+    missing = (len(request.tokens) + request.pending - request.capacity for request in running)
+    owed = sum(-(-tokens // view.block_size) for tokens in missing if tokens > 0)
+    # A prompt that starts takes a block for what is left over of its tokens.
+    taken = view.token_budget // view.block_size + view.free_seats
+    return owed > 0 and owed + taken > view.free_blocks
 
 
 def decodes(request: Request) -> bool:

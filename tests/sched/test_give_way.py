@@ -1,5 +1,6 @@
 """Decoding rows without objectives give way to a burst of prompts, on simulated time, and to nothing less."""
 
+import random
 from itertools import pairwise
 from statistics import fmean
 
@@ -133,4 +134,23 @@ def test_prompts_without_room_are_not_given_way_to(blocks: int, prompt: int) -> 
         before = len(submitted(core))
         core.step()
         assert len(submitted(core)) == before + 1
+    assert core.scheduler.stats().policy_stalls == 0
+
+
+@pytest.mark.parametrize("seed", [0, 7, 9, 11])
+def test_prompts_do_not_take_the_block_that_a_row_needs_next(seed: int) -> None:
+    """Again and again they would start in its block and yield it, and nobody got a token."""
+    rng = random.Random(seed)
+    core = make_core(
+        slack_decode_share=0.001,
+        scheduling_policy="slack",
+        num_blocks=6,
+        max_num_seqs=4,
+        depth=2,
+        max_num_batched_tokens=rng.choice([1, 2, 4]),
+    )
+    for turn in range(150):
+        if turn % 3 == 0:
+            add(core, f"{turn}", [turn % 50] * rng.randint(1, 12), max_tokens=rng.randint(1, 12), ignore_eos=True)
+        core.step()
     assert core.scheduler.stats().policy_stalls == 0
