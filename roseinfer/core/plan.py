@@ -23,6 +23,15 @@ class BlockCopy(NamedTuple):
     tokens: int
 
 
+class HostCopy(NamedTuple):
+    """Copy KV block `block` and host block `host` whole, every layer of them: from the host in `StepPlan.loads`, to it
+    in `StepPlan.stores`.
+    """
+
+    block: int
+    host: int
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A request takes a seat. Everything the runner must know of it, sent once (again after a preemption).
@@ -109,6 +118,12 @@ class StepPlan:
 
     `num_tokens`: computed by all rows together, drafts included. `num_drafts`: drafts of all rows together. `guided`:
     indices of the rows that sample for a request with a guide; their masks come with `Runner.sample`.
+
+    `loads` and `stores` copy between KV blocks and blocks in host memory while the rows are computed, or with no rows
+    at all. Stores read what earlier steps have left, loads come behind whatever this step does to the blocks of
+    `released` seats. Both are complete when the step is collected, and not before: until then the scheduler gives
+    neither side to anybody, and only plans that it makes later compute rows that read a loaded block, store it or load
+    from a stored one. `check_host_copies` says what else holds.
     """
 
     step: int
@@ -119,6 +134,29 @@ class StepPlan:
     num_tokens: int = 0
     num_drafts: int = 0
     guided: tuple[int, ...] = ()
+    loads: list[HostCopy] = field(default_factory=list)
+    stores: list[HostCopy] = field(default_factory=list)
+
+    def check_host_copies(self, num_blocks: int, num_host_blocks: int) -> None:
+        """Assert that loads and stores can go on beside each other, the rows and the copies, in any order.
+
+        Each side exists. What is written is written once and by nothing else of this step: a loaded block is no other's
+        target and no source, and a host block that is stored to is not loaded from. Several loads may read one host
+        block, and rows may read a block that is being stored.
+        """
+        loaded, stored_to = [copy.block for copy in self.loads], [copy.host for copy in self.stores]
+        for copy in (*self.loads, *self.stores):
+            assert 0 <= copy.block < num_blocks and 0 <= copy.host < num_host_blocks, f"{copy} is outside the memory"
+        assert len(set(loaded)) == len(loaded), "a block is loaded twice"
+        assert len(set(stored_to)) == len(stored_to), "a host block is stored to twice"
+        assert set(stored_to).isdisjoint(copy.host for copy in self.loads), "a host block is stored to and loaded from"
+        stored = {copy.block for copy in self.stores}
+        assert stored.isdisjoint(loaded), "a block is loaded and stored"
+        written = {copy.dst for copy in self.copies}.union(*(row.new_blocks for row in self.rows))
+        assert written.isdisjoint(loaded), "a block is loaded and written"
+        assert written.isdisjoint(stored), "a block is stored and written"
+        read = {copy.src for copy in self.copies}.union(*(admission.blocks for admission in self.admitted))
+        assert read.isdisjoint(loaded), "a block is read in the step that loads it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +210,13 @@ new_row_result: Callable[[RowResultFields], RowResult] = partial(tuple.__new__, 
 
 @dataclass(slots=True)
 class StepResult:
-    """Results in the order of the plan's rows. `duration_s`: wall time of the step as the runner saw it."""
+    """Results in the order of the plan's rows. `duration_s`: wall time of the step as the runner saw it.
+
+    `loads_s`, `stores_s`: seconds that the plan's loads and stores took, each by itself; 0 if nobody measured them.
+    """
 
     step: int
     rows: list[RowResult]
     duration_s: float = 0.0
+    loads_s: float = 0.0
+    stores_s: float = 0.0

@@ -26,7 +26,8 @@ class RunnerFacts:
     `dtype` is computed in, `weights` says what the weights of linear layers are kept as.
     `limits`: what the runner has room for in a step; plans keep within them. `spare_from`: the first of the KV blocks
     that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
-    generation_config.json sets, `startup_s` seconds per phase.
+    generation_config.json sets, `startup_s` seconds per phase. `num_host_blocks`: KV blocks in host memory, 0 if plans
+    may have no loads and stores; `load_s` and `store_s`: seconds for one block, as measured at the start.
     """
 
     model_type: str
@@ -41,6 +42,9 @@ class RunnerFacts:
     device: str
     default_sampling: dict[str, float | int]
     startup_s: dict[str, float]
+    num_host_blocks: int = 0
+    load_s: float = 0.0
+    store_s: float = 0.0
 
 
 class Runner(Protocol):
