@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roseinfer.priced.machine import Machine
+from roseinfer.router.fleet_size import SizeRule
 from roseinfer.sim.simulator import Simulation
 
 PREFILL, DECODE, BOTH = "prefill", "decode", "both"
@@ -20,24 +21,12 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """How many engines there should be, by what the running ones promise.
-
-    Between `least` and `most`. Over the last `window_s`: more if refusals that an idle engine would have kept exceed
-    `refused` of the requests with objectives, or their mean `fullness` exceeds `high`: as many as bring it to `aim`.
-    One fewer if that of the others would stay below `low` for `patience_s` and a simulation of the requests of the last
-    `recent_s` keeps `target` of them with one fewer.
+class Scaling(SizeRule):
+    """One engine fewer only if a simulation of the requests of the last `recent_s` keeps `target` of them with one
+    fewer.
     """
 
-    least: int
-    most: int
     target: float = 0.95
-    window_s: float = 60.0
-    refused: float = 0.01
-    high: float = 0.85
-    aim: float = 0.75
-    low: float = 0.65
-    patience_s: float = 600.0
     recent_s: float = 180.0
 
 

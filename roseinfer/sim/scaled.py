@@ -6,10 +6,11 @@ from statistics import fmean
 
 from roseinfer.core.outputs import End, FinishReason
 from roseinfer.core.request import sequence_id
+from roseinfer.router.fleet_size import fullness
 from roseinfer.sim.fleet import Call, Fleet, Slot
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
 from roseinfer.sim.report import adherence
-from roseinfer.sim.scaling import TICK_S, Scaler, fullness
+from roseinfer.sim.scaling import TICK_S, Scaler
 
 
 class ScaledFleet(Fleet):

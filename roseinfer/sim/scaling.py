@@ -1,27 +1,12 @@
-"""When there should be more engines, or fewer: by what those that run promise, and by what they turned away."""
+"""What a simulated fleet has seen lately, and how many engines it should have for that."""
 
 from collections import deque
-from math import ceil, floor
 from statistics import fmean
 
-from roseinfer.core.promise import Promise
+from roseinfer.router.fleet_size import Seen, fleet_size, refusing
 from roseinfer.sim.fleet_plan import Scaling
 
 TICK_S = 5.0  # between two looks
-ENOUGH = 20  # requests in the window, below which a share of refusals says nothing
-
-
-LEAST_ROOM = 0.13  # of a second, which an engine is taken to have for work at any pace
-
-
-def fullness(promise: Promise) -> float:
-    """What an engine is asked for, of what it can do at the pace that its tightest request needs; 1 = full.
-
-    The constant cost of steps is not part of either: it is the same for one request as for a hundred, so a fleet twice
-    as large pays it twice.
-    """
-    pace = promise.cost_s[0] / promise.smallest_s
-    return (promise.busy + promise.weights + promise.arriving) / max(LEAST_ROOM, promise.keep - pace)
 
 
 class Scaler:
@@ -59,21 +44,8 @@ class Scaler:
 
     def wanted(self, at_s: float, running: int, coming: int) -> int:
         """How many engines there should be, those that are `coming` included; asked behind `look`."""
-        plan, size = self._plan, running + coming
-        used, asked = self.used, len(self._promised)
-        refusing = asked >= ENOUGH and len(self._refused) > plan.refused * asked
-        if used > plan.high or refusing:
-            self._calm_s = None
-            more = ceil(running * used / plan.aim)
-            if refusing and not coming:
-                more = max(more, size + 1)
-            return min(plan.most, max(size, more))
-        if coming or size <= plan.least or used * running >= plan.low * (running - 1):
-            self._calm_s = None
-        elif self._calm_s is None:
-            self._calm_s = at_s
-        elif floor(at_s - self._calm_s) >= plan.patience_s:
-            return size - 1
+        too_many = refusing(self._plan, len(self._promised), len(self._refused))
+        size, self._calm_s = fleet_size(self._plan, Seen(at_s, running, coming, self.used, too_many), self._calm_s)
         return size
 
     def grown(self) -> None:

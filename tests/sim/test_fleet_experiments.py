@@ -10,12 +10,13 @@ import pytest
 from roseinfer import cli
 from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo
+from roseinfer.router.fleet_size import fullness
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun, Scaling
 from roseinfer.sim.fleet_report import longest_below, summarise_fleet
 from roseinfer.sim.fleets import simulate_fleet
-from roseinfer.sim.scaling import Scaler, fullness
+from roseinfer.sim.scaling import Scaler
 from roseinfer.sim.sweep import Knowledge
 from roseinfer.sim.workload import Arrival
 
@@ -91,7 +92,7 @@ def test_a_fleet_follows_a_step_in_load_and_comes_back() -> None:
     calm = [Arrival(at_s, [1] * 100, 3, slo) for at_s in range(20)]
     rush = [Arrival(20 + number / 16, [1] * 100, 3, slo) for number in range(16 * 20)]
     after = [Arrival(40 + at_s, [1] * 100, 3, slo) for at_s in range(80)]
-    scaling = Scaling(1, 4, 0.9, window_s=15.0, patience_s=20.0, recent_s=20.0)
+    scaling = Scaling(1, 4, target=0.9, window_s=15.0, patience_s=20.0, recent_s=20.0)
     plan = FleetPlan(1, "pace", start_s=5.0, scaling=scaling)
     found = run(calm + rush + after, plan)
     sizes = [size for _, size in found.sizes]
