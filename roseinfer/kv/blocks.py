@@ -117,11 +117,12 @@ class PrefixHit:
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """What a walk of the index found for the first `known` tokens of a sequence, and what tells whether another walk
-    would find the same: `last`, the entry of the hit's last block; `next_key`, the key at which the walk ended (None if
-    it found all); `holes`, of the index.
+    would find the same: `first`, the block that the walk began with; `last`, the entry of the hit's last block;
+    `next_key`, the key at which the walk ended (None if it found all); `holes`, of the index.
     """
 
     known: int
+    first: int
     hit: PrefixHit
     last: Entry | None
     next_key: bytes | None
@@ -205,6 +206,10 @@ class PrefixIndex:
         self._full: list[Entry | None] = [None] * num_blocks
         self._partial: list[Entry | None] = [None] * num_blocks
 
+    def __len__(self) -> int:
+        """Entries."""
+        return len(self._blocks)
+
     def chain(self, salt: str) -> Chain:
         return Chain(root_key(salt, self._digest), self._block_size, self._digest)
 
@@ -212,28 +217,40 @@ class PrefixIndex:
         """Whether the block may still be matched."""
         return self._full[block] is not None or self._partial[block] is not None
 
+    def full(self, block: int) -> Entry | None:
+        """What the block holds if that is whole."""
+        return self._full[block]
+
+    def where(self, key: bytes) -> int | None:
+        """The block that holds the entry with this key."""
+        return self._blocks.get(key)
+
     def match(self, chain: Chain, tokens: Sequence[int]) -> PrefixHit:
         """The longest cached prefix of `tokens`: full blocks, and a partly filled last one if it fits exactly."""
         return self.look_up(chain, tokens).hit
 
-    def look_up(self, chain: Chain, tokens: Sequence[int], before: Lookup | None = None) -> Lookup:
-        """As `match`, with what makes the next look-up of the same sequence a comparison. `before`: the one before."""
-        if before is not None and before.known == len(tokens) and self._holds_still(before):
+    def look_up(self, chain: Chain, tokens: Sequence[int], before: Lookup | None = None, first: int = 0) -> Lookup:
+        """As `match`, with what makes the next look-up of the same sequence a comparison. `before`: the one before.
+
+        The hit's blocks are those from block `first` of the sequence on, and its tokens end where they do.
+        """
+        if before is not None and before.known == len(tokens) and before.first == first and self._holds_still(before):
             return before
         size, known = self._block_size, len(tokens)
         blocks: list[int] = []
         last: Entry | None = None
-        for index in range(-(-known // size)):
+        for index in range(first, -(-known // size)):
             entry = chain.entry(tokens, index)
             partial = len(entry.tokens) < size
             block = self._find(entry, self._partial if partial else self._full)
             if block is None:
                 hit = PrefixHit(index * size, tuple(blocks))
-                return Lookup(known, hit, last, entry.key, self._holes)
+                return Lookup(known, first, hit, last, entry.key, self._holes)
             blocks.append(block)
             # The index's own: identity tells later whether it is still there.
             last = (self._partial if partial else self._full)[block]
-        return Lookup(known, PrefixHit(known, tuple(blocks), partial=known % size != 0), last, None, self._holes)
+        hit = PrefixHit(known, tuple(blocks), partial=known % size != 0)
+        return Lookup(known, first, hit, last, None, self._holes)
 
     def _holds_still(self, lookup: Lookup) -> bool:
         """Whether a walk would find the same. Without new holes the last block says it of all those before it: they

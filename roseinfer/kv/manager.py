@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from roseinfer.core.errors import InvalidRequestError
-from roseinfer.core.plan import BlockCopy
+from roseinfer.core.plan import BlockCopy, HostCopy
 from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
+from roseinfer.kv.host import HostCache
 
 NO_HIT = PrefixHit()
 AUDIT_PIECE = 1024  # blocks that are looked at before an audit pauses
@@ -33,7 +34,8 @@ class SequenceKv:
     """One sequence's share of the cache.
 
     `tail_borrowed`: the last block is partly filled and not ours to write; `tail_tokens` of its slots are ours to
-    read. `registered` counts the full blocks already offered to the prefix index. `lookup`: what it last found there.
+    read. `registered` counts the full blocks already offered to the prefix index. `lookup`: what it last found there;
+    `host_lookup`: and behind that in host memory.
     """
 
     chain: Chain
@@ -43,6 +45,7 @@ class SequenceKv:
     registered: int = 0
     partial_registered: bool = False
     lookup: Lookup | None = None
+    host_lookup: Lookup | None = None
 
 
 class KvManager:
@@ -59,9 +62,12 @@ class KvManager:
         *,
         prefix_caching: bool = True,
         spare_from: int | None = None,
+        num_host_blocks: int = 0,
         digest: Digest = sha256,
     ) -> None:
-        """spare_from: blocks from there on are not used while older ones are free, be their content wanted or not."""
+        """spare_from: blocks from there on are not used while older ones are free, be their content wanted or not.
+        num_host_blocks: in host memory; `host` is their `HostCache`, None without them or a prefix cache.
+        """
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
         self.block_size = block_size
@@ -71,6 +77,9 @@ class KvManager:
         self._pool = BlockPool(num_blocks, self._index.forget, spare_from)
         self._sequences: dict[str, SequenceKv] = {}
         self._pinned: list[int] = []
+        self.host: HostCache | None = None
+        if num_host_blocks and prefix_caching:
+            self.host = HostCache(num_host_blocks, block_size, self._pool, self._index, digest)
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property
@@ -138,6 +147,26 @@ class KvManager:
         seq.tail_tokens = hit.tokens % self.block_size if hit.partial else 0
         seq.registered = hit.tokens // self.block_size
         seq.partial_registered = hit.partial
+
+    def match_host(self, sequence_id: str, tokens: Sequence[int], hit: PrefixHit) -> tuple[int, ...]:
+        """The host blocks that go on behind a hit that `match` has just found. Takes nothing; the last one is whole."""
+        if self.host is None or hit.partial:
+            return ()
+        seq = self._sequences[sequence_id]
+        seq.host_lookup = self.host.look_up(seq.chain, tokens, len(hit.blocks), seq.host_lookup)
+        return seq.host_lookup.hit.blocks
+
+    def load(self, sequence_id: str, hosts: Sequence[int]) -> list[HostCopy]:
+        """Give a sequence that holds nothing but a hit, of full blocks, others that these host blocks are loaded into.
+
+        The caller has checked `num_free`, ends the loads with `host.loaded` or `host.drop`, and lets nobody read
+        before.
+        """
+        seq = self._sequences[sequence_id]
+        assert self.host is not None and not seq.tail_borrowed, "only full blocks are loaded"
+        blocks = self._pool.take(len(hosts))
+        seq.blocks.extend(blocks)
+        return self.host.load(hosts, blocks)
 
     def fork(self, parent_id: str, child_id: str, tokens: int) -> None:
         """Give an empty sequence the parent's first `tokens` tokens, whose K/V the parent has computed."""
@@ -217,7 +246,11 @@ class KvManager:
 
     def distrust(self, sequence_id: str) -> None:
         """The sequence failed, so what it computed must not be matched again."""
-        for block in self._sequences[sequence_id].blocks:
+        blocks = self._sequences[sequence_id].blocks
+        if self.host is not None:
+            held = map(self._index.full, blocks)
+            self.host.distrust(entry.key for entry in held if entry is not None)
+        for block in blocks:
             self._index.forget(block)
 
     def release(self, sequence_id: str) -> None:
@@ -293,7 +326,7 @@ class KvManager:
             if looked_at >= AUDIT_PIECE:
                 looked_at = 0
                 yield
-        for block in self._pinned:
+        for block in (*self._pinned, *(self.host.pins() if self.host is not None else ())):
             owners[block] += 1
         assert owners == self._pool.refs, "reference counts and owners disagree"
         free = 0
@@ -304,3 +337,5 @@ class KvManager:
                 yield
         assert free == self._pool.num_free == owners.count(0), "free + owned != total"
         yield from self._index.audit(AUDIT_PIECE)
+        if self.host is not None:
+            yield from self.host.audit(AUDIT_PIECE)
