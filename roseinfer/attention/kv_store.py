@@ -1,12 +1,12 @@
 """Where K and V live: one tensor for all layers of one shape, so that one indexed copy moves a block of all of them."""
 
 import math
-import mmap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from roseinfer.attention.pages import fresh_pages
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.availability import has_triton
 from roseinfer.kernels.fp8_codes import CODES
@@ -69,6 +69,11 @@ class KVStore:
             self._copy = copy_blocks
 
     @property
+    def blocks(self) -> tuple[torch.Tensor, ...]:
+        """The parts as bytes: [num_blocks, bytes of a block in the part] uint8 each, views of the same memory."""
+        return tuple(part.view(torch.uint8).view(self.num_blocks, -1) for part in self.parts)
+
+    @property
     def data(self) -> torch.Tensor:
         """The only part, of a store whose layers are alike."""
         (part,) = self.parts
@@ -118,15 +123,7 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU in pages that the kernel fills in when they are first used.
-
-    Zeroing gigabytes that a small model may never fill would take longer than loading it, and count as used memory.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or num_bytes < mmap.PAGESIZE or not hasattr(mmap, "MAP_ANONYMOUS"):
+    """Zeros; on a CPU in pages that are filled in when they are first used: a small model may never use them all."""
+    if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # The tensor keeps the mapping alive.
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return fresh_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -87,10 +87,17 @@ class CacheConfig:
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, activations and KV cache")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before", aliases=("prefix_cache",))
+    kv_offloading_size: float = option(
+        0.0, "GiB of host memory, of each engine, for KV blocks beyond those of the KV cache; 0 = none", metavar="GIB"
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
+        if not (isfinite(self.kv_offloading_size) and self.kv_offloading_size >= 0):
+            raise ConfigError(f"kv_offloading_size must not be negative, got {self.kv_offloading_size}")
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ConfigError("kv_offloading_size needs enable_prefix_caching: blocks in host memory are found by it")
         check_block_size(self.block_size)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be within (0, 1], got {self.gpu_memory_utilization}")

@@ -20,11 +20,16 @@ class Admitted(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """`duration_s`: of the step with what the host did around it, unless that was hidden behind another step."""
+    """`duration_s`: of the step with what the host did around it, unless that was hidden behind another step.
+
+    `loads_s`, `stores_s`: as in `StepResult`.
+    """
 
     plan: StepPlan
     now_s: float
     duration_s: float
+    loads_s: float = 0.0
+    stores_s: float = 0.0
 
 
 class Ended(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from roseinfer.core.clock import Advancing
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import PassThrough, Runner
-from roseinfer.sched.cost import CostParams, work_of
+from roseinfer.sched.cost import CostParams, work_of_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,13 @@ class Machine:
 
 
 class PricedHandle(NamedTuple):
-    """A step on the machine: how long it takes there, and when it is done."""
+    """A step on the machine: how long it takes there, when it is done, and what its loads and stores take of that."""
 
     inner: Any
     duration_s: float
     done_s: float
+    loads_s: float
+    stores_s: float
 
 
 class PricedRunner(PassThrough):
@@ -89,17 +91,20 @@ class PricedRunner(PassThrough):
     def submit(self, plan: StepPlan) -> PricedHandle:
         if self._limits is not None:
             self._limits.check(plan)
-        duration_s = self._machine.cost.seconds(work_of(plan.rows))
+        cost = self._machine.cost
+        duration_s = cost.seconds(work_of_step(plan))
         if self._machine.noise:
             duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))
         start_s = max(self._free_s, self._clock.now())
         if self._machine.slowdown:
-            duration_s *= self._machine.slowness(start_s)
+            slowness = self._machine.slowness(start_s)
+            cost, duration_s = cost.slower(slowness), slowness * duration_s
         if self._machine.stalls is not None:
             duration_s += self._stalled_s(self._machine.stalls, start_s, duration_s)
         self._free_s = start_s + duration_s
         self.busy_s += duration_s
-        return PricedHandle(self.inner.submit(plan), duration_s, self._free_s)
+        loads_s, stores_s = cost.load_s * len(plan.loads), cost.store_s * len(plan.stores)
+        return PricedHandle(self.inner.submit(plan), duration_s, self._free_s, loads_s, stores_s)
 
     def _stalled_s(self, stalls: Stalls, start_s: float, duration_s: float) -> float:
         """How much longer a step takes for the stalls that it meets; also for one that it finds going on."""
@@ -115,5 +120,5 @@ class PricedRunner(PassThrough):
     def collect(self, handle: PricedHandle) -> StepResult:
         self._clock.advance(max(0.0, handle.done_s - self._clock.now()))
         result = self.inner.collect(handle.inner)
-        result.duration_s = handle.duration_s
+        result.duration_s, result.loads_s, result.stores_s = handle.duration_s, handle.loads_s, handle.stores_s
         return result

@@ -12,13 +12,16 @@ from roseinfer.attention.base import (
     GraphableAttention,
     MixedGraphableAttention,
 )
+from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import make_attention
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
+from roseinfer.core.progress import stage
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
 from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
+from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
@@ -26,7 +29,9 @@ from roseinfer.runner.seats import SeatTable
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a runner is assembled from. `backend`: as `resolve_backend` returns. `kept`: K and V in the store."""
+    """What a runner is assembled from. `backend`: as `resolve_backend` returns. `kept`: K and V in the store.
+    `num_host_blocks`: KV blocks in host memory, 0 for none.
+    """
 
     block_size: int
     num_blocks: int
@@ -36,19 +41,21 @@ class Shape:
     backend: str
     kept: torch.dtype
     graphs: bool
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """`graphs` are to be captured after a rehearsal; empty where every step is launched kernel by kernel.
 
-    graphable: whether there could be some, were they asked for.
+    graphable: whether there could be some, were they asked for. `copier`: None without blocks in host memory.
     """
 
     runner: ModelRunner
     seats: SeatTable
     graphable: bool
     graphs: tuple[DecodeGraphs | MixedGraphs, ...]
+    copier: Copier | None = None
 
     def capture(self) -> None:
         """Record the graphs, which share one pool of memory."""
@@ -75,8 +82,20 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
     forward, graphs = _forward_pass(model, attention, store, seats, shape)
-    runner = ModelRunner(model, forward, store, seats, shape.limits)
-    return Assembly(runner, seats, isinstance(attention, GraphableAttention), graphs)
+    copier = None
+    if shape.num_host_blocks:
+        with stage("taking host memory for K and V"):
+            copier = _copier(store, HostStore(shape.num_host_blocks, store))
+    runner = ModelRunner(model, forward, store, seats, shape.limits, copier)
+    return Assembly(runner, seats, isinstance(attention, GraphableAttention), graphs, copier)
+
+
+def _copier(store: KVStore, host: HostStore) -> Copier:
+    if not store.parts[0].is_cuda:
+        return CpuCopier(store, host)
+    from roseinfer.runner.cuda_host_copies import CudaCopier
+
+    return CudaCopier(store, host)
 
 
 def _forward_pass(

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from roseinfer.attention.host_store import GIB, check_host_memory, num_host_blocks
 from roseinfer.attention.kv_fp8 import kept_dtype
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
@@ -29,6 +30,7 @@ from roseinfer.runner.cache_size import (
     resolve_max_model_len,
     spare_from,
 )
+from roseinfer.runner.host_copies import CopyTimes, time_copies
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 
@@ -59,6 +61,7 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
     startup_s: dict[str, float] = {}
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
+    check_host_memory(int(config.cache.kv_offloading_size * GIB))
     with _phase(startup_s, "load"):
         device = resolve_device(config.model.device)
         spec = read_model_spec(folder, config.model.max_model_len)
@@ -85,8 +88,10 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
         limits = StepLimits.of(config.scheduler, max_model_len)
+        bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kept)
+        host_blocks = num_host_blocks(config.cache.kv_offloading_size, bytes_per_block)
         shape = _shape(config, num_blocks, max_model_len, backend, kept, limits)
-        assembly = assemble(model, shape)
+        assembly = assemble(model, replace(shape, num_host_blocks=host_blocks))
     with _phase(startup_s, "warm-up"):
         rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
         if device.type == "cuda":  # products of few rows have kernels of their own
@@ -94,6 +99,9 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
             for params in (PLAIN, EDITED):  # masks are applied to logits of either dtype
                 rehearse(assembly.runner, assembly.seats, num_blocks, [1], (params,), guided=True)
+        copies = CopyTimes()
+        if assembly.copier is not None:
+            copies = time_copies(assembly.copier, num_blocks, host_blocks)
     if assembly.graphs:
         with _phase(startup_s, "graphs"):
             assembly.capture()
@@ -113,6 +121,9 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         device=str(device),
         default_sampling=_default_sampling(generation),
         startup_s=startup_s,
+        num_host_blocks=host_blocks,
+        load_s=copies.load_s,
+        store_s=copies.store_s,
     )
     return BuiltRunner(assembly.runner, facts)
 

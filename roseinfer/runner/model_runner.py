@@ -15,6 +15,7 @@ from roseinfer.kernels.availability import has_triton
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import StepTimer, StepTimers, start_download, upload
 from roseinfer.runner.forward import Columns, ForwardPass, SampleAt
+from roseinfer.runner.host_copies import Copier, CopyTimes, StepCopies
 from roseinfer.runner.logprobs import Scores
 from roseinfer.runner.masks import HostMasks
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
@@ -42,6 +43,7 @@ class StepHandle:
     sampled: Sampled | None = None
     prompts: list[PromptScores] = field(default_factory=list)
     downloaded: "_Downloaded" = field(default_factory=lambda: _Downloaded())
+    host_copies: StepCopies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,17 @@ class ModelRunner:
     capabilities = Capabilities(masks=True, logprobs=True)
 
     def __init__(
-        self, model: CausalLM, forward: ForwardPass, store: KVStore, seats: SeatTable, limits: StepLimits
+        self,
+        model: CausalLM,
+        forward: ForwardPass,
+        store: KVStore,
+        seats: SeatTable,
+        limits: StepLimits,
+        copier: Copier | None = None,
     ) -> None:
+        """copier: between the store and host memory; without one, plans have no loads and stores."""
         self._limits = limits
+        self._copier = copier
         self._model = model
         self._forward_pass = forward
         self._store = store
@@ -110,6 +120,9 @@ class ModelRunner:
         handle.timer.start()
         with self._span("prepare"):
             self._change_state(plan)
+            if plan.loads or plan.stores:
+                assert self._copier is not None, "there are no blocks in host memory"
+                handle.host_copies = self._copier.start(plan.loads, plan.stores)
         if plan.rows:
             self._forward(handle, Columns.of(plan.rows))
         if not plan.guided:  # else the step waits for its masks, which is part of what it takes
@@ -142,6 +155,7 @@ class ModelRunner:
     def collect(self, handle: StepHandle) -> StepResult:
         """Wait for a sampled step."""
         duration_s = handle.timer.wait()
+        copied = CopyTimes() if handle.host_copies is None else handle.host_copies.wait()
         rows = handle.plan.rows
         sampled = handle.downloaded.tokens
         tokens: list[int] = [] if sampled is None else sampled.tolist()
@@ -152,10 +166,12 @@ class ModelRunner:
         self._add_scores(handle, results)
         if self._seats.broken or handle.prompts or (tokens and min(tokens) < 0):
             self._add_errors(handle, results, tokens)
-        return StepResult(handle.plan.step, results, duration_s)
+        return StepResult(handle.plan.step, results, max(duration_s, *copied), *copied)
 
     def close(self) -> None:
-        """Nothing runs between calls; memory goes with the object."""
+        """Memory goes with the object, so copies must be done."""
+        if self._copier is not None:
+            self._copier.close()
 
     # --- submit -------------------------------------------------------------------------------------------------
     def _change_state(self, plan: StepPlan) -> None:

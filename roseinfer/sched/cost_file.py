@@ -1,7 +1,8 @@
 """A cost model in a file: `{"cost": {"step_s": ..., "token_s": ..., ...}, ...}`, seconds as in `CostParams`.
 
 `roseinfer calibrate` writes it, with more about where it comes from, which is not read. Files from before there was
-`chunk_context_s` lack it; it is 0 then.
+`chunk_context_s` lack it; it is 0 then. Files without `load_s` and `store_s`, of an engine without K/V in host memory,
+leave these at their defaults.
 """
 
 import json
@@ -14,7 +15,8 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost import CostParams
 
-LATER = "chunk_context_s"
+# What a file may lack, and what it then is.
+LATER = {name: getattr(CostParams(), name) for name in ("chunk_context_s", "load_s", "store_s")}
 
 
 def cost_as_json(params: CostParams) -> dict[str, dict[str, float]]:
@@ -35,7 +37,7 @@ def read_cost(path: str) -> CostParams:
 
 def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
     names = [f.name for f in fields(CostParams)]
-    cost = {LATER: 0.0, **cost}
+    cost = {**LATER, **cost}
     if set(cost) != set(names):
         raise ConfigError(f"{path}: a cost model has {', '.join(names)}; this one has {', '.join(sorted(cost))}")
     for name, value in cost.items():

@@ -9,7 +9,7 @@ import torch
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from roseinfer.core.plan import Admission, Row, StepPlan
+from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.models import decoder
 from roseinfer.runner.build import BuiltRunner, build_runner, resolve_device
@@ -115,6 +115,31 @@ def test_keys_and_values_in_fp8_take_a_quarter_of_float32(folder):
         for kept in ("auto", "fp8")
     )
     assert (wide.num_blocks, narrow.num_blocks) == (8, 32)
+
+
+def test_host_memory_holds_as_many_blocks_as_its_size_says_and_copies_are_timed(folder):
+    built = build(folder, cache={"num_kv_blocks": 40, "kv_offloading_size": 1 / 1024})
+    assert built.facts.num_host_blocks == 2**20 // (2 * 2 * 4 * 2 * 4 * 4)  # layers, K and V, slots, heads, dim, bytes
+    assert built.facts.load_s > 0 and built.facts.store_s > 0
+    text = generate(built, [7, 8, 9, 10, 11, 12], 6, 8)  # in blocks 5 and 6
+    stores = [HostCopy(5, 2047), HostCopy(6, 0)]
+    assert run(built.runner, StepPlan(90, [], released=[1], stores=stores)).stores_s > 0
+    assert generate(built, [20] * 8, 6, 8) != text
+    loads = [HostCopy(5, 2047), HostCopy(6, 0)]
+    assert run(built.runner, StepPlan(91, [], released=[1], loads=loads)).loads_s > 0
+    params = SamplingParams(max_tokens=9, temperature=0.0)
+    tokens = [7, 8, 9, 10, 11, 12, *text[:3]]
+    again = Admission("r", 1, tokens, 6, params, 0, (), (5, 6, 7))
+    result = run(built.runner, StepPlan(92, [Row("r", 1, 8, 1, 1, True, 8, 0, ())], [again], num_tokens=1))
+    assert result.rows[0].token_ids == (text[3],)
+    assert build(folder).facts.num_host_blocks == 0
+
+
+def test_host_memory_that_is_not_there_is_refused_before_weights_are_read(folder):
+    with pytest.raises(ConfigError, match="kv_offloading_size asks for 1000000"):
+        build(folder, model={"load_format": "auto"}, cache={"kv_offloading_size": 1e6})
+    with pytest.raises(ConfigError, match="one KV block takes"):
+        build(folder, cache={"kv_offloading_size": 1e-9})
 
 
 def test_keys_with_a_bias_do_not_go_into_fp8_without_scales(folder, monkeypatch):

@@ -3,10 +3,12 @@
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, StepResult
+from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, StepLimits, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.forward import EagerForward, Prepared, build_batch
+from roseinfer.runner.host_copies import CpuCopier
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import store_of
@@ -67,7 +69,9 @@ class TinyModel:
 class Bench:
     """A runner with its parts in reach, and plans made by hand. Blocks are handed out in order, never reused."""
 
-    def __init__(self, *, seats: int = 4, length: int = 64, block_size: int = 4, bad: bool = False) -> None:
+    def __init__(
+        self, *, seats: int = 4, length: int = 64, block_size: int = 4, bad: bool = False, host_blocks: int = 0
+    ) -> None:
         blocks = seats * -(-length // block_size) + 8
         device = torch.device("cpu")
         self.model = TinyModel(bad)
@@ -76,7 +80,9 @@ class Bench:
         forward = EagerForward(
             self.model, LoopAttention(), self.store, lambda columns: Prepared(build_batch(columns, self.seats))
         )
-        self.runner = ModelRunner(self.model, forward, self.store, self.seats, StepLimits(seats, seats * length))
+        copier = CpuCopier(self.store, HostStore(host_blocks, self.store)) if host_blocks else None
+        limits = StepLimits(seats, seats * length)
+        self.runner = ModelRunner(self.model, forward, self.store, self.seats, limits, copier)
         self.block_size = block_size
         self.next_block = 0
         self.step = 0
@@ -123,10 +129,13 @@ class Bench:
         rows: list[Row],
         copies: list[BlockCopy] | None = None,
         released: list[int] | None = None,
+        loads: list[HostCopy] | None = None,
+        stores: list[HostCopy] | None = None,
     ) -> StepPlan:
         self.step += 1
         tokens = sum(row.count for row in rows)
-        return StepPlan(self.step, rows, admitted, copies or [], released or [], tokens)
+        moved = {"loads": loads or [], "stores": stores or []}
+        return StepPlan(self.step, rows, admitted, copies or [], released or [], tokens, **moved)
 
     def run(self, admitted: list[Admission], rows: list[Row], *args: list, **more: list) -> StepResult:
         return run(self.runner, self.plan(admitted, rows, *args, **more))

@@ -1,0 +1,42 @@
+"""Memory of the host in pages of its own: given when first written, or locked for a GPU to copy from and to."""
+
+import mmap
+import weakref
+
+import torch
+
+from roseinfer.core.errors import ConfigError
+
+
+def fresh_pages(num_bytes: int) -> torch.Tensor:
+    """[num_bytes] uint8, zeros, in pages that the kernel fills in when they are first used.
+
+    Zeroing gigabytes that may never be used would take longer than loading a model, and count as used memory.
+    Raises `OSError` if the address space has no room.
+    """
+    if num_bytes < mmap.PAGESIZE or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+    # The tensor keeps the mapping alive.
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def pinned_pages(num_bytes: int) -> torch.Tensor:
+    """`fresh_pages` that stay where they are, so that a GPU copies from and to them by itself.
+
+    Not torch's pinned memory, whose allocator takes the next power of two. Raises `ConfigError` if the driver refuses.
+    """
+    pages = fresh_pages(num_bytes)
+    pages.zero_()  # by all threads; the driver would ask for one page after the other
+    driver = torch.cuda.cudart()
+    error = int(driver.cudaHostRegister(pages.data_ptr(), num_bytes, 0))
+    if error:
+        raise ConfigError(
+            f"the GPU's driver could not lock {num_bytes / 2**30:.1f} GiB of host memory (CUDA error {error}); lower "
+            "kv_offloading_size"
+        )
+    # Before the pages themselves go: what is kept here does not keep the tensor.
+    weakref.finalize(pages, driver.cudaHostUnregister, pages.data_ptr()).atexit = False
+    return pages

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from roseinfer.attention import host_store
+from roseinfer.attention.host_store import GIB, HostStore, check_host_memory, num_host_blocks
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.errors import ConfigError
+from roseinfer.kernels.fp8_codes import CODES
+from tests.helpers.attention import spec_of
+
+SPECS = [spec_of(4, 2, 8), spec_of(4, 1, 16), spec_of(8, 2, 8, window=3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, CODES])
+def test_a_host_block_has_room_for_every_layer_of_a_block(dtype):
+    store = KVStore(5, 4, SPECS, dtype, torch.device("cpu"))
+    host = HostStore(3000, store)
+    assert [part.shape[0] for part in host.parts] == [3000, 3000]
+    assert sum(part.shape[1] for part in host.parts) == KVStore.bytes_per_block(SPECS, 4, dtype)
+    for device, kept in zip(store.blocks, host.parts, strict=True):
+        assert device.shape == (5, kept.shape[1]) and device.is_contiguous() and kept.is_contiguous()
+        kept.fill_(1 + len(host.parts))  # would reach into another part, did they overlap
+    assert all(int(part.sum(dtype=torch.int64)) == part.numel() * 3 for part in host.parts)
+    store.blocks[0][2] = 56
+    (keys, values), (other, _) = store.layer(0), store.layer(1)
+    assert bool(keys.view(torch.uint8)[2].eq(56).all()) and bool(values.view(torch.uint8)[2].eq(56).all())
+    assert not other.view(torch.uint8).any() and not keys.view(torch.uint8)[[0, 1, 3, 4]].any()
+
+
+def test_blocks_of_a_size_in_gib():
+    assert num_host_blocks(0.0, 1 << 20) == 0
+    assert num_host_blocks(1.5, 1 << 20) == 1536
+    with pytest.raises(ConfigError, match=r"kv_offloading_size is 0\.001 GiB, but one KV block takes 2359296 bytes"):
+        num_host_blocks(0.001, 2359296)
+
+
+def test_what_can_be_had_is_said_before_anything_is_taken(monkeypatch):
+    monkeypatch.setattr(host_store, "available_memory_bytes", lambda: 100 * GIB)
+    check_host_memory(90 * GIB)
+    with pytest.raises(ConfigError, match=r"96\.0 GiB of host memory, but no more than 90\.0 GiB can be had"):
+        check_host_memory(96 * GIB)
+    store = KVStore(1, 4, SPECS, torch.float32, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="no more than 90"):
+        HostStore(96 * GIB // store.blocks[0].shape[1], store)
+
+
+def test_want_of_address_space_is_an_error_of_the_option(monkeypatch):
+    def full(num_bytes: int) -> torch.Tensor:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(host_store, "fresh_pages", full)
+    with pytest.raises(ConfigError, match="lower kv_offloading_size"):
+        HostStore(10, KVStore(1, 4, SPECS, torch.float32, torch.device("cpu")))
