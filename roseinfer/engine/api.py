@@ -123,7 +123,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """How one of the engines behind an `Engine` does. `engine`: its number, from 0.
+    """How one of the engines behind an `Engine` does. `engine`: its number.
 
     `restarts`: how often it was started again, as far as the reporter knows, `deaths` of these because it had ended or
     hung. `stats` go on counting over restarts as far as the reporter has seen them. `info`: of the newest start.
@@ -175,6 +175,14 @@ class RoutingObserver(Protocol):
 
     def breaker(self, engine: int, open: bool) -> None:
         """It gets no requests from here for a while, as it failed, or it does again."""
+        ...
+
+    def came(self, engine: int) -> None:
+        """There is an engine of this number, which no other has had. Told of those first that are there already."""
+        ...
+
+    def left(self, engine: int) -> None:
+        """It is gone for good."""
         ...
 
 
@@ -235,9 +243,15 @@ class RequestStream(Submission, Protocol):
 
 
 class Engine(Protocol):
-    """An engine as the server and the benchmarks use it (same event loop, one instance per server)."""
+    """An engine as the server and the benchmarks use it (same event loop, one instance per server).
+
+    `several`: whether requests are placed: there are several engines behind it, or there may come to be.
+    """
 
     info: EngineInfo
+
+    @property
+    def several(self) -> bool: ...
 
     def submit(self, request: GenerateRequest, sink: Sink) -> Submission:
         """Start a request; returns at once. No model work happens here.

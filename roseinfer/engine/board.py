@@ -6,22 +6,12 @@ import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from roseinfer.core.errors import ResourceError
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineState
-
-
-class Standing(NamedTuple):
-    """What the owner says of an engine. `number`: how many processes it has been, this one included; 0 = none yet.
-    `final`: it is not started again.
-    """
-
-    state: EngineState = EngineState.STARTING
-    number: int = 0
-    final: bool = False
-
+from roseinfer.engine.standing import Standing
 
 _STATES = tuple(EngineState)
 

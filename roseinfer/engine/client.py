@@ -135,6 +135,8 @@ class AsyncEngine(EngineWatch):
     `requests` may be shared with other engines; then `heir` is who moves them.
     """
 
+    several = False
+
     def __init__(self, transport: Transport, requests: LiveRequests, heir: Heir | None = None) -> None:
         super().__init__(transport, requests.clock)
         self._requests = requests

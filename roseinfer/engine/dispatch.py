@@ -10,7 +10,8 @@ from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import RoutingObserver
 from roseinfer.engine.journey import Journey, first_ask, next_ask, prompt_keys
 from roseinfer.engine.live import LiveRequest, LiveRequests
-from roseinfer.engine.slot import EngineSlot, homeless
+from roseinfer.engine.slot import EngineSlot
+from roseinfer.engine.slots import EngineSlots, homeless
 from roseinfer.router.base import Ask, Outlook, Placement
 from roseinfer.router.breaker import Outcome
 from roseinfer.router.placer import Placer
@@ -37,6 +38,10 @@ class Unobserved:
 
     def breaker(self, engine: int, open: bool) -> None: ...
 
+    def came(self, engine: int) -> None: ...
+
+    def left(self, engine: int) -> None: ...
+
 
 class Dispatcher:
     """`keyed`: whether the router looks at the keys of prompts, in blocks of `block_size` tokens.
@@ -47,14 +52,14 @@ class Dispatcher:
 
     def __init__(
         self,
-        slots: Sequence[EngineSlot],
+        slots: EngineSlots,
         placer: Placer,
         requests: LiveRequests,
         *,
         keyed: bool,
         block_size: int,
     ) -> None:
-        self.observer: RoutingObserver = Unobserved()
+        self._observer: RoutingObserver = Unobserved()
         self._slots = slots
         self._placer = placer
         self._requests = requests
@@ -78,7 +83,7 @@ class Dispatcher:
         if placement is None:
             return None
         live.journey = Journey.to(placement)
-        self.observer.placed(placement.engine, placement.reason)
+        self._observer.placed(placement.engine, placement.reason)
         return self._slots[placement.engine]
 
     def _ask(self, live: LiveRequest, now_s: float) -> Ask:
@@ -98,6 +103,26 @@ class Dispatcher:
         """See `Heir`."""
         if not live.begun:
             self._placer.ended_unstarted(_journey(live).placement)
+
+    def observe(self, observer: RoutingObserver) -> None:
+        """Tell it, from now on, what becomes of requests; first who is there."""
+        self._observer = observer
+        for slot in self._slots:
+            observer.came(slot.number)
+
+    # --- engines that come and go -------------------------------------------------------------------------------
+    def came(self, number: int) -> None:
+        """There is one more, which has yet to be reached."""
+        self._placer.add(number)
+        self._placer.set_up(number, False)
+        self._observer.came(number)
+
+    def left(self, number: int) -> None:
+        """It is gone for good, and no request was in it."""
+        self._placer.drop(number)
+        self._quiet.discard(number)
+        self._open_breakers.discard(number)
+        self._observer.left(number)
 
     # --- what engines say ---------------------------------------------------------------------------------------
     def risen(self, slot: EngineSlot, another: bool) -> None:
@@ -122,7 +147,7 @@ class Dispatcher:
             if slot.engine is not None and slot.quiet:
                 self._empty(slot, "quiet", self._may_hang_it)
             elif slot.engine is not None and slot.draining:
-                self._empty(slot, "drain", _has_begun)
+                self._empty(slot, "drain", _nobody if slot.spent else _has_begun)
         self._note_faults()
         self._note_breakers()
 
@@ -136,7 +161,7 @@ class Dispatcher:
     def _note_breakers(self) -> None:
         is_open = {slot.number for slot in self._slots if self._placer.breaker_open(slot.number)}
         for number in is_open ^ self._open_breakers:
-            self.observer.breaker(number, number in is_open)
+            self._observer.breaker(number, number in is_open)
         self._open_breakers = is_open
 
     # --- requests that leave an engine --------------------------------------------------------------------------
@@ -224,13 +249,13 @@ class Dispatcher:
         journey = _journey(live)
         left = journey.placement
         if live.begun:
-            self.observer.resumed(left.engine, cause)
+            self._observer.resumed(left.engine, cause)
         else:
             self._placer.ended_unstarted(left)
             if cause == "refused":
-                self.observer.retried(left.engine)
+                self._observer.retried(left.engine)
             else:
-                self.observer.placed_again(left.engine, cause)
+                self._observer.placed_again(left.engine, cause)
         journey.go_on(placement, begun=live.begun, refused=cause == "refused")
         engine = self._slots[placement.engine].engine
         assert engine is not None, "the router knows who is there"
@@ -290,3 +315,7 @@ def _in_turn(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
 
 def _has_begun(live: LiveRequest) -> bool:
     return live.begun
+
+
+def _nobody(live: LiveRequest) -> bool:
+    return False

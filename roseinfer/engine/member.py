@@ -13,10 +13,11 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, continued
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
-from roseinfer.engine.board import Board, Standing
+from roseinfer.engine.board import Board
 from roseinfer.engine.client import EngineWatch
 from roseinfer.engine.messages import ClientMessage, Drain, EngineMessage
 from roseinfer.engine.silence import INTERVAL_S, Listening, Silence, Vitals, vitals
+from roseinfer.engine.standing import Standing
 from roseinfer.engine.transport import OnDeath, OnMessage, Transport
 
 log = logging.getLogger("roseinfer.engine.crew")

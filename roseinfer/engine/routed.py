@@ -6,14 +6,15 @@ elsewhere, with the same seed and age; otherwise another engine computes its tok
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import DEFAULT_ROUTER
 from roseinfer.core.errors import EngineClosedError, RoseinferError
-from roseinfer.core.outputs import SchedulerStats, added
+from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
     EngineHealth,
@@ -29,7 +30,8 @@ from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.dispatch import Dispatcher
 from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
 from roseinfer.engine.mailbox import Mailbox, MailboxStream
-from roseinfer.engine.slot import EngineSlot, homeless, no_engine
+from roseinfer.engine.slot import EngineSlot, Way
+from roseinfer.engine.slots import EngineSlots, homeless, misfit, no_engine
 from roseinfer.engine.transport import SocketTransport, Transport
 from roseinfer.router.placer import Placer
 from roseinfer.router.record import RecordingPlacer
@@ -46,30 +48,34 @@ DELAY_S = 0.0005
 
 
 class RoutedEngine:
-    """See `engine.api.Engine`. Made by `RoutedEngine.start`; all methods belong to the event loop it was started in.
+    """See `engine.api.Engine`. Made by `RoutedEngine.start`, or `follow.follow_directory` where engines come and go;
+    all methods belong to the event loop it was started in.
 
-    It is the `Heir` of the engines that it connects to. With one there is nothing to choose: requests go there as they
-    come.
+    It is the `Heir` of the engines that it connects to. With one that stays the only one there is nothing to choose:
+    requests go there as they come.
     """
 
     def __init__(
         self,
-        transports: Sequence[Callable[[], Transport]],
-        board: Board,
+        ways: Sequence[Way],
         requests: LiveRequests,
         *,
+        changing: bool = False,
         router: str = DEFAULT_ROUTER,
         processes: int = 1,
         record: Path | None = None,
         seed: int | None = None,
+        closing: Callable[[], None] | None = None,
     ) -> None:
+        """`ways`: to the engines that are there at first. `changing`: others may come, which somebody else has set up,
+        so it is seen to that they fit. `closing`: called last when it is closed.
+        """
         self.info: EngineInfo
-        self._board = board
+        self.several = changing or len(ways) > 1
+        self._changing = changing
         self._requests = requests
         self._clock = requests.clock
-        self._slots = [
-            EngineSlot(number, self._way(transport), board, self._clock) for number, transport in enumerate(transports)
-        ]
+        self._slots = EngineSlots(self._clock)
         self._router = router
         self._processes = processes
         self._record = record
@@ -77,8 +83,13 @@ class RoutedEngine:
         self._observer: RoutingObserver | None = None
         self._seed = seed
         self._dispatcher: Dispatcher | None = None  # with several engines, once one is up
-        self._tasks: list[asyncio.Task[None]] = []
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._first_up: asyncio.Future[None] | None = None  # once it is open
+        self._closing = closing
         self._closed = False
+        for way in ways:
+            self._place(self._slots.number(), way)
 
     @classmethod
     async def start(
@@ -102,9 +113,9 @@ class RoutedEngine:
         processes, of which there are `processes` with this one.
         """
         requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or Inflight(), prefix)
-        transports = [_socket_to(address) for address in addresses]
         board = Board.open(board_path)
-        engine = cls(transports, board, requests, router=router, processes=processes, record=record)
+        ways = [Way(partial(SocketTransport, address), board) for address in addresses]
+        engine = cls(ways, requests, router=router, processes=processes, record=record, closing=board.close)
         try:
             await engine.open()
         except BaseException:
@@ -114,23 +125,102 @@ class RoutedEngine:
 
     async def open(self) -> None:
         """Returns once an engine is up; the others are waited for a moment only."""
-        self._tasks = [asyncio.create_task(slot.keep(self._on_up)) for slot in self._slots]
-        for task in self._tasks:
-            task.add_done_callback(_say_failure)
+        self._first_up = asyncio.get_running_loop().create_future()
+        for slot in self._slots:
+            self._look_after(slot)
+        self.keep(self._watch())
+        await self._first_up
         ups = [asyncio.create_task(_set(slot.up)) for slot in self._slots]
         try:
-            await asyncio.wait([*ups, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in self._tasks:
-                if task.done():
-                    task.result()
             await asyncio.wait(ups, timeout=OTHERS_S)
         finally:
             for up in ups:
                 up.cancel()
-        self._tasks.append(asyncio.create_task(self._watch()))
 
-    def _way(self, transport: Callable[[], Transport]) -> Callable[[], AsyncEngine]:
-        return lambda: AsyncEngine(transport(), self._requests, self)
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it run beside until `close`. What ends it is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if self._first_up is not None and not self._first_up.done():
+            self._first_up.set_exception(error)
+            return
+        known = isinstance(error, RoseinferError)
+        log.error("engines are not looked after any more: %s", error, exc_info=None if known else error)
+
+    # --- engines come and go ------------------------------------------------------------------------------------
+    def add(self, way_to: Callable[[int], Way], number: int | None = None) -> int:
+        """There is one more. Returns its number: the given one if no engine has ever had it, else the next that none
+        has; `way_to` makes the way to the engine of that number, and may raise.
+
+        Raises `EngineClosedError`.
+        """
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        number = self._slots.number(number)
+        slot = self._place(number, way_to(number))
+        if self._dispatcher is not None:
+            self._dispatcher.came(number)
+        if self._first_up is not None:
+            self._look_after(slot)
+        return number
+
+    def _place(self, number: int, way: Way) -> EngineSlot:
+        slot = EngineSlot(number, way, self._connection, self._clock, self._misfit)
+        self._slots.add(slot)
+        return slot
+
+    def _connection(self, transport: Transport) -> AsyncEngine:
+        return AsyncEngine(transport, self._requests, self)
+
+    def retire(self, number: int, patience_s: float) -> None:
+        """It gets no more requests: those that wait there go elsewhere at once, those that run may end there for
+        `patience_s` seconds and then go on elsewhere, if anybody takes them. Then it is forgotten.
+
+        Does nothing if it is gone already.
+        """
+        if self.knows(number):
+            self._slots[number].retire(patience_s)
+
+    def set_listed(self, number: int, listed: bool) -> None:
+        """Whether it is still named to us. One that is not is forgotten as soon as it cannot be reached."""
+        self._slots[number].listed = listed
+
+    def knows(self, number: int) -> bool:
+        """Whether there is an engine of this number, and it has not been forgotten."""
+        return number in self._slots
+
+    def _misfit(self, info: EngineInfo) -> str | None:
+        return misfit(self.info, info) if self._changing and self._dispatcher is not None else None
+
+    def _look_after(self, slot: EngineSlot) -> None:
+        task = self._keepers[slot.number] = asyncio.create_task(slot.keep(self._on_up))
+        task.add_done_callback(self._on_done)
+
+    def _forget_the_gone(self) -> None:
+        for slot in list(self._slots):
+            if slot.engine is None:
+                over = slot.retires or not slot.listed
+            else:
+                over = slot.retires and not self._has_requests(slot.engine)
+            if over:
+                self._forget(slot)
+
+    def _has_requests(self, engine: AsyncEngine) -> bool:
+        return any(live.engine is engine for live in self._requests.all())
+
+    def _forget(self, slot: EngineSlot) -> None:
+        log.info("engine %d is gone for good", slot.number)
+        self._slots.drop(slot)
+        if self._dispatcher is not None:
+            self._dispatcher.left(slot.number)
+        self.keep(_ended(self._keepers.pop(slot.number, None), slot))
 
     # --- requests -----------------------------------------------------------------------------------------------
     def generate(self, request: GenerateRequest) -> MailboxStream:
@@ -159,8 +249,10 @@ class RoutedEngine:
         assert slot.info is not None
         if self._dispatcher is None:
             self.info = slot.info
-            if len(self._slots) > 1:
+            if self.several:
                 self._dispatcher = self._dispatcher_for(slot.info)
+            if self._first_up is not None and not self._first_up.done():
+                self._first_up.set_result(None)
         if self._dispatcher is None:
             slot.look()
         else:
@@ -180,7 +272,7 @@ class RoutedEngine:
         keyed = self._router in KEYED and info.prefix_caching
         dispatcher = Dispatcher(self._slots, placer, self._requests, keyed=keyed, block_size=info.block_size)
         if self._observer is not None:
-            dispatcher.observer = self._observer
+            dispatcher.observe(self._observer)
         return dispatcher
 
     async def _watch(self) -> None:
@@ -195,11 +287,12 @@ class RoutedEngine:
     def look(self) -> None:
         """What is done every `LOOK_S` seconds."""
         if self._dispatcher is None:
-            self._read_board()
+            self._read_promises()
         else:
             self._dispatcher.tend()
+        self._forget_the_gone()
 
-    def _read_board(self) -> None:
+    def _read_promises(self) -> None:
         if self._dispatcher is not None:
             self._dispatcher.look()  # each promise is found new once, and the router must not miss it
             return
@@ -241,16 +334,16 @@ class RoutedEngine:
 
     def health(self) -> EngineHealth:
         """That of the liveliest engine."""
-        return min([slot.health() for slot in self._slots], key=_weakness)
+        return self._slots.health()
 
     def stats(self) -> SchedulerStats:
-        """The sum over all engines."""
-        return added([slot.stats() for slot in self._slots])
+        """The sum over all engines, those that are gone too."""
+        return self._slots.stats()
 
     def reports(self) -> list[EngineReport]:
         if not self._closed:
-            self._read_board()
-        return [slot.report() for slot in self._slots]
+            self._read_promises()
+        return self._slots.reports()
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         """The engines are somebody else's, who is told of steps."""
@@ -258,7 +351,7 @@ class RoutedEngine:
     def on_routing(self, observer: RoutingObserver) -> None:
         self._observer = observer
         if self._dispatcher is not None:
-            self._dispatcher.observer = observer
+            self._dispatcher.observe(observer)
 
     async def close(self) -> None:
         if self._closed:
@@ -269,29 +362,26 @@ class RoutedEngine:
                 if live.engine is not None:
                     live.engine.withdraw(live)
                 live.fail(EngineClosedError("the engine was closed"))
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._keepers.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for slot in self._slots:
             await slot.close()
         if isinstance(self._placer, RecordingPlacer):
             self._placer.close()
-        self._board.close()
+        if self._closing is not None:
+            self._closing()
 
 
-def _socket_to(address: Path) -> Callable[[], Transport]:
-    return lambda: SocketTransport(address)
-
-
-def _say_failure(task: "asyncio.Task[None]") -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        known = isinstance(error, RoseinferError)
-        log.error("the way to an engine is not looked after any more: %s", error, exc_info=None if known else error)
-
-
-def _weakness(health: EngineHealth) -> tuple[bool, bool, float]:
-    return not health.alive, health.final, health.heartbeat_age_s
+async def _ended(keeper: "asyncio.Task[None] | None", slot: EngineSlot) -> None:
+    """Let go of an engine."""
+    try:
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+    finally:
+        await slot.close()
 
 
 async def _set(event: asyncio.Event) -> None:

@@ -2,42 +2,74 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple
 
 from roseinfer.core.clock import Clock
-from roseinfer.core.errors import EngineDeadError, EngineUnavailableError, RoseinferError
+from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import SchedulerStats, continued
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState
-from roseinfer.engine.board import Board, Standing
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.live import LiveRequest
+from roseinfer.engine.standing import PromiseReader, Standing
+from roseinfer.engine.transport import Transport
 
 log = logging.getLogger(__name__)
 
 # How long to wait after an attempt to reach it that failed: at first, and at most.
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 0.5
+# The same when another sort of engine was found there: who put it there has to put another in its place.
+MISFIT_WAIT_S = 10.0
 # What is said to come back in no time may still take this long, in seconds.
 SHORTEST_ABSENCE_S = 1.0
 
 
-class EngineSlot:
-    """`keep` connects, and again whenever the engine is lost. What is known of it beside comes from the board.
+def _nothing() -> None: ...
 
-    `engine`: while there is a connection to a process that is up. `draining`, `quiet`: as of the last `look`.
+
+class Way(NamedTuple):
+    """The way to one engine. `connect` makes a new connection each time: the one before is closed by then. `reader`
+    tells what it promises. `close`: once it is not needed any more.
     """
 
-    def __init__(self, number: int, connect: Callable[[], AsyncEngine], board: Board, clock: Clock) -> None:
+    connect: Callable[[], Transport]
+    reader: PromiseReader
+    close: Callable[[], None] = _nothing
+
+
+class EngineSlot:
+    """`keep` connects, and again whenever the engine is lost. What is known of it beside comes from the way's reader.
+    `connection` makes an engine's client of a transport.
+    `misfit` says of an engine that is reached what keeps it from taking our requests, or None.
+
+    `engine`: while there is a connection to a process that is up. `draining`, `quiet`: as of the last `look`.
+    `listed`: whether it is still named to us; one that is not is of use only while it can be reached.
+    `patience_ends_s`: it retires, and what it has may stay there until then; None: it does not.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        way: Way,
+        connection: Callable[[Transport], AsyncEngine],
+        clock: Clock,
+        misfit: Callable[[EngineInfo], str | None] = lambda info: None,
+    ) -> None:
         self.number = number
         self.engine: AsyncEngine | None = None
         self.info: EngineInfo | None = None
         self.draining = self.quiet = False
         self.up = asyncio.Event()
-        self._connect = connect
+        self._way = way
+        self._connection = connection
         self._last: AsyncEngine | None = None  # the newest connection, whatever became of it
-        self._board = board
+        self._reader = way.reader
         self._clock = clock
+        self._misfit = misfit
+        self.listed = True
+        self.patience_ends_s: float | None = None
         self._gone = asyncio.Event()
         self._seen = -1  # how often its row had been written
         self._standing = Standing()
@@ -47,6 +79,7 @@ class EngineSlot:
         self._newest = SchedulerStats()
         self._ended = SchedulerStats()  # counts of the processes that have ended
         self._death: str | None = None
+        self._unfit: str | None = None
 
     @property
     def takes(self) -> bool:
@@ -58,6 +91,21 @@ class EngineSlot:
         """Whether it could be given requests, if it must be. Its owner may know before us that it has ended."""
         return self.engine is not None and self._standing.state is not EngineState.DEAD
 
+    @property
+    def retires(self) -> bool:
+        return self.patience_ends_s is not None
+
+    @property
+    def spent(self) -> bool:
+        """Whether it retires, and what it has is to go elsewhere."""
+        return self._clock.now() >= (inf if self.patience_ends_s is None else self.patience_ends_s)
+
+    def retire(self, patience_s: float) -> None:
+        """It is to get no more requests; those it has may stay for so many seconds. There is no way back."""
+        if self.patience_ends_s is None:
+            self.patience_ends_s = self._clock.now() + patience_s
+        self.draining = True
+
     # --- the connection -----------------------------------------------------------------------------------------
     async def keep(self, on_up: Callable[["EngineSlot", bool], None]) -> None:
         """Runs until cancelled. `on_up` is told of each connection, and whether it leads to another process than the
@@ -68,14 +116,14 @@ class EngineSlot:
             if await self.reach(on_up):
                 wait_s = FIRST_WAIT_S
                 await self._gone.wait()
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(MISFIT_WAIT_S if self._unfit else wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def reach(self, on_up: Callable[["EngineSlot", bool], None]) -> bool:
         """One attempt to connect; waits for an engine that is starting. The connection before is closed."""
         if self._last is not None:
             await self._last.close()
-        engine = self._last = self._connect()
+        engine = self._last = self._connection(self._way.connect())
         try:
             await engine.connect()
         except RoseinferError as error:
@@ -86,15 +134,27 @@ class EngineSlot:
             return False
         if not engine.health().alive:  # it has died since it said that it is ready
             return False
+        if not await self._fits(engine):
+            return False
         self._rise(engine, on_up)
         return True
+
+    async def _fits(self, engine: AsyncEngine) -> bool:
+        unfit = self._misfit(engine.info)
+        if unfit is not None:
+            if unfit != self._unfit:  # said once
+                log.error("engine %d is not used: %s", self.number, unfit)
+            await engine.close()
+        self._unfit = self._death = unfit
+        return unfit is None
 
     async def close(self) -> None:
         if self._last is not None:
             await self._last.close()
+        self._way.close()
 
     def _rise(self, engine: AsyncEngine, on_up: Callable[["EngineSlot", bool], None]) -> None:
-        process = self._board.standing(self.number).number
+        process = self._reader.standing(self.number).number
         another = process != self._process
         if another:
             self._ended = continued(self._ended, self._newest)
@@ -115,17 +175,17 @@ class EngineSlot:
         self.up.clear()
         self._gone.set()
 
-    # --- what the board says ------------------------------------------------------------------------------------
+    # --- what it says unasked ------------------------------------------------------------------------------------
     def look(self) -> Promise | None:
         """Sets `draining` and `quiet`. Returns a promise that was not there the last time."""
         promise: Promise | None = None
-        written = self._board.written(self.number)
+        written = self._reader.written(self.number)
         if written != self._seen:
             self._seen = written
-            promise = self._board.read(self.number)
+            promise = self._reader.read(self.number)
             self._ends = promise is not None and promise.draining
-        self._standing = self._board.standing(self.number)
-        self.draining = self._ends or self._standing.state is EngineState.DRAINING
+        self._standing = self._reader.standing(self.number)
+        self.draining = self.retires or self._ends or self._standing.state is EngineState.DRAINING
         self.quiet = self._standing.state is EngineState.QUIET
         return promise
 
@@ -162,17 +222,3 @@ class EngineSlot:
         start_s = 0.0 if self.info is None else self.info.startup_s.get("engine", 0.0)
         gone_s = 0.0 if self.engine is not None else self._clock.now() - self._away_since_s
         return max(SHORTEST_ABSENCE_S, start_s - gone_s)
-
-
-def no_engine(slots: Sequence[EngineSlot]) -> EngineUnavailableError:
-    """None of them takes requests."""
-    return EngineUnavailableError("no engine takes requests just now", min(slot.absence_s() for slot in slots))
-
-
-def homeless(
-    live: LiveRequest, slots: Sequence[EngineSlot], reason: str, *, on_purpose: bool = False
-) -> RoseinferError:
-    """What ends a request whose engine was lost for this reason, with no other to go to. `on_purpose`: the engine was
-    to be restarted.
-    """
-    return EngineDeadError(reason) if live.begun and not on_purpose else no_engine(slots)

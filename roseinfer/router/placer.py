@@ -36,9 +36,20 @@ class Placer:
         seed: int | None = None,
     ) -> None:
         self._routing = make_routing(routing, Random(seed))
-        blocks = min(blocks, MOST_BLOCKS)
-        self._views = {engine: EngineView(engine, blocks, share, delay_s) for engine in engines}
+        self._blocks, self._share, self._delay_s = min(blocks, MOST_BLOCKS), share, delay_s
+        self._views: dict[int, EngineView] = {}
         self._number = 0
+        for engine in engines:
+            self.add(engine)
+
+    # --- engines come and go ------------------------------------------------------------------------------------
+    def add(self, engine: int) -> None:
+        """An engine of which nothing is known yet, with a number that no other has, or has had."""
+        self._views[engine] = EngineView(engine, self._blocks, self._share, self._delay_s)
+
+    def drop(self, engine: int) -> None:
+        """It is gone for good. What is still heard of requests that were there changes nothing."""
+        del self._views[engine]
 
     # --- what is heard of engines -------------------------------------------------------------------------------
     def update(self, engine: int, promise: Promise) -> None:
@@ -55,7 +66,9 @@ class Placer:
 
     def report(self, engine: int, outcome: Outcome, now_s: float) -> None:
         """What came of a request there, for the engine's breaker."""
-        self._views[engine].breaker.report(outcome, now_s)
+        view = self._views.get(engine)
+        if view is not None:
+            view.breaker.report(outcome, now_s)
 
     def breaker_open(self, engine: int) -> bool:
         return not self._views[engine].breaker.closed
@@ -89,12 +102,15 @@ class Placer:
 
     def started(self, placement: Placement, cached_tokens: int) -> None:
         """Its first token came; `cached_tokens` of its prompt were in the engine's prefix cache."""
-        view = self._views[placement.engine]
-        view.started(placement.ask, placement.outlook.cached_tokens, cached_tokens)
+        view = self._views.get(placement.engine)
+        if view is not None:
+            view.started(placement.ask, placement.outlook.cached_tokens, cached_tokens)
 
     def ended_unstarted(self, placement: Placement) -> None:
         """It was refused, aborted or lost before its prompt was computed: that is in no cache."""
-        self._views[placement.engine].unstarted(placement.ask, placement.outlook.cached_tokens)
+        view = self._views.get(placement.engine)
+        if view is not None:
+            view.unstarted(placement.ask, placement.outlook.cached_tokens)
 
     # --- what could be ------------------------------------------------------------------------------------------
     def best_ttft_s(self, ask: Ask, now_s: float) -> float:

@@ -4,6 +4,7 @@ One JSON object a line, in the order of the calls:
 
     {"setup": {"routing", "engines", "share", "blocks", "delay_s", "seed"}}                                     first
     {"update": engine, "promise": [...]}     {"up": engine, "is": bool}     {"forget": engine}
+    {"add": engine}                          {"drop": engine}
     {"report": engine, "outcome", "at_s"}    {"started": number, "cached_tokens"}    {"unstarted": number}
     {"place" or "keeper": [engine, reason] or null, "at_s", "ask": [...], "but": [engine, ...]}
 
@@ -49,8 +50,9 @@ class RecordingPlacer(Placer):
     ) -> None:
         numbers = list(engines)
         seed = random.SystemRandom().getrandbits(32) if seed is None else seed
-        super().__init__(routing, numbers, share=share, blocks=blocks, delay_s=delay_s, seed=seed)
-        self._numbers = numbers
+        super().__init__(routing, (), share=share, blocks=blocks, delay_s=delay_s, seed=seed)
+        for number in numbers:  # as told with the setup
+            super().add(number)
         self._up: dict[int, bool] = {}  # as written
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -60,6 +62,15 @@ class RecordingPlacer(Placer):
         self._flushed_s = -inf
         setup = {"routing": routing, "engines": numbers, "share": share, "blocks": blocks}
         self._write({"setup": setup | {"delay_s": delay_s, "seed": seed}})
+
+    def add(self, engine: int) -> None:
+        super().add(engine)
+        self._write({"add": engine})
+
+    def drop(self, engine: int) -> None:
+        super().drop(engine)
+        self._up.pop(engine, None)
+        self._write({"drop": engine})
 
     def update(self, engine: int, promise: Promise) -> None:
         super().update(engine, promise)
@@ -104,7 +115,7 @@ class RecordingPlacer(Placer):
         self, how: str, placement: Placement | None, ask: Ask, now_s: float, but: Container[int]
     ) -> Placement | None:
         where = None if placement is None else [placement.engine, placement.reason]
-        left_out = [engine for engine in self._numbers if engine in but]
+        left_out = [engine for engine in self._views if engine in but]
         self._write({how: where, "at_s": now_s, "ask": ask._replace(keys=list(ask.keys)), "but": left_out})
         if now_s >= self._flushed_s + FLUSH_EVERY_S:
             self._flushed_s = now_s

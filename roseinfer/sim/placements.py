@@ -69,6 +69,10 @@ class _Replay:
             placer.set_up(line["up"], line["is"])
         elif "forget" in line:
             placer.forget(line["forget"])
+        elif "add" in line:
+            placer.add(line["add"])
+        elif "drop" in line:
+            placer.drop(line["drop"])
         elif "report" in line:
             placer.report(line["report"], Outcome(line["outcome"]), line["at_s"])
         elif "started" in line:

@@ -18,7 +18,8 @@ from roseinfer.core.errors import ResourceError
 from roseinfer.core.promise import DUE_S, Promise
 from roseinfer.engine import board as module
 from roseinfer.engine.api import EngineState
-from roseinfer.engine.board import Board, Standing
+from roseinfer.engine.board import Board
+from roseinfer.engine.standing import Standing
 from tests.helpers.promises import whole
 
 floats = st.floats(allow_nan=False)

@@ -25,11 +25,12 @@ from roseinfer.core.promise import Promise
 from roseinfer.engine import crew as crew_module
 from roseinfer.engine import member as module
 from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
-from roseinfer.engine.board import Board, Standing
+from roseinfer.engine.board import Board
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.devices import EngineSpec
 from roseinfer.engine.messages import ClientMessage, Drain, Failed, Heartbeat
 from roseinfer.engine.silence import Vitals
+from roseinfer.engine.standing import Standing
 from roseinfer.engine.transport import OnDeath, OnMessage, Place
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import cost_as_json

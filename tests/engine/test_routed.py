@@ -29,6 +29,7 @@ from roseinfer.engine.messages import Abort
 from roseinfer.kv.blocks import block_keys
 from roseinfer.router.base import Ask
 from roseinfer.router.record import RecordingPlacer
+from roseinfer.sim.placements import replay_placements
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
 COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context
@@ -757,6 +758,24 @@ def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
         assert ups == [False, True, False], "what is as it was is not said again"
 
     asyncio.run(main())
+
+
+def test_what_a_router_decides_of_engines_that_come_and_go_can_be_replayed(tmp_path: Path) -> None:
+    async def main() -> None:
+        fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record", changing=True)
+        await fleet.reach()
+        for number in range(6):
+            fleet.submit()
+            fleet.promise(fleet.add(), cost_s=COST_S)
+            await fleet.reach(fleet.engines[-1])
+            fleet.routed.retire(number, 0.0)
+            fleet.routed.look()
+            fleet.clock.advance(0.1)
+        await fleet.routed.close()
+
+    asyncio.run(main())
+    found = replay_placements(tmp_path / "record")
+    assert found.same == len(found.recorded) >= 6 and len({where[0] for where in found.recorded if where}) > 2
 
 
 def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Path) -> None:

@@ -76,6 +76,10 @@ class ModelEngine:
     held: list[EngineMessage] = field(default_factory=list)
     clock: Clock = field(default_factory=lambda: ManualClock(10.0))
 
+    def __post_init__(self) -> None:
+        self._on_message: Callable[[EngineMessage], None] = lambda message: None  # before anybody has connected
+        self._on_death: Callable[[str], None] = lambda reason: None
+
     async def start(self, on_message: Callable[[EngineMessage], None], on_death: Callable[[str], None]) -> EngineInfo:
         if self.dead:
             raise EngineDeadError("there is no engine")

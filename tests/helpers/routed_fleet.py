@@ -11,14 +11,35 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
-from roseinfer.engine.board import Board, Standing
+from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
+from roseinfer.engine.board import Board
 from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
 from roseinfer.engine.routed import RoutedEngine
-from tests.helpers.model_engine import ModelEngine, Sample, expected_ids
+from roseinfer.engine.slot import Way
+from roseinfer.engine.standing import Standing
+from tests.helpers.model_engine import INFO, ModelEngine, Sample, expected_ids
 from tests.helpers.tokenizers import byte_tokenizer
 
 FROM_THE_FIRST = 2  # a seed with which taking turns begins there
+MOST_ENGINES = 64
+
+
+class NoBoard:
+    """A `PromiseReader` of engines that promise nothing."""
+
+    def written(self, engine: int) -> int:
+        return 0
+
+    def read(self, engine: int) -> Promise | None:
+        return None
+
+    def standing(self, engine: int) -> Standing:
+        return Standing(EngineState.READY, 1)
+
+    def close(self) -> None: ...
+
+
+NO_BOARD = NoBoard()
 
 
 class Reader:
@@ -51,6 +72,8 @@ class Observed:
 
     def __init__(self) -> None:
         self.said: list[tuple[object, ...]] = []
+        self.here: set[int] = set()
+        self.gone: set[int] = set()
 
     def placed(self, engine: int, reason: str) -> None:
         self.said.append(("placed", engine))
@@ -67,31 +90,58 @@ class Observed:
     def breaker(self, engine: int, open: bool) -> None:
         self.said.append(("breaker", engine, open))
 
+    def came(self, engine: int) -> None:
+        assert engine not in self.here and engine not in self.gone, "a number is given once"
+        self.here.add(engine)
+
+    def left(self, engine: int) -> None:
+        self.here.remove(engine)
+        self.gone.add(engine)
+
 
 class Fleet:
-    """`models[i]` is the present process of engine i. `reach` connects to one, as the routed engine would by itself."""
+    """`models[i]` is the present process of engine i. `reach` connects to one, as the routed engine would by itself.
+    With `changing`, engines may be added and retired, up to `MOST_ENGINES` ever.
+    """
 
-    def __init__(self, folder: Path, engines: int, router: str = "round-robin", record: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        engines: int,
+        router: str = "round-robin",
+        record: Path | None = None,
+        changing: bool = False,
+    ) -> None:
         self.clock = ManualClock(100.0)
-        self.board = Board.create(folder / "board", engines)
+        self.board = Board.create(folder / "board", MOST_ENGINES if changing else engines)
         self.models = [ModelEngine(clock=self.clock) for _ in range(engines)]
         self.inflight = Inflight()
         self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")
         self.observed = Observed()
         ways = [self._way(number) for number in range(engines)]
-        self.routed = RoutedEngine(ways, self.board, self.requests, router=router, record=record, seed=FROM_THE_FIRST)
-        self.routed.on_routing(self.observed)
+        self.routed = RoutedEngine(
+            ways, self.requests, changing=changing, router=router, record=record, seed=FROM_THE_FIRST
+        )
         self.routed.on_routing(self.observed)
         self._names = itertools.count()
         for number in range(engines):
             self.stand(number, EngineState.READY, 1)
 
-    def _way(self, number: int) -> Callable[[], ModelEngine]:
-        return lambda: self.models[number]
+    def _way(self, number: int) -> Way:
+        return Way(lambda: self.models[number], self.board)
 
     @property
-    def engines(self) -> range:
-        return range(len(self.models))
+    def engines(self) -> list[int]:
+        """Those that are not gone for good."""
+        return [slot.number for slot in self.routed._slots]
+
+    def add(self, info: EngineInfo = INFO) -> int:
+        """One more engine, which has yet to be reached."""
+        number = self.routed.add(self._way)
+        assert number == len(self.models)
+        self.models.append(ModelEngine(info=info, clock=self.clock))
+        self.stand(number, EngineState.READY, 1)
+        return number
 
     def stand(self, number: int, state: EngineState, process: int | None = None) -> None:
         """What the owner says."""
@@ -222,11 +272,15 @@ class Asked:
 
 
 async def with_fleet(
-    work: Callable[[Fleet], Awaitable[None]], engines: int = 2, router: str = "round-robin", reached: bool = True
+    work: Callable[[Fleet], Awaitable[None]],
+    engines: int = 2,
+    router: str = "round-robin",
+    reached: bool = True,
+    changing: bool = False,
 ) -> None:
     """Runs `work` with engines that can be reached; in the end nothing of any request may be left."""
     with TemporaryDirectory() as folder:
-        fleet = Fleet(Path(folder), engines, router)
+        fleet = Fleet(Path(folder), engines, router, changing=changing)
         if reached:
             await fleet.reach()
         await work(fleet)

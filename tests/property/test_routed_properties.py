@@ -16,19 +16,24 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState
+from roseinfer.router.placer import Placer
 from roseinfer.router.view import EngineView
-from tests.helpers.routed_fleet import Asked, Fleet, with_fleet
+from tests.helpers.routed_fleet import MOST_ENGINES, Asked, Fleet, with_fleet
 
 ENGINES = 3
 Change = tuple[str, int, int]
 
-engine = st.integers(0, ENGINES - 1)
+engine = st.integers(0, 11)  # of those that are there
 number = st.integers(0, 7)
 KINDS = [
     *("submit", "step", "look") * 3,
     *("die", "fail", "unseen death", "restart", "reconnect", "freeze", "thaw", "drain", "undrain", "cancel", "refuse"),
 ]
-changes = st.lists(st.tuples(st.sampled_from(KINDS), engine, number), min_size=5, max_size=60)
+COMINGS = [*("add", "retire") * 2, "unlist"]
+
+
+def changes(kinds: list[str]) -> st.SearchStrategy[list[Change]]:
+    return st.lists(st.tuples(st.sampled_from(kinds), engine, number), min_size=5, max_size=60)
 
 
 class Story:
@@ -42,10 +47,13 @@ class Story:
         self.excused: set[str] = set()  # no other engine was there, or their own failure named them
 
     async def run(self, changes: list[Change]) -> None:
-        for name, number, detail in changes:
+        for name, which, detail in changes:
             self.fleet.clock.advance(0.01 * detail)
             kept = {id(one): one.reader.ids() for one in self.asked if one.ended}
-            await getattr(self, "_" + name.replace(" ", "_"))(number, detail)
+            there = self.fleet.engines
+            if there or name in ("add", "submit", "look"):
+                number = there[which % len(there)] if there else 0
+                await getattr(self, "_" + name.replace(" ", "_"))(number, detail)
             self._check(kept)
 
     def _check(self, kept: dict[int, list[int]]) -> None:
@@ -57,6 +65,7 @@ class Story:
             one.check_part()
             if id(one) in kept:
                 assert one.reader.ids() == kept[id(one)], "nothing comes behind an end"
+        assert list(self._placer()._views) == fleet.engines == sorted(fleet.observed.here)
 
     # --- changes ------------------------------------------------------------------------------------------------
     async def _submit(self, number: int, detail: int) -> None:
@@ -70,7 +79,14 @@ class Story:
         self.fleet.models[number].step(1 + detail % 3, lambda sample: detail < 4 or sample.index % 2 == detail % 2)
 
     async def _look(self, number: int, detail: int) -> None:
-        self.fleet.routed.look()
+        """Requests leave engines that hang: that counts as a loss of each."""
+        fleet = self.fleet
+        frozen = {n: self._in(n) for n in fleet.engines if fleet.models[n].frozen and not fleet.models[n].dead}
+        fleet.routed.look()
+        for n, here in frozen.items():
+            for one in here:
+                if fleet.where(one) != n:
+                    self.losses[one.request.request_id] = self.losses.get(one.request.request_id, 0) + 1
 
     async def _die(self, number: int, detail: int) -> None:
         if not self.fleet.models[number].dead:
@@ -105,12 +121,8 @@ class Story:
     async def _freeze(self, number: int, detail: int) -> None:
         if not self.fleet.models[number].dead:
             self.fleet.freeze(number)
-            here = {id(one) for one in self._in(number)}
             self.fleet.models[number].step()
-            self.fleet.routed.look()
-            for one in self.asked:
-                if id(one) in here and self.fleet.where(one) != number:
-                    self.losses[one.request.request_id] = self.losses.get(one.request.request_id, 0) + 1
+            await self._look(number, detail)
 
     async def _thaw(self, number: int, detail: int) -> None:
         if self.fleet.models[number].frozen and not self.fleet.models[number].dead:
@@ -123,6 +135,20 @@ class Story:
     async def _undrain(self, number: int, detail: int) -> None:
         if not self.fleet.models[number].dead and not self.fleet.models[number].frozen:
             self.fleet.stand(number, EngineState.READY)
+
+    async def _add(self, number: int, detail: int) -> None:
+        if len(self.fleet.models) < MOST_ENGINES:
+            number = self.fleet.add()
+            self.fleet.promise(number, **PROMISED)
+            if detail % 4:
+                await self.fleet.reach(number)
+
+    async def _retire(self, number: int, detail: int) -> None:
+        self.fleet.routed.retire(number, 0.02 * detail)
+        await self._look(number, detail)
+
+    async def _unlist(self, number: int, detail: int) -> None:
+        self.fleet.routed.set_listed(number, detail % 3 == 0)
 
     async def _cancel(self, number: int, detail: int) -> None:
         if detail < len(self.asked) and not self.asked[detail].ended:
@@ -138,16 +164,19 @@ class Story:
 
     # --- losses -------------------------------------------------------------------------------------------------
     def _candidates(self, *but: int) -> list[EngineView]:
+        return self._placer()._candidates(self.fleet.clock.now(), but)
+
+    def _placer(self) -> Placer:
         dispatcher = self.fleet.routed._dispatcher
         assert dispatcher is not None
-        return dispatcher._placer._candidates(self.fleet.clock.now(), but)
+        return dispatcher._placer
 
     def _in(self, number: int) -> list[Asked]:
         return [one for one in self.asked if not one.ended and self.fleet.where(one) == number]
 
     def _lose(self, number: int, lose: Callable[[], None], suspects: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         fleet = self.fleet
-        fleet.routed.look()
+        fleet.routed._dispatcher.look()  # type: ignore[union-attr]
         here = self._in(number)
         wire = {one.live.wire_id: one for one in here}
         others = self._candidates(number)
@@ -161,7 +190,7 @@ class Story:
             spent = not drained and self.losses.get(name, 0) >= (1 if named else 3)
             nowhere = not (others or (shelter and one.live.begun))
             if alone or spent or nowhere:
-                homeless = EngineDeadError if one.live.begun else EngineUnavailableError
+                homeless = EngineDeadError if one.live.begun and not drained else EngineUnavailableError
                 expected = EngineLostError if alone or spent else homeless
                 assert [type(error) for error in one.reader.errors] == [expected]
             else:
@@ -176,6 +205,9 @@ class Story:
         self.fleet.finish()
         for one in self.asked:
             self._check_end(one)
+        self.fleet.routed.look()
+        for slot in self.fleet.routed._slots:
+            assert not slot.retires and (slot.listed or slot.engine is not None), "who has nothing left to do is gone"
 
     def _check_end(self, one: Asked) -> None:
         reader = one.reader
@@ -189,14 +221,27 @@ class Story:
             one.check_whole()
 
 
-@given(changes)
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_nothing_is_lost_and_nothing_comes_twice(changes: list[Change]) -> None:
+PROMISED = {"cost_s": (0.001, 1e-6, 1e-6, 0.0), "free_seats": 64, "free_blocks": 64}
+
+
+def run(changes: list[Change], *, changing: bool) -> None:
     async def work(fleet: Fleet) -> None:
         for number in fleet.engines:
-            fleet.promise(number, cost_s=(0.001, 1e-6, 1e-6, 0.0), free_seats=64, free_blocks=64)
+            fleet.promise(number, **PROMISED)
         story = Story(fleet)
         await story.run(changes)
         await story.end()
 
-    asyncio.run(with_fleet(work, ENGINES, "pace"))
+    asyncio.run(with_fleet(work, ENGINES, "pace", changing=changing))
+
+
+@given(changes(KINDS))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_nothing_is_lost_and_nothing_comes_twice(changes: list[Change]) -> None:
+    run(changes, changing=False)
+
+
+@given(changes([*KINDS, *COMINGS]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_nor_while_engines_come_and_go(changes: list[Change]) -> None:
+    run(changes, changing=True)

@@ -158,6 +158,26 @@ def test_prompts_found_in_the_cache_take_no_room_there() -> None:
         assert placer.outlook(0, Ask(160, chains[8]), 0.0).cached_tokens == kept
 
 
+# --- engines that come and go ----------------------------------------------------------------------------------
+def test_an_engine_that_comes_is_new_and_one_that_goes_is_forgotten() -> None:
+    placer = placer_of(0.1, 0.1)
+    keys = list(range(20))
+    lost = placed(placer, Ask(320, keys), but=(1,))
+    placer.add(7)
+    assert {placed(placer, but=(0, 1)).engine} == {7}
+    placer.drop(0)
+    assert {placed(placer, but=(7,)).engine for _ in range(8)} == {1}
+    placer.started(lost, 0)  # what is still heard of it changes nothing
+    placer.ended_unstarted(lost)
+    placer.report(0, Outcome.FAULT, 10.0)
+    placer.add(0)
+    assert placer.outlook(0, Ask(320, keys), 10.0).cached_tokens == 0
+    placer.drop(0)
+    placer.drop(1)
+    placer.drop(7)
+    assert placer.place(ASK, 10.0) is None and placer.keeper(ASK, 10.0) is None
+
+
 # --- many at once -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("routing", "engines"), [("pace", 4), ("least", 4), ("least", 8), ("round-robin", 8)])
 def test_a_burst_on_stale_rows_is_spread(routing: str, engines: int) -> None:

@@ -103,6 +103,10 @@ class FakeEngine:
     def stats(self) -> SchedulerStats:
         return self.snapshot
 
+    @property
+    def several(self) -> bool:
+        return len(self.reports()) > 1
+
     def reports(self) -> list[EngineReport]:
         """Those of `fleet` if it is set, else of itself alone."""
         if self.fleet is not None:
@@ -115,6 +119,8 @@ class FakeEngine:
 
     def on_routing(self, observer: RoutingObserver) -> None:
         self.routing = observer
+        for report in self.reports():
+            observer.came(report.engine)
 
     def step(self, record: StepRecord) -> None:
         for listener in self._listeners:

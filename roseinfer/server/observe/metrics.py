@@ -5,7 +5,7 @@ and mixed fleets still aggregate.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Cause
@@ -97,9 +97,9 @@ class StepMetrics:
         self.count = 0
         self.newest: deque[tuple[int, StepRecord]] = deque(maxlen=keep)
 
-    def expect(self, engines: int) -> None:
-        """There are so many: what is counted of each is 0 before its first step, and not absent."""
-        for engine in range(engines):
+    def expect(self, engines: Iterable[int]) -> None:
+        """These are there: what is counted of each is 0 before its first step, and not absent."""
+        for engine in engines:
             for family in (self._tokens, self._times, self._ratios, self._masks):
                 family.labels(self._model_name, str(engine))
 

@@ -207,16 +207,15 @@ class Observation:
     def attach(self, engine: Engine) -> Observer:
         """The engine is up: from now on there are its metrics."""
         self._engine = engine
-        engines = len(engine.reports())
-        if engines > 1:
+        if engine.several:
             self._values = (self._model_name, ALL_ENGINES)
         metrics = EngineMetrics(self.tallies, engine.info, self._values)
         steps = self.steps
-        steps.expect(engines)
+        steps.expect([report.engine for report in engine.reports()])
         if self._owner is None:
             engine.on_step(lambda record: steps.step(0, record))
-        if engines > 1:
-            self._routing = RoutingMetrics(self.tallies, self._model_name, engines)
+        if engine.several:
+            self._routing = RoutingMetrics(self.tallies, self._model_name)
             engine.on_routing(self._routing)
         slo_metrics = SloMetrics(self.tallies, self._values)
         reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts)

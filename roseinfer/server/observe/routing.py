@@ -12,9 +12,11 @@ PLACED_AGAIN, RESUMES = "roseinfer:router_placed_again", "roseinfer:router_resum
 
 
 class RoutingMetrics:
-    """There only with several engines. What is rare is 0 before it has happened, and not absent."""
+    """There only with several engines. Of an engine that is there, what is rare is 0 before it has happened, and not
+    absent; of one that is gone for good there is nothing: its number never comes again.
+    """
 
-    def __init__(self, tallies: Tallies, model_name: str, engines: int) -> None:
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
         self._model_name = model_name
         counters, caused = tallies.counters, (*LABELS, "cause")
         help = "Requests that the router sent to the engine, by what spoke for it"
@@ -26,11 +28,18 @@ class RoutingMetrics:
         help = "Requests with tokens that left the engine and went on with another, by what had become of it"
         self._resumes = counters(RESUMES, help, caused)
         self._open: set[int] = set()
-        for engine in map(str, range(engines)):
-            self._retries.labels(model_name, engine)
-            for cause in CAUSES:
-                self._again.labels(model_name, engine, cause)
-                self._resumes.labels(model_name, engine, cause)
+
+    def came(self, engine: int) -> None:
+        values = (self._model_name, str(engine))
+        self._retries.labels(*values)
+        for cause in CAUSES:
+            self._again.labels(*values, cause)
+            self._resumes.labels(*values, cause)
+
+    def left(self, engine: int) -> None:
+        for family in (self._placements, self._retries, self._again, self._resumes):
+            family.drop(self._model_name, str(engine))
+        self._open.discard(engine)
 
     def placed(self, engine: int, reason: str) -> None:
         self._placements.labels(self._model_name, str(engine), reason).inc()

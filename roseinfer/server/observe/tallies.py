@@ -71,7 +71,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Counters:
-    """A counter by its labels. A series exists once somebody has asked for it."""
+    """A counter by its labels. A series exists once somebody has asked for it, until it is dropped."""
 
     def __init__(self, width: int, series: dict[Labels, list[float]]) -> None:
         self._width = width
@@ -83,6 +83,12 @@ class Counters:
         if found is None:
             found = self._series[values] = Counter(self._numbers.setdefault(values, [0.0] * self._width))
         return found
+
+    def drop(self, *first: str) -> None:
+        """All series whose labels begin with these."""
+        for values in [values for values in self._numbers if values[: len(first)] == first]:
+            del self._numbers[values]
+            self._series.pop(values, None)
 
 
 class Histograms:

@@ -146,16 +146,17 @@ class Service:
         if error is not None or self._backend is None:
             return error
         reports = self._backend.engine.reports()
-        taking = (EngineState.READY, EngineState.QUIET) if len(reports) == 1 else (EngineState.READY,)
+        taking = (EngineState.READY,) if self._backend.engine.several else (EngineState.READY, EngineState.QUIET)
         if any(report.state in taking for report in reports):
             return None
         wait_s = _until_back_s(self._backend.info, 0.0)
         return unavailable("engine_unhealthy", "No engine takes requests just now", wait_s)
 
     def engines(self) -> list[EngineReport]:
-        """How each does, if there are several."""
-        reports = [] if self._backend is None else self._backend.engine.reports()
-        return reports if len(reports) > 1 else []
+        """How each does, if there are several, or may come to be."""
+        if self._backend is None or not self._backend.engine.several:
+            return []
+        return self._backend.engine.reports()
 
     def admit(self) -> Backend:
         """Raises `ApiError` 503, counted if the queue is full."""

@@ -183,7 +183,9 @@ def test_routers_of_all_processes_together() -> None:
     parts = []
     for engine in (0, 1):
         tallies = Tallies()
-        routing = RoutingMetrics(tallies, "m", 2)
+        routing = RoutingMetrics(tallies, "m")
+        for known in (0, 1):
+            routing.came(known)
         routing.placed(engine, "prefix")
         routing.placed(1, "pace")
         routing.retried(0)

@@ -11,6 +11,8 @@ from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.report import Observation
+from roseinfer.server.observe.routing import RoutingMetrics
+from roseinfer.server.observe.tallies import Tallies
 from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level
@@ -146,3 +148,19 @@ def test_engines_are_shown_once_they_have_been_up_also_by_who_has_not_reached_an
     never, been = report(0, EngineState.STARTING), report(1, EngineState.STARTING, info=INFO)
     text = observation._exposition.text(Snapshot({}, [never, been]), None).decode()
     assert 'roseinfer:engine_up{engine="1",model_name="m"} 0.0' in text and 'engine="0"' not in text
+
+
+def test_of_an_engine_that_is_gone_for_good_there_is_no_series() -> None:
+    """Else a fleet that grows and shrinks would leave some behind with every engine."""
+    tallies = Tallies()
+    routing = RoutingMetrics(tallies, "m")
+    for engine in (1, 11):
+        routing.came(engine)
+        routing.placed(engine, "pace")
+        routing.resumed(engine, "death")
+        routing.breaker(engine, True)
+    routing.left(1)
+    series = {name: {labels[1] for labels in found} for name, found in tallies.numbers().items()}
+    assert set(map(frozenset, series.values())) == {frozenset({"11"})} and routing.breakers == [11]
+    routing.came(2)
+    assert tallies.numbers()["roseinfer:router_resumes"][("m", "2", "death")] == [0.0]
