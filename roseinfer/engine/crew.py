@@ -18,6 +18,7 @@ from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs, for
 from roseinfer.engine.member import Cost, Member, Process
 from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.silence import INTERVAL_S
+from roseinfer.engine.standing import Standing
 from roseinfer.engine.transport import Place, ProcessTransport
 from roseinfer.hub import model_folder
 
@@ -112,6 +113,10 @@ class EngineCrew:
     def reports(self) -> list[EngineReport]:
         """How each engine does. Counts go on over restarts."""
         return [member.report() for member in self._members]
+
+    def standing(self, engine: int) -> Standing:
+        """What clients of an engine read of it, beside its promise."""
+        return self._board.standing(engine)
 
     def on_step(self, listener: Callable[[int, StepRecord], None]) -> None:
         """Have `listener` called with an engine's number for each of its steps, within half a second."""

@@ -7,6 +7,7 @@ import msgspec
 
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo, StepRecord
@@ -114,6 +115,15 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, gc=False):
     suspects: list[str] = []
 
 
+class Promised(msgspec.Struct, tag="promised", array_like=True, gc=False):
+    """To clients on other hosts, which cannot read the board: the promise as of `age_s` seconds before this was sent.
+    Its `at_s` is on a clock that means nothing to them.
+    """
+
+    promise: Promise
+    age_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """Noticed rather than sent: a client has closed its connection, or ended."""
@@ -123,6 +133,6 @@ class Left:
 OWNER = 0
 
 ClientMessage = Add | Abort | Drain | Undrain | Shutdown
-EngineMessage = Ready | StartFailed | Outputs | Rejected | Heartbeat | Failed
+EngineMessage = Ready | StartFailed | Outputs | Rejected | Heartbeat | Failed | Promised
 # (client, message): a request that cannot be read comes as the answer to it.
 Received = tuple[int, ClientMessage | Rejected | Left]

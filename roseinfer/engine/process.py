@@ -21,6 +21,7 @@ from roseinfer.core.config import PRICED, EngineConfig
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.progress import listening
+from roseinfer.core.promise import Promise
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
@@ -171,7 +172,8 @@ def main() -> int:
     watch = (sys.stdin.fileno(), Path(boot.private))
     tell_stacks(stacks_path(Path(boot.private), boot.index))
     threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()
-    clients = ClientSockets(socket.socket(fileno=boot.listener))
+    door = None if boot.door is None else socket.socket(fileno=boot.door)
+    clients = ClientSockets(socket.socket(fileno=boot.listener), door)
     try:
         return _serve(boot, clients)
     finally:
@@ -197,8 +199,22 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     garbage = IdleGarbageCollector(clock)
     clients.greet(Ready(info))
     audit = AuditDuty(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
-    publish = None if board is None else partial(board.publish, boot.index)
-    return 0 if EngineLoop(core, clients, clients, clock, garbage, audit, publish).run() else 1
+    return 0 if EngineLoop(core, clients, clients, clock, garbage, audit, _publisher(boot, board, clients)).run() else 1
+
+
+def _publisher(boot: EngineBoot, board: Board | None, clients: ClientSockets) -> Callable[[Promise], None] | None:
+    """Whom the engine's promises are told: readers of the board, and clients that cannot be such."""
+    if board is None:
+        return None
+    to_board: Callable[[Promise], None] = partial(board.publish, boot.index)
+    if boot.door is None:
+        return to_board
+
+    def publish(promise: Promise) -> None:
+        to_board(promise)
+        clients.publish(promise)
+
+    return publish
 
 
 def _learnt(boot: EngineBoot) -> CostParams | None:

@@ -1,46 +1,61 @@
 """The engine's side of its socket: any number of clients, read and written without ever waiting for one of them."""
 
 import contextlib
+import logging
 import select
 import socket
 import time
 
 import msgspec
 
-from roseinfer.engine.frames import HEADER_BYTES, FrameReader
-from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Left, Received, Rejected
+from roseinfer.core.promise import Promise
+from roseinfer.engine.frames import HEADER_BYTES, FrameError, PlainFrames
+from roseinfer.engine.messages import OWNER, Add, ClientMessage, EngineMessage, Left, Promised, Received, Rejected
+from roseinfer.engine.remote.door import take_peers
+from roseinfer.engine.remote.sealed import SealedFrames
+
+log = logging.getLogger("roseinfer.engine")
 
 READ_BYTES = 2**18
 # What a client that does not read may cost the engine before it counts as gone.
 MAX_UNSENT_BYTES = 2**28
+# Promises to other hosts come no closer than so many seconds, unless the step takes longer.
+PROMISE_EVERY_S = 0.002
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class _Client:
-    def __init__(self, number: int, connection: socket.socket) -> None:
+    """`sealed`: it is on another host, or might be; None: it is on this one."""
+
+    def __init__(self, number: int, connection: socket.socket, sealed: SealedFrames | None = None) -> None:
         self.number = number
         self.socket = connection
-        self.frames = FrameReader()
+        self.sealed = sealed
+        self.frames = sealed or PlainFrames()
         self.unsent = bytearray()
 
 
 class ClientSockets:
     """An inbox and an outbox. Clients are numbered as they connect; the first, `messages.OWNER`, owns the engine.
+    `door`: where connections of clients on other hosts come in, which somebody else has let in.
 
     Sending is done by whoever calls `send`, in the engine's own thread: encoding the outputs of 256 requests takes
     10 us and a write 3 us, less than a second thread would cost in waiting for the interpreter lock. What a socket
     does not take at once is kept and written while the loop turns.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
+    def __init__(self, listener: socket.socket, door: socket.socket | None = None) -> None:
         self._listener = listener
+        self._door = door
         self._poll = select.poll()
-        self._poll.register(listener, select.POLLIN)
+        for entrance in (listener,) if door is None else (listener, door):
+            entrance.setblocking(False)
+            self._poll.register(entrance, select.POLLIN)
         self._clients: dict[int, _Client] = {}
         self._by_number: dict[int, _Client] = {}
         self._next_number = 0
-        self._greeting = b""
+        self._greeting: EngineMessage | None = None
+        self._next_promise_s = 0.0
         self._gone: list[int] = []
         self._encoder = msgspec.msgpack.Encoder()
         self._decode = msgspec.msgpack.Decoder(ClientMessage).decode
@@ -79,11 +94,22 @@ class ClientSockets:
             if client.number != but:
                 self._write(client, data)
 
+    def publish(self, promise: Promise) -> None:
+        """Tell clients on other hosts, as often as they need it."""
+        peers = [client for client in self._by_number.values() if client.sealed is not None]
+        now_s = time.monotonic()
+        if not peers or (now_s < self._next_promise_s and 0 < promise.step_s < PROMISE_EVERY_S):
+            return
+        self._next_promise_s = now_s + PROMISE_EVERY_S
+        data = self._encode(Promised(promise, max(0.0, now_s - promise.at_s)))
+        for peer in peers:
+            self._write(peer, data)
+
     def greet(self, message: EngineMessage) -> None:
         """Tell every client, also those that are still to come."""
         self._accept()
         self.broadcast(message)
-        self._greeting = bytes(self._encode(message))
+        self._greeting = message
 
     def close(self, patience_s: float) -> None:
         """Say what is left to say, as far as the clients take it within `patience_s` seconds."""
@@ -96,6 +122,8 @@ class ClientSockets:
         self._by_number.clear()
         self._clients.clear()
         self._listener.close()
+        if self._door is not None:
+            self._door.close()
 
     # --- connections --------------------------------------------------------------------------------------------
     def _accept(self) -> None:
@@ -103,12 +131,19 @@ class ClientSockets:
             while True:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
-                client = _Client(self._next_number, connection)
-                self._next_number += 1
-                self._clients[connection.fileno()] = self._by_number[client.number] = client
-                self._poll.register(connection, select.POLLIN)
-                if self._greeting:
-                    self._write(client, self._greeting)
+                self._admit(connection)
+        # Behind these: the first that comes by the listener owns the engine.
+        if self._door is not None and self._next_number:
+            for connection, keys in take_peers(self._door):
+                self._admit(connection, SealedFrames(keys))
+
+    def _admit(self, connection: socket.socket, sealed: SealedFrames | None = None) -> None:
+        client = _Client(self._next_number, connection, sealed)
+        self._next_number += 1
+        self._clients[connection.fileno()] = self._by_number[client.number] = client
+        self._poll.register(connection, select.POLLIN)
+        if self._greeting is not None:
+            self._write(client, self._encode(self._greeting))
 
     def _drop(self, client: _Client) -> None:
         if self._by_number.pop(client.number, None) is None:
@@ -127,20 +162,27 @@ class ClientSockets:
                 return
             except OSError:
                 data = b""
-            received += [(client.number, self._message(frame)) for frame in client.frames.feed(data)]
+            try:
+                received += [(client.number, self._message(client, frame)) for frame in client.frames.feed(data)]
+            except (FrameError, msgspec.DecodeError, ValueError, TypeError) as error:
+                log.warning("a client of the engine is let go, as it says what nobody understands: %s", error)
+                data = b""
             if not data:
                 self._drop(client)
             elif len(data) < READ_BYTES:
                 return
 
-    def _message(self, data: bytes) -> ClientMessage | Rejected:
+    def _message(self, client: _Client, data: bytes) -> ClientMessage | Rejected:
         try:
-            return self._decode(data)
+            message = self._decode(data)
         except msgspec.ValidationError as error:
             kind, name, *_ = msgspec.msgpack.decode(data)
             if kind != "add" or not isinstance(name, str):
                 raise
             return Rejected(name, f"the request cannot be read: {error}", None, None)
+        if client.sealed is not None and isinstance(message, Add):
+            message.sent_s = None  # on another host's clock
+        return message
 
     # --- writing ------------------------------------------------------------------------------------------------
     def _encode(self, message: EngineMessage) -> bytearray:
@@ -150,6 +192,9 @@ class ClientSockets:
         return self._buffer
 
     def _write(self, client: _Client, data: bytes | bytearray) -> None:
+        """`data`: as `_encode` made it."""
+        if client.sealed is not None:
+            data = client.sealed.wrap(bytes(data[HEADER_BYTES:]))
         sent = 0 if client.unsent else self._try_send(client, data)
         if sent == len(data):
             return

@@ -1,11 +1,17 @@
 """Bringing an asynchronous engine up from its options alone, or reaching one that somebody else has brought up."""
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from roseinfer.core.config import DEFAULT_ROUTER, EngineConfig, ModelConfig, ReplicasConfig
 from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.directory import FixedDirectory
+from roseinfer.engine.follow import follow_directory
 from roseinfer.engine.live import Inflight
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.engines import RemoteEngines
+from roseinfer.engine.remote.secret import Secret
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
 from roseinfer.hub import model_folder, tokenizer_folder
@@ -50,6 +56,36 @@ async def routed_engine(
         prefix=prefix,
         processes=processes,
         record=None if record is None else Path(record),
+    )
+
+
+async def remote_engine(
+    addresses: Sequence[HostPort],
+    secret: Secret,
+    tokenizer: Tokenizer,
+    replicas: ReplicasConfig,
+    inflight: Inflight,
+    *,
+    stall_s: float,
+    processes: int = 1,
+    record: str | None = None,
+) -> RoutedEngine:
+    """Engines that keepers on other hosts have, once one is up. The rest as for `routed_engine`.
+
+    `stall_s`: seconds without a sign of life after which the connection to an engine is given up.
+    """
+    engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=stall_s)
+    return await follow_directory(
+        FixedDirectory(map(str, addresses)),
+        lambda entry, number: engines.way(number, HostPort.parse(entry.address, "engines")),
+        tokenizer,
+        router=replicas.router or DEFAULT_ROUTER,
+        inflight=inflight,
+        # Other servers may send requests to the same engines, and none knows what the others call theirs.
+        prefix=f"{secrets.token_hex(6)}-",
+        processes=processes,
+        record=None if record is None else Path(record),
+        patience_s=replicas.drain_timeout,
     )
 
 

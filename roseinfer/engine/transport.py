@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import queue
 import signal
@@ -22,7 +23,7 @@ from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core
-from roseinfer.engine.frames import FrameReader, frame
+from roseinfer.engine.frames import FrameError, Frames, PlainFrames
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Ready, Received, Shutdown, StartFailed
 from roseinfer.engine.private import private_folder, remove_folder
@@ -62,7 +63,8 @@ class EngineBoot(msgspec.Struct):
     """What an engine process is told on its standard input. `listener`: descriptor of the socket it serves.
 
     `private`: the folder that it removes if its owner is gone. `board`: where it publishes its promises, as engine
-    `index`. `cost_s`: what another engine on such a device has learnt, as in `Promise.cost_s`.
+    `index`. `cost_s`: what another engine on such a device has learnt, as in `Promise.cost_s`. `door`: descriptor of
+    the socket by which connections from other hosts come in (`remote.door`).
     """
 
     config: EngineConfig
@@ -74,13 +76,14 @@ class EngineBoot(msgspec.Struct):
     index: int = 0
     board: str | None = None
     cost_s: tuple[float, float, float, float] | None = None
+    door: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where one of several engines of a server lives. `private`: a folder that all of them share, with their sockets.
 
-    `index`: which of them it is. `environment`: what its process finds beside ours. `board` and `cost_s` as in
+    `index`: which of them it is. `environment`: what its process finds beside ours. `board`, `cost_s` and `door` as in
     `EngineBoot`.
     """
 
@@ -89,6 +92,7 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=dict)
     board: Path | None = None
     cost_s: tuple[float, float, float, float] | None = None
+    door: socket.socket | None = None
 
     @property
     def address(self) -> Path:
@@ -96,17 +100,23 @@ class Place:
         return self.private / f"engine{self.index}"
 
 
-class _Link(asyncio.Protocol):
-    """The connection to an engine: `ready` is its first word, `lost` its end. `up`: that word was a good one."""
+class Link(asyncio.Protocol):
+    """The connection to an engine: `ready` is its first word, `lost` its end. `up`: that word was a good one.
 
-    def __init__(self, on_message: OnMessage, on_death: OnDeath) -> None:
+    `frames`: how messages are cut. `most_unsent`: bytes that may wait to be sent before the engine counts as gone.
+    """
+
+    def __init__(
+        self, on_message: OnMessage, on_death: OnDeath, frames: Frames | None = None, most_unsent: float = math.inf
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
         self.lost = asyncio.Event()
         self.up = False
         self._on_message = on_message
         self._on_death = on_death
-        self._frames = FrameReader()
+        self._frames = frames or PlainFrames()
+        self._most_unsent = most_unsent
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
         self._transport: asyncio.Transport | None = None
@@ -119,13 +129,13 @@ class _Link(asyncio.Protocol):
         self.lost.set()
 
     def data_received(self, data: bytes) -> None:
-        for received in self._frames.feed(data):
-            try:
-                message = self._decode(received)
-            except msgspec.MsgspecError as error:
-                self.die(f"the engine says what nobody understands: {error}")
-                self.close()
-                return
+        try:
+            messages = list(map(self._decode, self._frames.feed(data)))
+        except (FrameError, msgspec.MsgspecError) as error:
+            self.die(f"the engine says what nobody understands: {error}")
+            self.close()
+            return
+        for message in messages:
             self._take(message)
 
     def _take(self, message: EngineMessage) -> None:
@@ -146,31 +156,37 @@ class _Link(asyncio.Protocol):
 
     def send(self, message: ClientMessage) -> None:
         data = self._encode(message)
-        if self._transport is not None:
-            self._transport.write(frame(data))
+        if self._transport is None:
+            return
+        self._transport.write(self._frames.wrap(data))
+        if self._transport.get_write_buffer_size() > self._most_unsent:
+            self._transport.abort()  # which is noticed later: who sends is in the middle of something
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
 
-class SocketTransport:
-    """An engine that another process owns. `address`: the path of its socket."""
+class LinkTransport:
+    """An engine that another process owns; who inherits it says how to reach that."""
 
-    def __init__(self, address: Path) -> None:
-        self._address = address
-        self._link: _Link | None = None
+    def __init__(self) -> None:
+        self._link: Link | None = None
         self._watch: asyncio.Task[None] | None = None
+
+    async def open(self, on_message: OnMessage, on_death: OnDeath) -> Link:
+        """Raises `OSError` if nothing is there."""
+        raise NotImplementedError
 
     async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
         try:
-            self._link = await _connect(self._address, on_message, on_death)
+            self._link = await self.open(on_message, on_death)
         except OSError as error:
             raise EngineDeadError(f"there is no engine: {error}") from error
         self._watch = asyncio.create_task(self._await_end(self._link))
         return await self._link.ready
 
-    async def _await_end(self, link: _Link) -> None:
+    async def _await_end(self, link: Link) -> None:
         await link.lost.wait()
         link.die("the connection to the engine was lost")
 
@@ -184,6 +200,17 @@ class SocketTransport:
         if self._link is not None:
             self._link.ready.cancel()
             self._link.close()
+
+
+class SocketTransport(LinkTransport):
+    """An engine of this machine. `address`: the path of its socket."""
+
+    def __init__(self, address: Path) -> None:
+        super().__init__()
+        self._address = address
+
+    async def open(self, on_message: OnMessage, on_death: OnDeath) -> Link:
+        return await _connect(self._address, on_message, on_death)
 
 
 class ProcessTransport:
@@ -202,7 +229,7 @@ class ProcessTransport:
         self._place = place or Place(private=private_folder())
         self.address = self._place.address
         self._process: asyncio.subprocess.Process | None = None
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closing = self._killed = False
 
@@ -245,13 +272,15 @@ class ProcessTransport:
             place.index,
             None if place.board is None else str(place.board),
             place.cost_s,
+            None if place.door is None else place.door.fileno(),
         )
+        inherited = (listener,) if place.door is None else (listener, place.door)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             self.module,
             stdin=asyncio.subprocess.PIPE,
-            pass_fds=(listener.fileno(),),
+            pass_fds=[each.fileno() for each in inherited],
             env={**os.environ, **place.environment},
         )
         assert process.stdin is not None
@@ -260,7 +289,7 @@ class ProcessTransport:
             process.stdin.write(msgspec.json.encode(boot) + b"\n")
         return process
 
-    async def _await_end(self, process: asyncio.subprocess.Process, link: _Link) -> None:
+    async def _await_end(self, process: asyncio.subprocess.Process, link: Link) -> None:
         code = await process.wait()
         # What it said before it died may still be on its way through the socket.
         with contextlib.suppress(TimeoutError):
@@ -316,9 +345,9 @@ class ProcessTransport:
             remove_folder(self._place.private)
 
 
-async def _connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> _Link:
+async def _connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> Link:
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_unix_connection(lambda: _Link(on_message, on_death), os.fspath(address))
+    _, link = await loop.create_unix_connection(lambda: Link(on_message, on_death), os.fspath(address))
     return link
 
 

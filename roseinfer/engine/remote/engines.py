@@ -1,0 +1,182 @@
+"""Engines on other hosts, as a process that sends them requests knows them."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from roseinfer.core.clock import Clock, MonotonicClock
+from roseinfer.core.promise import Promise
+from roseinfer.engine.api import EngineReport, EngineState, StepRecord
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.follow import Follower
+from roseinfer.engine.remote.handshake import HandshakeError
+from roseinfer.engine.remote.messages import Tidings
+from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.transport import TcpTransport
+from roseinfer.engine.silence import INTERVAL_S, LEAST_QUIET_S
+from roseinfer.engine.slot import Way
+from roseinfer.engine.standing import Standing
+
+log = logging.getLogger("roseinfer.engine.remote")
+
+OnStep = Callable[[int, StepRecord], None]
+
+
+class RemoteEngines:
+    """A `PromiseReader` of engines that come and go, and the ways to them. Belongs to one event loop.
+
+    `add` follows an engine's keeper from then on, be it there or not. An engine of which nothing is heard for `quiet_s`
+    seconds, neither by its own connection nor by its keeper's, is quiet: its host, or the network, is gone. After
+    `lost_s` seconds its connection is given up. Silence is counted in looks, see `silence.Listening`.
+    """
+
+    def __init__(self, secret: Secret, *, quiet_s: float, lost_s: float, clock: Clock | None = None) -> None:
+        self._secret = secret
+        self._quiet_looks = round(max(quiet_s, LEAST_QUIET_S) / INTERVAL_S)
+        self._lost_looks = max(self._quiet_looks, round(lost_s / INTERVAL_S))
+        self._clock = clock or MonotonicClock()
+        self._engines: dict[int, _Remote] = {}
+        self._on_step: OnStep = lambda number, step: None
+        self._looking: asyncio.Task[None] | None = None
+
+    def add(self, number: int, address: HostPort, secret: Secret | None = None) -> None:
+        """`number`: one that no engine has had. `secret`: its own; None: that of all."""
+        assert number not in self._engines
+        self._engines[number] = _Remote(number, address, secret or self._secret, self._clock, self._stepped)
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look_on())
+
+    def way(self, number: int, address: HostPort, secret: Secret | None = None) -> Way:
+        """The same, for a `RoutedEngine`."""
+        self.add(number, address, secret)
+        return Way(partial(self.transport, number), self, partial(self.forget, number))
+
+    def forget(self, number: int) -> None:
+        """Nothing of it is heard any more; what is asked of it is answered as for one that was never there."""
+        remote = self._engines.pop(number, None)
+        if remote is not None:
+            remote.end()
+        if not self._engines and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    def transport(self, number: int) -> TcpTransport:
+        """A new way to it."""
+        remote = self._engines[number]
+        return TcpTransport(remote.address, remote.secret, remote)
+
+    def on_step(self, listener: OnStep) -> None:
+        """Have `listener` called with an engine's number for each of its steps, within half a second."""
+        self._on_step = listener
+
+    def _stepped(self, number: int, step: StepRecord) -> None:
+        self._on_step(number, step)
+
+    # --- what is known of them, see `PromiseReader` ---------------------------------------------------------------
+    def written(self, engine: int) -> int:
+        remote = self._engines.get(engine)
+        return 0 if remote is None else remote.written
+
+    def read(self, engine: int) -> Promise | None:
+        remote = self._engines.get(engine)
+        return None if remote is None else remote.promise
+
+    def standing(self, engine: int) -> Standing:
+        remote = self._engines.get(engine)
+        if remote is None:
+            return Standing(EngineState.DEAD)
+        return remote.standing(silent=remote.looks >= self._quiet_looks)
+
+    def report(self, engine: int) -> EngineReport | None:
+        """What its keeper said last; None: nothing yet."""
+        remote = self._engines.get(engine)
+        return None if remote is None or remote.tidings is None else remote.tidings.report
+
+    def refusal(self, engine: int) -> HandshakeError | None:
+        """Why the last attempt to reach it was refused, if it was."""
+        remote = self._engines.get(engine)
+        return None if remote is None else remote.refusal
+
+    # --- silence --------------------------------------------------------------------------------------------------
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            for remote in list(self._engines.values()):
+                remote.look(self._lost_looks)
+
+    def close(self) -> None:
+        for number in list(self._engines):
+            self.forget(number)
+
+
+class _Remote:
+    """What has been heard of one engine. `looks`: how often it was looked at since the last sign of life."""
+
+    def __init__(self, number: int, address: HostPort, secret: Secret, clock: Clock, on_step: OnStep) -> None:
+        self.number = number
+        self.address = address
+        self.secret = secret
+        self.written = 0
+        self.promise: Promise | None = None
+        self.tidings: Tidings | None = None
+        self.refusal: HandshakeError | None = None
+        self.looks = 0
+        self._clock = clock
+        self._on_step = on_step
+        self._process = 0  # to which the newest connection leads
+        self._way: TcpTransport | None = None
+        self._follower = Follower(address, secret, self)
+
+    def end(self) -> None:
+        self._follower.close()
+        self._way = None
+
+    def standing(self, *, silent: bool) -> Standing:
+        if self.tidings is None:
+            return Standing(EngineState.STARTING, self._process)
+        said = self.tidings.standing
+        standing = said._replace(number=max(said.number, self._process))
+        if not self._follower.connected:
+            return standing._replace(state=EngineState.DEAD)
+        if silent and standing.state in (EngineState.READY, EngineState.DRAINING):
+            return standing._replace(state=EngineState.QUIET)
+        return standing
+
+    def look(self, lost_looks: int) -> None:
+        self.looks += 1
+        if self.looks != lost_looks:
+            return
+        reason = f"nothing was heard of the engine at {self.address} for {self.looks * INTERVAL_S:g} s"
+        if self._way is not None:
+            self._way.cut(reason)
+        self._follower.cut(reason)
+
+    # --- by the connection to its keeper ------------------------------------------------------------------------
+    def told(self, tidings: Tidings) -> None:
+        self.looks = 0
+        self.refusal = None
+        self.tidings = tidings
+        for step in tidings.steps:
+            self._on_step(self.number, step)
+
+    def refused(self, error: HandshakeError) -> None:
+        if self.refusal is None or str(self.refusal) != str(error):
+            log.error("the engine at %s cannot be reached: %s", self.address, error)
+        self.refusal = error
+
+    def unreachable(self, reason: str) -> None:
+        log.warning("the engine at %s cannot be reached: %s", self.address, reason)
+
+    # --- by the connection to the engine ------------------------------------------------------------------------
+    def connected(self, transport: TcpTransport, number: int) -> None:
+        self._way = transport
+        if number != self._process:  # what the process before has promised is void
+            self._process, self.promise = number, None
+            self.written += 1
+
+    def promised(self, promise: Promise, age_s: float) -> None:
+        """A promise that was made before what we have sent within the time of its way is rather thought older."""
+        self.looks = 0
+        self.promise = promise._replace(at_s=self._clock.now() - age_s)
+        self.written += 1

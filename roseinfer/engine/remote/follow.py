@@ -1,0 +1,110 @@
+"""Following an engine's keeper: a connection to it, and again whenever that is lost."""
+
+import asyncio
+import logging
+from typing import Protocol, cast
+
+import msgspec
+
+from roseinfer.engine.frames import FrameError
+from roseinfer.engine.remote import tcp
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.handshake import HandshakeError, Purpose
+from roseinfer.engine.remote.messages import KeeperMessage, Tidings
+from roseinfer.engine.remote.sealed import SealedFrames
+from roseinfer.engine.remote.secret import Secret
+
+# Between attempts to reach a keeper, at first and at most, in seconds.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
+
+
+class Hearer(Protocol):
+    def told(self, tidings: Tidings) -> None: ...
+
+    def refused(self, error: HandshakeError) -> None:
+        """By the keeper, or it by us; it is tried again."""
+        ...
+
+    def unreachable(self, reason: str) -> None:
+        """Called once for each time that it is not there."""
+        ...
+
+
+class Follower:
+    """`connected`: there is a connection just now."""
+
+    def __init__(self, address: HostPort, secret: Secret, hearer: Hearer) -> None:
+        self.connected = False
+        self._address = address
+        self._secret = secret
+        self._hearer = hearer
+        self._line: _Line | None = None
+        self._missed = False  # and somebody has been told
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def _follow(self) -> None:
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                await self._reach()
+                wait_s = FIRST_WAIT_S
+            except HandshakeError as error:
+                self._hearer.refused(error)
+            except OSError as error:
+                if not self._missed:
+                    self._missed = True
+                    self._hearer.unreachable(str(error))
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _reach(self) -> None:
+        """Returns when a connection has ended that was there."""
+        connection, greeted = await tcp.connect(self._address, self._secret, Purpose.FOLLOW)
+        line = _Line(self._hearer, SealedFrames(greeted.keys))
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: line, sock=connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._line, self.connected, self._missed = line, True, False
+        try:
+            await line.lost.wait()
+        finally:
+            self.connected = False
+
+    def cut(self, reason: str) -> None:
+        """The connection is of no use: a new one is tried."""
+        if self.connected and self._line is not None:
+            logging.getLogger("roseinfer.engine.remote").warning("%s: connecting anew", reason)
+            self._line.close()
+
+    def close(self) -> None:
+        self._task.cancel()
+        if self._line is not None:
+            self._line.close()
+
+
+class _Line(asyncio.Protocol):
+    def __init__(self, hearer: Hearer, frames: SealedFrames) -> None:
+        self.lost = asyncio.Event()
+        self._hearer = hearer
+        self._frames = frames
+        self._decode = msgspec.msgpack.Decoder(KeeperMessage).decode
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._hearer.told(self._decode(body))
+        except (FrameError, msgspec.MsgspecError):
+            self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

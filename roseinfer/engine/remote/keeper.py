@@ -1,0 +1,208 @@
+"""Keeping an engine where clients on other hosts reach it."""
+
+import asyncio
+import logging
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from roseinfer.core.clock import Clock
+from roseinfer.core.config import EngineConfig, ReplicasConfig
+from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord
+from roseinfer.engine.crew import EngineCrew, Make
+from roseinfer.engine.member import Process
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.door import door, pass_on
+from roseinfer.engine.remote.gate import Gate
+from roseinfer.engine.remote.handshake import Greeted, Purpose
+from roseinfer.engine.remote.messages import Tidings
+from roseinfer.engine.remote.sealed import SealedFrames
+from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.standing import Standing
+from roseinfer.engine.transport import Place, ProcessTransport
+
+log = logging.getLogger("roseinfer.engine.remote")
+
+# Between looks at whether there is news, and between messages to those who follow even if there is none, in seconds.
+LOOK_S, TELL_S = 0.05, 0.5
+# Followers that do not read are let go, when so many bytes wait for them.
+MAX_UNTOLD_BYTES = 2**20
+
+
+class EngineKeeper:
+    """One engine, see `EngineCrew`, and the port by which it is reached: `launch`, then `connect`, then `close`.
+
+    A connection that is let in goes to the engine's process itself, or to the next one while there is none; or it
+    follows how the engine does. Belongs to one event loop. `failure` is set to an exception when the engine does not
+    come back.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        bind: HostPort,
+        secret: Secret,
+        *,
+        replicas: ReplicasConfig | None = None,
+        stall_s: float = 60.0,
+        clock: Clock | None = None,
+        make: Make = ProcessTransport,
+    ) -> None:
+        """`replicas`: its device and its times; `stall_s`: seconds of silence after which the engine is killed.
+
+        Raises what `EngineCrew` raises.
+        """
+        replicas = replicas or ReplicasConfig()
+        assert replicas.count == 1, "a keeper has one engine"
+        self._bind = bind
+        self._make = make
+        self._door: tuple[socket.socket, socket.socket] | None = None
+        self._gate = Gate(secret, self._number, self._admit)
+        self._crew = EngineCrew(config, replicas, stall_s=stall_s, clock=clock, make=self._process)
+        self._crew.on_step(self._stepped)
+        self._followers: set[_Follower] = set()
+        self._steps: list[StepRecord] = []
+        self._telling: asyncio.Task[None] | None = None
+        self._told = Standing()
+
+    @property
+    def failure(self) -> "asyncio.Future[None]":
+        return self._crew.failure
+
+    @property
+    def refused(self) -> int:
+        """Connections that were not let in, ever."""
+        return self._gate.refused
+
+    async def launch(self) -> HostPort:
+        """Listen, and start the engine: clients can connect from now on, and wait. Returns the address.
+
+        Raises `ConfigError` if that cannot be used, or if devices or memory do not suffice.
+        """
+        try:
+            address = self._gate.open(self._bind)
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+            await self._crew.launch()
+        except BaseException:
+            await self.close()
+            raise
+        return address
+
+    async def connect(self) -> EngineInfo:
+        """Wait until the engine is up. Raises what keeps it from starting; nothing is left then."""
+        try:
+            return await self._crew.connect()
+        except BaseException:
+            await self.close()
+            raise
+
+    def report(self) -> EngineReport:
+        return self._crew.reports()[0]
+
+    async def roll(self) -> None:
+        """Start the engine anew, when its requests have ended or `drain_timeout` is over."""
+        await self._crew.roll()
+
+    async def close(self) -> None:
+        """Stop the engine; nothing listens any more."""
+        await self._gate.close()
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+        for follower in list(self._followers):
+            follower.close()
+        await self._crew.close()
+        self._close_door()
+
+    # --- the way to the engine's process ------------------------------------------------------------------------
+    def _process(self, config: EngineConfig, folder: Path, place: Place) -> Process:
+        """Each process has a door of its own: who has come for one that has ended shall know, and come again."""
+        self._close_door()
+        self._door = door()
+        return self._make(config, folder, replace(place, door=self._door[1]))
+
+    def _close_door(self) -> None:
+        for end in self._door or ():
+            end.close()
+        self._door = None
+
+    def _number(self) -> int:
+        return self._crew.standing(0).number
+
+    def _admit(self, connection: socket.socket, greeted: Greeted) -> bool:
+        if greeted.purpose is Purpose.FOLLOW:
+            self._followers.add(_Follower(connection, greeted, self._followers, self._tidings([])))
+            return True
+        if self._door is None or greeted.number != self._number():
+            return False
+        passed = pass_on(self._door[0], connection, greeted.keys)
+        connection.close()
+        return passed
+
+    # --- telling how it does ------------------------------------------------------------------------------------
+    def _stepped(self, engine: int, step: StepRecord) -> None:
+        if self._followers:
+            self._steps.append(step)
+
+    def _tidings(self, steps: list[StepRecord]) -> Tidings:
+        return Tidings(self._crew.standing(0), self.report(), steps)
+
+    async def _tell(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            looks += 1
+            standing = self._crew.standing(0)
+            if standing == self._told and looks * LOOK_S < TELL_S:
+                continue
+            looks, self._told = 0, standing
+            steps, self._steps = self._steps, []
+            if self._followers:
+                message = msgspec.msgpack.encode(self._tidings(steps))
+                for follower in list(self._followers):
+                    follower.tell(message)
+
+
+class _Follower(asyncio.Protocol):
+    """Somebody who wants to know how the engine does, and has nothing to say."""
+
+    def __init__(
+        self, connection: socket.socket, greeted: Greeted, followers: "set[_Follower]", first: Tidings
+    ) -> None:
+        self._frames = SealedFrames(greeted.keys)
+        self._followers = followers
+        self._first = msgspec.msgpack.encode(first)
+        self._transport: asyncio.Transport | None = None
+        self._opening = asyncio.get_running_loop().create_task(self._open(connection))
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self, connection)
+        except OSError:
+            connection.close()
+            self._followers.discard(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.tell(self._first)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._followers.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.close()
+
+    def tell(self, message: bytes) -> None:
+        if self._transport is None:
+            return
+        self._transport.write(self._frames.wrap(message))
+        if self._transport.get_write_buffer_size() > MAX_UNTOLD_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

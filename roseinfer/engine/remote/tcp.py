@@ -1,0 +1,91 @@
+"""Sockets between hosts: how they are set, and how long anything may take on them."""
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.handshake import Greeted, Purpose, introduce
+from roseinfer.engine.remote.secret import Secret
+
+CONNECT_S = 5.0
+HANDSHAKE_S = 5.0
+BACKLOG = 128
+# The kernel asks a silent other side so often, and lets go of one from which nothing has come for so long, in seconds.
+PROBE_S, GONE_S = 5, 20
+
+
+def listen(bind: HostPort) -> socket.socket:
+    """Raises `ConfigError` if that address cannot be used."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"bind: cannot listen on {bind}: {error.strerror or error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"bind: cannot listen on {bind}: {error.strerror}") from error
+    return listener
+
+
+def bound(listener: socket.socket) -> HostPort:
+    return HostPort(*listener.getsockname()[:2])
+
+
+def prepare(connection: socket.socket) -> None:
+    """A connection that has been made: nothing waits to be sent in larger pieces, and a dead other side is noticed."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": PROBE_S, "TCP_KEEPINTVL": PROBE_S, "TCP_KEEPCNT": GONE_S // PROBE_S}
+    options["TCP_USER_TIMEOUT"] = 1000 * GONE_S
+    for name, value in options.items():
+        if hasattr(socket, name):  # macOS has not all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def connect(address: HostPort, secret: Secret, purpose: Purpose) -> tuple[socket.socket, Greeted]:
+    """A connection that both sides accept. Raises `HandshakeError` if one does not, `OSError` if nothing is there."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            connection = await _first(found)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
+    try:
+        prepare(connection)
+        async with asyncio.timeout(HANDSHAKE_S):
+            return connection, await introduce(connection, secret, purpose)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(f"no handshake within {HANDSHAKE_S:g} s") from None
+        raise
+
+
+async def _first(found: Iterable[tuple[Any, ...]]) -> socket.socket:
+    """The first of a host's addresses that answers."""
+    last: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, address)
+            return connection
+        except OSError as error:
+            connection.close()
+            last = error
+        except BaseException:
+            connection.close()
+            raise
+    raise last or OSError("the name has no address")

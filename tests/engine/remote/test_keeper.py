@@ -1,0 +1,78 @@
+"""A real engine behind its keeper's port: served, killed and started again, drained, stopped; nothing else listens."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.remote.keeper import EngineKeeper
+from roseinfer.engine.routed import RoutedEngine
+from tests.helpers.remote import client, keeper, priced_config
+
+PATIENCE_S = 60.0
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def ask(name: str, tokens: int = 12) -> GenerateRequest:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=7, temperature=1.0)
+    return GenerateRequest(request_id=name, prompt_ids=list(range(5, 45)), params=params)
+
+
+async def answer(engine: RoutedEngine, request: GenerateRequest) -> list[int]:
+    return [token async for chunk in engine.generate(request) for token in chunk.token_ids]
+
+
+def pid(kept: EngineKeeper) -> int:
+    """Of the engine's process, the only child of ours that is one."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return next(int(child) for child in children if b"roseinfer.engine.process" in _command(child))
+
+
+def _command(process: str) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def test_clients_on_other_hosts_are_served_and_see_how_the_engine_does(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with keeper(priced_config(tmp_path)) as (_, address), client(address) as one, client(address) as other:
+            both = await asyncio.gather(answer(one, ask("a")), answer(other, ask("a")))
+            assert both[0] == both[1] and len(both[0]) == 12
+            board = one._slots[0]._reader
+            await until(lambda: board.standing(0).state is EngineState.READY)
+            assert board.standing(0).number == 1
+            await until(lambda: board.read(0) is not None)
+            promise = board.read(0)
+            assert promise is not None and promise.running == 0 and promise.steps >= 12
+            assert one.reports()[0].state is EngineState.READY
+
+    run(work())
+
+
+def test_an_engine_that_is_killed_is_started_again_and_found(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with keeper(priced_config(tmp_path)) as (kept, address), client(address) as engine:
+            before = await answer(engine, ask("a"))
+            os.kill(pid(kept), signal.SIGKILL)
+            await until(lambda: engine.health().alive is False)
+            await until(lambda: engine.health().alive)
+            assert await answer(engine, ask("b")) == before
+            await until(lambda: engine.reports()[0].restarts == 1)
+            assert kept.report().restarts == 1 and kept.report().deaths == 1
+
+    run(work())

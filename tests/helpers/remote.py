@@ -1,0 +1,65 @@
+"""An engine's keeper and its clients, over loopback, in one event loop."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ReplicasConfig, SchedulerConfig
+from roseinfer.engine.live import Inflight
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.keeper import EngineKeeper
+from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.routed import RoutedEngine
+from roseinfer.engine.start import load_tokenizer, remote_engine
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_file import cost_as_json
+
+SECRET = Secret(b"tests know this secret")
+LOOPBACK = HostPort("127.0.0.1", 0)
+COST = CostParams(step_s=0.002, token_s=1e-6, row_s=1e-6, context_s=1e-9)
+
+
+def tiny_config() -> EngineConfig:
+    """The embedded model, on the CPU."""
+    return EngineConfig(
+        model=ModelConfig(model="tiny", device="cpu", threads=1),
+        cache=CacheConfig(num_kv_blocks=512),
+        scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=256),
+    )
+
+
+def priced_config(folder: Path) -> EngineConfig:
+    """An engine without a model, whose steps take 2 ms."""
+    cost = folder / "cost.json"
+    cost.write_text(json.dumps(cost_as_json(COST)))
+    return EngineConfig(
+        model=ModelConfig(model="tiny", device="priced"),
+        cache=CacheConfig(num_kv_blocks=512),
+        scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=256),
+        priced=PricedConfig(cost=str(cost)),
+    )
+
+
+@contextlib.asynccontextmanager
+async def keeper(config: EngineConfig, bind: HostPort = LOOPBACK) -> AsyncIterator[tuple[EngineKeeper, HostPort]]:
+    kept = EngineKeeper(config, bind, SECRET)
+    address = await kept.launch()
+    try:
+        await kept.connect()
+        yield kept, address
+    finally:
+        await kept.close()
+
+
+@contextlib.asynccontextmanager
+async def client(
+    *addresses: HostPort, config: EngineConfig | None = None, engine_timeout: float = 10.0, stall_s: float = 60.0
+) -> AsyncIterator[RoutedEngine]:
+    tokenizer = load_tokenizer((config or tiny_config()).model)
+    replicas = ReplicasConfig(engine_timeout=engine_timeout)
+    engine = await remote_engine(addresses, SECRET, tokenizer, replicas, Inflight(None), stall_s=stall_s)
+    try:
+        yield engine
+    finally:
+        await engine.close()
