@@ -1,17 +1,17 @@
 """`roseinfer calibrate`: the samples, from an engine of this process or from a recorded run, and the fit to them."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from roseinfer.calibration.config import CPU_GRID, GPU_GRID, CalibrateConfig
 from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.calibration.sweep import Bounds, Sweep
 from roseinfer.core.config import EngineConfig
+from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.llm import LLM
-from roseinfer.sched.cost_file import cost_as_json
 from roseinfer.sched.fit import Fit, Sample, fit_cost
 
-FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "block_size", "max_num_seqs")
+FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "num_host_blocks", "block_size", "max_num_seqs")
 # Field of CostParams -> its unit as shown, how many of them a second has, what it is paid for.
 CONSTANTS = {
     "step_s": ("ms", 1e3, "any step"),
@@ -21,24 +21,36 @@ CONSTANTS = {
     "context_s": ("ns", 1e9, "per token that such a request attends to"),
     "chunk_context_s": ("ns", 1e9, "per token that comes before a chunk of a prompt"),
 }
+# Those that are measured apart, of an engine with K and V in host memory.
+COPIES = {
+    "load_s": ("us", 1e6, "per KV block that comes from host memory"),
+    "store_s": ("us", 1e6, "per KV block that goes there"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The fit, and facts of the engine that was measured (none for a recorded run)."""
+    """The fit, and facts of the engine that was measured (none for a recorded run). `copies`: what its copies to and
+    from host memory take, as `COPIES` names it; empty without these.
+    """
 
     fit: Fit
     machine: dict[str, Any]
+    copies: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         figures = {name: value for name, value in asdict(self.fit).items() if name != "params"}
-        return {**cost_as_json(self.fit.params), "fit": figures, "machine": self.machine}
+        cost = {name: getattr(self.fit.params, name) for name in CONSTANTS} | self.copies
+        return {"cost": cost, "fit": figures, "machine": self.machine}
 
     def as_text(self) -> str:
         fit = self.fit
         lines = [f"{fit.samples} steps, {fit.outliers} of them outliers"]
         for name, (unit, factor, meaning) in CONSTANTS.items():
             lines.append(f"  {name.ljust(15)}  {factor * getattr(fit.params, name):10.4g} {unit}  {meaning}")
+        for name, seconds in self.copies.items():
+            unit, factor, meaning = COPIES[name]
+            lines.append(f"  {name.ljust(15)}  {factor * seconds:10.4g} {unit}  {meaning}")
         worst = f"worst error {fit.worst:+.1%}, {fit.worst_of_all:+.1%} with the outliers"
         return "\n".join([*lines, f"  R2 {fit.r2:.4f}, MAPE {fit.mape:.1%}, {worst}"])
 
@@ -47,11 +59,12 @@ def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
     """Raises `ConfigError`, `CalibrationError`, and what `LLM` raises."""
     if config.recorded:
         return Calibration(fit_cost(recorded_samples(config.recorded)), {})
-    samples, machine = measure(config, engine)
-    return Calibration(fit_cost(samples), machine)
+    samples, info = measure(config, engine)
+    copies = {name: getattr(info, name) for name in COPIES} if info.num_host_blocks else {}
+    return Calibration(fit_cost(samples), {name: getattr(info, name) for name in FACTS}, copies)
 
 
-def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample], dict[str, Any]]:
+def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample], EngineInfo]:
     """Run the sweep. Whoever fits starts: `fifo` decides, whatever `engine` says."""
     scheduler = replace(engine.scheduler, scheduling_policy="fifo")
     options = {**asdict(engine.model), **asdict(engine.cache), **asdict(scheduler), **asdict(engine.profile)}
@@ -61,4 +74,4 @@ def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample]
         bounds = Bounds(info.max_model_len, info.num_blocks * info.block_size, info.max_num_seqs, info.vocab_size)
         grid = config.grid(CPU_GRID if info.device == "cpu" else GPU_GRID)
         samples = Sweep(llm.core, bounds, grid, engine.model.seed).run()
-    return samples, {name: getattr(info, name) for name in FACTS}
+    return samples, info

@@ -20,7 +20,7 @@ from roseinfer.core.request import sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
-from roseinfer.sched.cost import work_of_step
+from roseinfer.sched.cost import work_of
 from roseinfer.sched.fit import Sample
 from roseinfer.sched.policy import Decision, Policy, View
 
@@ -55,7 +55,7 @@ class Watch:
 
     def observe(self, event: Event) -> None:
         if self.on and isinstance(event, StepDone):
-            self.samples.append(Sample(work_of_step(event.plan), event.duration_s))
+            self.samples.append(Sample(work_of(event.plan.rows), event.duration_s))
         self._policy.observe(event)
 
 

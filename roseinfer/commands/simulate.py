@@ -16,7 +16,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.registry import contenders, scheduler_config
-from roseinfer.sim.config import CostConfig, RandomLoadsConfig, SweepConfig, WorkloadConfig
+from roseinfer.sim.config import CONSTANTS, CostConfig, RandomLoadsConfig, SweepConfig, WorkloadConfig
 from roseinfer.sim.fleet_config import FleetConfig
 
 NAME = "simulate"
@@ -38,7 +38,6 @@ PERCENTILES = (50, 95, 99)
 OF_RANDOM_LOADS = frozenset({"random_loads", "traces", "cache", "policies", "jobs", "seed", "json"})
 # What names one policy where none are compared.
 NAMING = ("scheduling_policy", "prefill_admission_policy")
-COST_CONSTANTS = frozenset({"step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns"})
 # Column of the table -> member of a point.
 COLUMNS = {
     "goodput": ("goodput_req_s",),
@@ -71,8 +70,8 @@ def run(args: Namespace) -> int:
     random_loads = OPTIONS.build(RandomLoadsConfig, given)
     fleet = OPTIONS.build(FleetConfig, given)
     fleet.check_needed(given)
-    if cost.cost is not None and given.keys() & COST_CONSTANTS:
-        raise ConfigError(f"cost: the file holds {min(given.keys() & COST_CONSTANTS)} already")
+    if cost.cost is not None and given.keys() & set(CONSTANTS):
+        raise ConfigError(f"cost: the file holds {min(given.keys() & set(CONSTANTS))} already")
     if random_loads.random_loads is not None:
         result = run_random_loads(random_loads, workload.seed, sweep, given)
     elif workload.replay is not None:

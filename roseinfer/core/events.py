@@ -20,16 +20,11 @@ class Admitted(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """`duration_s`: of the step with what the host did around it, unless that was hidden behind another step.
-
-    `loads_s`, `stores_s`: as in `StepResult`.
-    """
+    """`duration_s`: of the step with what the host did around it, unless that was hidden behind another step."""
 
     plan: StepPlan
     now_s: float
     duration_s: float
-    loads_s: float = 0.0
-    stores_s: float = 0.0
 
 
 class Ended(NamedTuple):

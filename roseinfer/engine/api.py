@@ -74,6 +74,7 @@ class EngineInfo:
     """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets. `seed`: from
     which clients draw for requests that name none. `prefix_caching`: whether prompts share what they have in common.
     `dtype` is computed in; `weights` and `kv_cache` say what the weights of linear layers and K and V are kept as.
+    `num_host_blocks`: KV blocks in host memory, of which one takes `load_s` seconds from there and `store_s` to there.
     """
 
     model: str
@@ -93,6 +94,9 @@ class EngineInfo:
     policy: PolicyTraits
     seed: int = 0
     prefix_caching: bool = True
+    num_host_blocks: int = 0
+    load_s: float = 0.0
+    store_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

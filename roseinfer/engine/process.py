@@ -123,6 +123,9 @@ def build_engine(
         policy=entry_of(config.scheduler.policy_name).traits,
         seed=config.model.seed,
         prefix_caching=config.cache.enable_prefix_caching,
+        num_host_blocks=facts.num_host_blocks,
+        load_s=facts.load_s,
+        store_s=facts.store_s,
     )
     return core, info
 

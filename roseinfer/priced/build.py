@@ -28,6 +28,7 @@ _OF_MODELS = {
     CacheConfig: ("kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization"),
     ProfileConfig: ("profile",),
 }
+_LAYERS, _HEADS = ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
 _WORD = re.compile(rb" [A-Za-z]{2,12}")
 _LEAST_WORDS = 64
 _CLOSERS = frozenset((b'"', b"}", b"]", b'"}', b'"]', b"}]", b"}}", b"]}", b">", b")"))
@@ -52,6 +53,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     factor = next(iter(priced.slow_list), 1.0)
     machine = Machine(cost, priced.noise, slowdown=((0.0, factor),) if factor != 1 else ())
     drawn = DrawnRunner(vocabulary, priced.mean_output_len, limits)
+    host_blocks = _host_blocks(config.cache, model)
     facts = RunnerFacts(
         model_type=_architecture(model),
         max_model_len=max_model_len,
@@ -65,6 +67,9 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         device="priced",
         default_sampling={},
         startup_s={"load": time.monotonic() - started},
+        num_host_blocks=host_blocks,
+        load_s=factor * cost.load_s if host_blocks else 0.0,
+        store_s=factor * cost.store_s if host_blocks else 0.0,
     )
     return PricedRunner(drawn, machine, SleepingClock(), config.model.seed), facts
 
@@ -116,6 +121,22 @@ def _context(config: EngineConfig, model: dict[str, Any], cache_tokens: int) -> 
             f"max_model_len is {wanted}, but the KV cache holds {cache_tokens} tokens; raise num_kv_blocks"
         )
     return wanted
+
+
+def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> int:
+    """KV blocks that `kv_offloading_size` holds of a model that keeps K and V in 16 bits; nothing is taken."""
+    if not cache.kv_offloading_size:
+        return 0
+    layers, heads = (_found(model, *names) for names in (_LAYERS, _HEADS))
+    kv_heads, width = _found(model, "num_key_value_heads") or heads, _found(model, "hidden_size", "n_embd")
+    head_dim = _found(model, "head_dim") or (width // heads if width and heads else None)
+    if not (layers and kv_heads and head_dim):
+        raise ConfigError("kv_offloading_size: the model's config does not say how large a KV block is")
+    block_bytes = layers * 2 * cache.block_size * kv_heads * head_dim * 2
+    blocks = int(cache.kv_offloading_size * 2**30) // block_bytes
+    if not blocks:
+        raise ConfigError(f"kv_offloading_size is {cache.kv_offloading_size:g} GiB: no KV block of {block_bytes} bytes")
+    return blocks
 
 
 def _architecture(model: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from roseinfer.core.clock import Advancing
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import PassThrough, Runner
-from roseinfer.sched.cost import CostParams, work_of_step
+from roseinfer.sched.cost import CostParams, work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Machine:
     noise: float = 0.0
     max_model_len: int = 4096
     num_kv_blocks: int = 8192
+    num_host_blocks: int = 0
     block_size: int = 16
     prefix_caching: bool = True
     believed: CostParams | None = None
@@ -92,7 +93,10 @@ class PricedRunner(PassThrough):
         if self._limits is not None:
             self._limits.check(plan)
         cost = self._machine.cost
-        duration_s = cost.seconds(work_of_step(plan))
+        duration_s = cost.seconds(work_of(plan.rows))
+        if plan.loads or plan.stores:
+            copies_s = cost.copies_s(len(plan.loads), len(plan.stores))
+            duration_s = max(duration_s, copies_s) if plan.rows else copies_s
         if self._machine.noise:
             duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))
         start_s = max(self._free_s, self._clock.now())

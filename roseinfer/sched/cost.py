@@ -9,19 +9,16 @@ noise within 4 steps (`Speed`).
 
 What else a step does is counted apart (`Work.draft_tokens`), has a price, and is not learnt from: a row that verifies
 drafts is neither a prompt chunk nor a decode, and the constants of these would drift to explain it.
-
-Blocks that are copied to or from host memory move beside the rows, each direction on its own: a step takes as long as
-the slowest of the three. What a block takes is measured, not fitted (`CostModel.observe`).
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from roseinfer.core.plan import Row, StepPlan
+from roseinfer.core.plan import Row
 
 # What one unit of each feature is scaled by, so that those of a busy step are about 1.
 _SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0, 16_384.0)
@@ -49,9 +46,6 @@ _LEAST_WINDOW_S = 30.0  # one stall in the first second says little of how many 
 _MOST_STALLS = 64
 _STALL_SHARE = 0.125  # of the steps: were there more, it would be the model that is wrong
 _SHARE_GAIN = 1 / 64
-_COPIED_GAIN, _MANY_COPIED = 1 / 8, 8  # of a step of so many blocks: that of a few is mostly overhead
-_HIDDEN = 0.5  # of the rows' time: copies that take no longer say nothing of it
-
 _SETTLED = 50  # steps, before which a model that has just begun to learn is wrong more often than a machine stalls
 
 
@@ -59,7 +53,6 @@ class Work(NamedTuple):
     """What one step does: Np, X, Nd, K, B, and what the model has no constant for.
 
     A row that verifies drafts counts as one that decodes; `draft_tokens` are the tokens that it computes beyond that.
-    `loads`, `stores`: blocks copied from and to host memory.
     """
 
     prompt_tokens: int = 0
@@ -68,8 +61,6 @@ class Work(NamedTuple):
     decode_context: int = 0
     prompt_context: int = 0
     draft_tokens: int = 0
-    loads: int = 0
-    stores: int = 0
 
     @property
     def features(self) -> tuple[float, float, float, float, float]:
@@ -78,20 +69,8 @@ class Work(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the features are all that the step does beside copies, so that its time says something of their
-        constants.
-        """
-        return not self.draft_tokens and (self.computes or not self.copies)
-
-    @property
-    def computes(self) -> bool:
-        """Whether there are rows."""
-        return self.prompt_tokens > 0 or self.decode_rows > 0
-
-    @property
-    def copies(self) -> bool:
-        """Whether blocks go to host memory or come from it."""
-        return self.loads > 0 or self.stores > 0
+        """Whether the features are all that the step does, so that its time says something of their constants."""
+        return not self.draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +80,8 @@ class CostParams:
 
     A draft costs what a prompt token does, which is more than it takes in small steps.
 
-    `load_s`, `store_s`: per block that is copied from host memory and to it; to begin with, 2.25 MiB (16 tokens of 8B
-    parameters in 16 bits) over PCIe 5.
+    `load_s`, `store_s`: per KV block that is copied from host memory and to it, beside the rows. They are measured, not
+    fitted; to begin with, those of 2.25 MiB (16 tokens of 8B parameters in 16 bits) over PCIe 5.
     """
 
     step_s: float = 5e-3
@@ -115,14 +94,6 @@ class CostParams:
     store_s: float = 50e-6
 
     def seconds(self, work: Work) -> float:
-        """Of a step, until rows and copies are done."""
-        if not work.copies:
-            return self.rows_s(work)
-        copies_s = self.copies_s(work.loads, work.stores)
-        return max(self.rows_s(work), copies_s) if work.computes else copies_s
-
-    def rows_s(self, work: Work) -> float:
-        """What the rows of a step take."""
         return (
             self.step_s
             + self.token_s * work.prompt_tokens
@@ -134,7 +105,7 @@ class CostParams:
         )
 
     def copies_s(self, loads: int, stores: int) -> float:
-        """What so many blocks take, those of the two directions at the same time."""
+        """What so many blocks take, the two directions at the same time."""
         return max(self.load_s * loads, self.store_s * stores)
 
     def prefill_s(self, start: int, count: int) -> float:
@@ -176,11 +147,8 @@ def pairs(start: int, count: int) -> float:
     return count * start + count * (count + 1) / 2
 
 
-def work_of(rows: Sequence[Row], loads: int = 0, stores: int = 0) -> Work:
-    """Position p attends to p + 1 tokens. A row of one token counts as decoding, which is what it costs.
-
-    loads, stores: blocks that are copied from and to host memory.
-    """
+def work_of(rows: Sequence[Row]) -> Work:
+    """Position p attends to p + 1 tokens. A row of one token counts as decoding, which is what it costs."""
     several = [row for row in rows if row[3] != 1]
     decodes = len(rows) - len(several)
     context = sum([row[2] for row in rows]) + decodes
@@ -194,12 +162,7 @@ def work_of(rows: Sequence[Row], loads: int = 0, stores: int = 0) -> Work:
             tokens += count
             found += pairs(start, count)
             before += start
-    return Work(tokens, found, decodes, context - before, before, draft_tokens, loads, stores)
-
-
-def work_of_step(plan: StepPlan) -> Work:
-    """Of its rows and of its copies from and to host memory."""
-    return work_of(plan.rows, len(plan.loads), len(plan.stores))
+    return Work(tokens, found, decodes, context - before, before, draft_tokens)
 
 
 class Speed:
@@ -329,20 +292,13 @@ class CostModel:
     def seconds(self, work: Work) -> float:
         return self.params.seconds(work)
 
-    def observe(self, work: Work, seconds: float, loads_s: float = 0.0, stores_s: float = 0.0) -> None:
-        """Learn from a step that took `seconds`. Not for steps with compilation, capture or garbage collection.
-
-        loads_s, stores_s: what its copies took, all of a direction together; 0 = not measured.
-        """
+    def observe(self, work: Work, seconds: float) -> None:
+        """Learn from a step that took `seconds`. Not for steps with compilation, capture or garbage collection."""
         if seconds <= 0:
             self.predicted_s = 0.0
             return
         self.predicted_s = self.params.seconds(work)
-        if work.copies:
-            self._learn_copies(work, loads_s, stores_s)
         if not work.fits:
-            return
-        if work.copies and self.params.copies_s(work.loads, work.stores) > _HIDDEN * self.params.rows_s(work):
             return
         self.steps += 1
         self.errors.append(seconds / self.predicted_s - 1)
@@ -355,12 +311,6 @@ class CostModel:
         step_s, token_s = max(step_s, _LEAST_STEP_S), max(token_s, _LEAST_TOKEN_S)
         load_s, store_s = self.params.load_s, self.params.store_s
         self.params = CostParams(step_s, token_s, pair_s, row_s, context_s, before_s, load_s, store_s)
-
-    def _learn_copies(self, work: Work, loads_s: float, stores_s: float) -> None:
-        if work.loads and loads_s > 0:
-            self.params = replace(self.params, load_s=_copied_s(self.params.load_s, loads_s, work.loads))
-        if work.stores and stores_s > 0:
-            self.params = replace(self.params, store_s=_copied_s(self.params.store_s, stores_s, work.stores))
 
     def _learn(self, work: Work, seconds: float, unit_s: float) -> tuple[float, bool]:
         """Fit the shape to a step of `unit_s` seconds at the present level. Returns that over what the shape now says
@@ -422,12 +372,6 @@ class CostModel:
             self._weights = [w - share * c for w, c in zip(self._weights, line, strict=True)]
             self._weights[i] = 0.0
         self._weights = [max(0.0, w) for w in self._weights]
-
-
-def _copied_s(known_s: float, seconds: float, blocks: int) -> float:
-    """What a block takes, after so many have taken so many seconds together."""
-    gain = _COPIED_GAIN * min(1.0, blocks / _MANY_COPIED)
-    return known_s + gain * (seconds / blocks - known_s)
 
 
 class StepClock:

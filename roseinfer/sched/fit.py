@@ -46,9 +46,9 @@ class Fit:
 def fit_cost(samples: Iterable[Sample]) -> Fit:
     """Iteratively reweighted (Huber) least squares, then once more without outliers.
 
-    Steps that do what is not fitted, drafts and copies, are left out. Raises `ConfigError` for too few samples.
+    Steps that do what the model has no constant for are left out. Raises `ConfigError` for too few samples.
     """
-    used = [s for s in samples if s.seconds > 0 and s.work.fits and not s.work.copies]
+    used = [sample for sample in samples if sample.seconds > 0 and sample.work.fits]
     if len(used) < LEAST_SAMPLES:
         raise ConfigError(f"{len(used)} measured steps are too few to fit a cost model: {LEAST_SAMPLES} at least")
     rows, seconds = [[1.0, *sample.work.features] for sample in used], [sample.seconds for sample in used]

@@ -494,7 +494,7 @@ class Scheduler:
             self._liveness.got_further()
         self._last_rows, self._last_end_s = len(plan.rows), now_s
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
-        self.policy.observe(StepDone(plan, now_s, duration_s, result.loads_s, result.stores_s))
+        self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 
     def _settle_row(self, request: Request, row: Row, result: RowResult, now_s: float) -> RequestOutput | None:

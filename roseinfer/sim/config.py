@@ -1,6 +1,6 @@
 """The options of `roseinfer simulate`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from roseinfer.sched.cost_file import read_cost
 
 SETUPS = ("scorpio-8b",)
 WORKLOADS = ("poisson", "gamma", "bursts", "trace")
+# Options of `CostConfig` that a cost file says, and a setup.
+CONSTANTS = ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns")
 LENGTHS = ("predictor", "oracle", "none")
 
 
@@ -149,14 +151,19 @@ class CostConfig:
     context_ns: float = option(20.0, "nanoseconds per token of K/V that a decoding request attends to")
     pair_ns: float | None = option(None, "nanoseconds per token that a prompt token attends to; default: context_ns")
     chunk_context_ns: float = option(0.0, "nanoseconds per token before each chunk of a prompt, which reads it once")
+    load_us: float | None = option(
+        None, "microseconds per KV block that comes from host memory; default: the cost file's, else 50"
+    )
+    store_us: float | None = option(None, "microseconds per KV block that goes there; default: likewise")
     noise: float = option(0.0, "a step takes 1 + |N(0, noise)| times what it costs")
     max_model_len: int = option(4096, "context in tokens")
     num_kv_blocks: int = option(8192, "KV blocks")
+    num_host_blocks: int = option(0, "KV blocks in host memory beyond those; 0 = none")
     block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
     def __post_init__(self) -> None:
-        for name in ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns", "noise"):
+        for name in (*CONSTANTS, "load_us", "store_us", "noise"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must not be negative, got {value}")
@@ -164,12 +171,18 @@ class CostConfig:
             raise ConfigError("step_ms and token_us must not both be 0: time would stand still")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size")
         check_block_size(self.block_size)
+        if self.num_host_blocks < 0:
+            raise ConfigError(f"num_host_blocks must not be negative, got {self.num_host_blocks}")
+        if self.num_host_blocks and not self.enable_prefix_caching:
+            raise ConfigError("num_host_blocks must be 0 without enable_prefix_caching, by which blocks are found")
 
     @property
     def params(self) -> CostParams:
         """Raises `ConfigError` if they come from a file that holds none."""
+        copies = {"load_s": self.load_us, "store_s": self.store_us}
+        given = {name: us * 1e-6 for name, us in copies.items() if us is not None}
         if self.cost is not None:
-            return read_cost(self.cost)
+            return replace(read_cost(self.cost), **given)
         row_us = self.token_us if self.row_us is None else self.row_us
         pair_ns = self.context_ns if self.pair_ns is None else self.pair_ns
         return CostParams(
@@ -179,6 +192,7 @@ class CostConfig:
             row_s=row_us * 1e-6,
             context_s=self.context_ns * 1e-9,
             chunk_context_s=self.chunk_context_ns * 1e-9,
+            **given,
         )
 
     @property
@@ -188,6 +202,7 @@ class CostConfig:
             noise=self.noise,
             max_model_len=self.max_model_len,
             num_kv_blocks=self.num_kv_blocks,
+            num_host_blocks=self.num_host_blocks,
             block_size=self.block_size,
             prefix_caching=self.enable_prefix_caching,
         )

@@ -98,7 +98,12 @@ class SimulatedEngine:
         limits = StepLimits.of(scheduler, machine.max_model_len)
         self._expected = ExpectedRunner()
         self.runner = PricedRunner(self._expected, machine, self.clock, seed, limits=limits)
-        kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
+        kv = KvManager(
+            machine.num_kv_blocks,
+            machine.block_size,
+            prefix_caching=machine.prefix_caching,
+            num_host_blocks=machine.num_host_blocks,
+        )
         self.core = EngineCore(
             Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits),
             self.runner,

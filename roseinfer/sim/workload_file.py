@@ -11,7 +11,7 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, Stalls
-from roseinfer.sim.config import CostConfig
+from roseinfer.sim.config import CONSTANTS, CostConfig
 from roseinfer.sim.hints import Absent, Exact, Liars, Noisy, Scaled, Shuffled
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
 from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps
@@ -23,7 +23,7 @@ from roseinfer.sim.workload import Arrival, Hints, Prefixes, TrafficClass, Workl
 SEATS = ("max_num_seqs", "max_num_batched_tokens")
 LIKELY = 0.01  # least share of a law that is within its bounds: what is outside is drawn again
 _MACHINE = tuple(f.name for f in fields(CostConfig) if f.name != "cost")
-_CONSTANTS = ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns")
+_COPIES = ("load_us", "store_us")
 _OBJECTIVES = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
 
 
@@ -95,7 +95,8 @@ def _machine(table: Table) -> tuple[Machine, dict[str, Any]]:
     scheduler = {name: table.count(name) for name in SEATS if name in table.names}
     given = {name: table.take(name) for name in _MACHINE if name in table.names}
     table.end("setup", "cost", *SEATS, *_MACHINE)
-    clash = next((name for name in given if name in _CONSTANTS and (setup or cost_file)), None)
+    known = (*CONSTANTS, *_COPIES) if setup else CONSTANTS if cost_file else ()
+    clash = next((name for name in given if name in known), None)
     if clash:
         table.fail(clash, f"{'the cost file' if cost_file else 'the setup'} says what steps cost")
     config = _cost_config(table, given, cost_file)

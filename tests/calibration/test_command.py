@@ -5,11 +5,12 @@ import json
 import pytest
 
 from roseinfer import cli
-from roseinfer.calibration.run import CONSTANTS
+from roseinfer.calibration.run import CONSTANTS, COPIES
 from roseinfer.engine.llm import LLM
+from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import read_cost
 
-SMALL = ["--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "8"]
+SMALL = ["--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "8", "--kv-offloading-size", "0.01"]
 SWEEP = ["--decode-rows", "1,4", "--context-lens", "16,64", "--prompt-lens", "8,64", "--repeats", "2"]
 
 
@@ -17,11 +18,12 @@ def test_calibrate_then_simulate_and_serve(capsys, tmp_path) -> None:
     file = tmp_path / "cost.json"
     assert cli.main(["calibrate", "tiny", *SMALL, *SWEEP, "--json", str(file)]) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in CONSTANTS) and "R2" in printed and "MAPE" in printed
+    assert all(name in printed for name in (*CONSTANTS, *COPIES)) and "R2" in printed and "MAPE" in printed
     written = json.loads(file.read_text())
     assert written["machine"]["device"] == "cpu" and written["fit"]["samples"] >= 16
     params = read_cost(str(file))
     assert params.step_s + params.token_s > 0
+    assert 0 < params.load_s < 0.01 and 0 < params.store_s < 0.01 and params.load_s != CostParams().load_s
 
     assert cli.main(["simulate", "--cost", str(file), "--num-requests", "4", "--output-len", "20"]) == 0
     assert "simulated s" in capsys.readouterr().out

@@ -140,3 +140,19 @@ def test_each_of_several_engines_has_its_factor(cost: str) -> None:
 def test_log_probabilities_are_refused(cost: str) -> None:
     with LLM(device="priced", cost=cost) as llm, pytest.raises(InvalidRequestError, match="logprobs cannot be had"):
         llm.generate("x", SamplingParams(logprobs=1))
+
+
+def test_blocks_in_host_memory_are_counted_and_priced(cost: str, tmp_path: Path) -> None:
+    facts = build(cost, kv_offloading_size=0.5, slow="2")
+    assert facts.num_host_blocks == 2**29 // (6 * 2 * 16 * 2 * 64 * 2), "of the embedded model"
+    assert (facts.load_s, facts.store_s) == (2 * CostParams().load_s, 2 * CostParams().store_s)
+    qwen = build(cost, model="Qwen/Qwen3-8B", kv_offloading_size=0.5)
+    assert qwen.num_host_blocks == 2**29 // (36 * 2 * 16 * 8 * 128 * 2)
+    assert build(cost).num_host_blocks == 0 == build(cost).load_s
+    with pytest.raises(ConfigError, match="no KV block of 49152 bytes"):
+        build(cost, kv_offloading_size=1e-9)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["SomethingNew"], "vocab_size": 5000}))
+    with pytest.raises(ConfigError, match="kv_offloading_size: the model's config does not say"):
+        build(cost, model=str(folder), tokenizer="tiny", kv_offloading_size=0.5)

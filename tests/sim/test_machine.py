@@ -1,5 +1,6 @@
 """A machine that stalls and that becomes slower, and policies that are not told."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,9 +8,12 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.plan import StepPlan
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.plan import HostCopy, Row, StepPlan
 from roseinfer.priced.machine import Machine, PricedRunner, Stalls
 from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sim.config import CostConfig
 from roseinfer.sim.machine import ExpectedRunner
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival
@@ -68,3 +72,38 @@ def test_requests_see_it(change) -> None:
     assert slow.lifetimes[0].latency_s > 1.3 * plain.lifetimes[0].latency_s
     again = simulate(arrivals, config, replace(TENTH, **change))
     assert again.lifetimes == slow.lifetimes
+
+
+# --- blocks in host memory ------------------------------------------------------------------------------------------
+def test_copies_go_beside_the_rows_and_a_step_lasts_until_both_are_done() -> None:
+    machine = Machine(CostParams(0.004, 0.0, 0.0, 0.001, 0.0, load_s=0.001, store_s=0.002), slowdown=((0.1, 2.0),))
+    clock = ManualClock(0.0)
+    runner = PricedRunner(ExpectedRunner(), machine, clock)
+    row = Row("a:0", 0, 9, 1, 1, False, 9, 0, ())
+    copies = [HostCopy(number, number) for number in range(10)]
+
+    def took(rows: list[Row], loads: int, stores: int) -> tuple[float, float, float]:
+        handle = runner.submit(StepPlan(0, rows, loads=copies[:loads], stores=copies[:stores]))
+        runner.sample(handle)
+        began = clock.now()
+        result = runner.collect(handle)
+        assert clock.now() - began == pytest.approx(result.duration_s)
+        return result.duration_s, result.loads_s, result.stores_s
+
+    assert took([row], 0, 0) == pytest.approx((0.005, 0.0, 0.0))
+    assert took([row], 4, 2) == pytest.approx((0.005, 0.004, 0.004))
+    assert took([row], 10, 4) == pytest.approx((0.010, 0.010, 0.008))
+    assert took([], 3, 0) == pytest.approx((0.003, 0.003, 0.0))
+    clock.advance(1.0)
+    assert took([], 3, 4) == pytest.approx((0.016, 0.006, 0.016))
+
+
+def test_simulate_takes_what_blocks_cost_and_how_many_there_are(tmp_path) -> None:
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps(cost_as_json(CostParams(load_s=1e-6, store_s=2e-6))))
+    machine = CostConfig(cost=str(file), store_us=7.0, num_host_blocks=50).machine
+    assert (machine.num_host_blocks, machine.cost.load_s, machine.cost.store_s) == (50, 1e-6, 7e-6)
+    assert CostConfig().params.load_s == CostParams().load_s and CostConfig().machine.num_host_blocks == 0
+    for wrong in ({"num_host_blocks": -1}, {"load_us": -1.0}, {"num_host_blocks": 5, "enable_prefix_caching": False}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            CostConfig(**wrong)

@@ -16,7 +16,7 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost import Work, work_of_step
+from roseinfer.sched.cost import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.planned import ExplainedDecision
@@ -72,7 +72,7 @@ class QoServePolicy:
             elif isinstance(event, Ended) and event.reason in COMPLETE:
                 self._lengths.finished(track.request, event.num_outputs)
         if isinstance(event, StepDone):
-            self._cost.observe(work_of_step(event.plan), event.duration_s, event.loads_s, event.stores_s)
+            self._cost.observe(work_of(event.plan.rows), event.duration_s)
 
     def begin(self, view: View) -> Decision:
         self._promote()

@@ -22,7 +22,7 @@ from roseinfer.core.events import Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.sched.cost import work_of_step
+from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.ledger import SHORTEST_S, Ledger, Track
 from roseinfer.sched.planned import ExplainedDecision, Named
@@ -124,7 +124,7 @@ class ScorpioPolicy:
         if track is not None and isinstance(event, Queued) and not track.request.begun:
             self._bound_whole(track)
         elif isinstance(event, StepDone):
-            self._cost.observe(work_of_step(event.plan), event.duration_s, event.loads_s, event.stores_s)
+            self._cost.observe(work_of(event.plan.rows), event.duration_s)
         elif track is not None and isinstance(event, Ended) and event.reason in COMPLETE:
             self._lengths.finished(track.request, event.num_outputs)
 

@@ -24,6 +24,7 @@ from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.why import Foreseen
+from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
@@ -75,7 +76,7 @@ class SlackPolicy:
         if not self.state.promised and only_decodes and event.plan.step % 4:
             self._predicted_s = 0.0
             return  # nobody needs to know, but the model should stay true
-        self.state.stepped(event)
+        self.state.stepped(work_of(event.plan.rows), event.duration_s, event.now_s)
         self._predicted_s = self.state.cost.predicted_s
 
     def begin(self, view: View) -> Decision:

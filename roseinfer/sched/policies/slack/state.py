@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import exp, inf
 
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Ended, StepDone
+from roseinfer.core.events import Ended
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost import STALL_FACTOR, work_of_step
+from roseinfer.sched.cost import STALL_FACTOR, Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.policies.slack.backlog import Backlog
@@ -67,14 +67,13 @@ class SlackState:
         self._arriving = self._arrived_s = 0.0
 
     # --- what happens -------------------------------------------------------------------------------------------
-    def stepped(self, step: StepDone) -> None:
-        """It has just ended."""
-        work = work_of_step(step.plan)
-        self.cost.observe(work, step.duration_s, step.loads_s, step.stores_s)
-        if step.duration_s > STALL_FACTOR * self.cost.predicted_s:
-            self._stalled_s = step.now_s
+    def stepped(self, work: Work, duration_s: float, now_s: float) -> None:
+        """A step took `duration_s`, and has just ended."""
+        self.cost.observe(work, duration_s)
+        if duration_s > STALL_FACTOR * self.cost.predicted_s:
+            self._stalled_s = now_s
         if work.decode_rows:
-            self.recent_step_s += 0.02 * (step.duration_s - self.recent_step_s)
+            self.recent_step_s += 0.02 * (duration_s - self.recent_step_s)
 
     def queued(self, track: Track) -> None:
         request, p = track.request, self.cost.params
