@@ -126,6 +126,25 @@ class GuideStats(NamedTuple):
     mask_s: float = 0.0
 
 
+class OffloadStats(NamedTuple):
+    """K/V in host memory, as of the newest step. Counters only grow, but for the first three.
+
+    `queries`: tokens of requests that started or were to be loaded, behind what the KV cache held of them; `hits`:
+    those of them that were loaded. `loaded`, `stored`: blocks; `loads_s`, `stores_s`: seconds that these took.
+    `waiting`: requests that wait for their load, or to start behind it.
+    """
+
+    blocks_used: int = 0
+    blocks_total: int = 0
+    waiting: int = 0
+    queries: int = 0
+    hits: int = 0
+    loaded: int = 0
+    stored: int = 0
+    loads_s: float = 0.0
+    stores_s: float = 0.0
+
+
 class SchedulerStats(NamedTuple):
     """A snapshot after a step. Counters only grow.
 
@@ -133,7 +152,7 @@ class SchedulerStats(NamedTuple):
     those of the newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the
     policy let nobody do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were
     ignored because they made no sense. `integrity_errors`: audits of the idle engine that found seats, queues or blocks
-    to disagree. `guides`: None while nobody has asked for a constraint.
+    to disagree. `guides`: None while nobody has asked for a constraint. `offload`: None without K/V in host memory.
     """
 
     step: int = 0
@@ -155,6 +174,7 @@ class SchedulerStats(NamedTuple):
     integrity_errors: int = 0
     guides: GuideStats | None = None
     step_rows: int = 0
+    offload: OffloadStats | None = None
 
 
 _COUNTERS = (
@@ -180,6 +200,7 @@ _SUMMED = (
     "step_duration_s",
 )
 _GUIDE_COUNTERS = ("compiled", "cached", "refused", "rows", "dormant_rows")
+_OFFLOAD_COUNTERS = ("queries", "hits", "loaded", "stored", "loads_s", "stores_s")
 
 
 def added(parts: Sequence[SchedulerStats]) -> SchedulerStats:
@@ -188,13 +209,26 @@ def added(parts: Sequence[SchedulerStats]) -> SchedulerStats:
         return parts[0]
     sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
     guides = [part.guides for part in parts if part.guides is not None]
-    return SchedulerStats(**sums, guides=GuideStats(*map(sum, zip(*guides, strict=True))) if guides else None)
+    offloads = [part.offload for part in parts if part.offload is not None]
+    return SchedulerStats(
+        **sums,
+        guides=GuideStats(*map(sum, zip(*guides, strict=True))) if guides else None,
+        offload=OffloadStats(*map(sum, zip(*offloads, strict=True))) if offloads else None,
+    )
 
 
 def continued(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
     """`now`, of an engine that was started again, with what it had counted by `before`: counters never go back."""
     sums = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
-    return now._replace(**sums, guides=_continued_guides(before.guides, now.guides))
+    guides = _continued_guides(before.guides, now.guides)
+    return now._replace(**sums, guides=guides, offload=_continued_offload(before.offload, now.offload))
+
+
+def _continued_offload(before: OffloadStats | None, now: OffloadStats | None) -> OffloadStats | None:
+    if before is None:
+        return now
+    now = now or OffloadStats()
+    return now._replace(**{name: getattr(before, name) + getattr(now, name) for name in _OFFLOAD_COUNTERS})
 
 
 def _continued_guides(before: GuideStats | None, now: GuideStats | None) -> GuideStats | None:

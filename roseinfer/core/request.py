@@ -86,9 +86,10 @@ class Request:
     `meta` is what it was sent with. Policies read its fields in every step, so they are attributes here as well; `slo`
     is then None whenever nothing was promised. `guided`: its tokens are sampled under masks that the host makes for
     each of them. `keys`: of the prompt's full blocks, if whoever sent it computed them. `resumed`: it was begun by
-    another engine, and goes on here as if it had been preempted. `waited`: seconds by cause before the scheduler got
-    it. `chunks`: rows of its prompt, and others of several tokens (drafts aside). `rowless`: of the
-    planned tokens those that took no row of their own: `planned - rowless` rows since it has its seat.
+    another engine, and goes on here as if it had been preempted. `loading`: it waits until K and V of its prefix have
+    come from host memory. `waited`: seconds by cause before the scheduler got it. `chunks`: rows of its prompt, and
+    others of several tokens (drafts aside). `rowless`: of the planned tokens those that took no row of their own:
+    `planned - rowless` rows since it has its seat.
     """
 
     __slots__ = (
@@ -104,6 +105,7 @@ class Request:
         "hinted",
         "in_flight",
         "keys",
+        "loading",
         "max_len",
         "meta",
         "params",
@@ -164,6 +166,7 @@ class Request:
         self.status = Status.WAITING
         self.keys: Sequence[bytes] = ()
         self.resumed = False
+        self.loading = False
         self.seat: int | None = None
         self.computed = 0
         self.planned = 0

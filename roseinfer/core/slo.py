@@ -41,7 +41,7 @@ class Slo:
 class Cause(StrEnum):
     """What a request waits for, and what stood against one that was turned away: what it waited for last.
 
-    `IDLE` only refusals have, and `PARENT`, `GRAMMAR` and `ENGINE` only waits.
+    `IDLE` only refusals have, and `LOAD`, `PARENT`, `GRAMMAR` and `ENGINE` only waits.
     """
 
     IDLE = "idle"  # nothing: an idle machine would not have promised it either
@@ -50,6 +50,7 @@ class Cause(StrEnum):
     QUEUE = "queue"  # the prompts before its own
     UTILISATION = "utilisation"  # those that run: they and it would not have a token in time
     BLOCKS = "blocks"  # room in the KV cache
+    LOAD = "load"  # K and V of its prefix, on their way from host memory
     SEATS = "seats"  # one of `max_num_seqs`
     STEP = "step"  # the end of the step that ran when it came: nobody starts within one
     BUDGET = "prompt_budget"  # the prompt tokens that one step computes

@@ -30,6 +30,11 @@ class HostCache:
         self._loading_keys: set[bytes] = set()
 
     @property
+    def num_storing(self) -> int:
+        """KV blocks that are being stored."""
+        return len(self._storing)
+
+    @property
     def num_used(self) -> int:
         """Host blocks that hold something, or will."""
         return len(self._index) + len(self._storing)
@@ -53,6 +58,10 @@ class HostCache:
         """Whether a KV block holds something whole that is not kept here, and on no way to here."""
         entry = self._kv_index.full(block)
         return entry is not None and entry.key not in self._storing_keys and self._index.where(entry.key) is None
+
+    def held(self, block: int) -> Entry | None:
+        """What a KV block holds if that is whole, as an object that no other content will be."""
+        return self._kv_index.full(block)
 
     def touch(self, blocks: Sequence[int]) -> None:
         """What these KV blocks hold, the head of a chain first, was used: as far as it is kept here, it goes last."""

@@ -2,19 +2,21 @@
 
 from collections.abc import Collection
 
-from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan, new_row
+from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, StepPlan, new_row
 from roseinfer.core.request import Request
 from roseinfer.kv.manager import Growth, KvManager
 
 
 class StepDraft:
-    """`tokens_left`: what remains of the step's token budget."""
+    """`tokens_left`: what remains of the step's token budget. `loads`, `stores`: as in the plan."""
 
     def __init__(self, step: int, token_budget: int, kv: KvManager) -> None:
         self.step = step
         self.tokens_left = token_budget
         self._budget = token_budget
         self.admitted: list[Admission] = []
+        self.loads: list[HostCopy] = []
+        self.stores: list[HostCopy] = []
         self._kv = kv
         self._rows: dict[str, Row] = {}
         self._growths: dict[str, Growth] = {}
@@ -25,6 +27,10 @@ class StepDraft:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self._rows.values())
 
     def take_next(self, request: Request) -> None:
         """Add the row of a request that has one token left to compute and room for it: `take(request, 1)`, quickly."""
@@ -114,7 +120,7 @@ class StepDraft:
 
     def freeze(self, released: list[int], guided: Collection[str]) -> StepPlan:
         """The plan. `guided`: the running requests that have a guide."""
-        rows = list(self._rows.values())
+        rows = self.rows
         asking = [i for i, row in enumerate(rows) if row.sample and row.request_id in guided] if guided else ()
         copies: list[BlockCopy] = [g.copy for g in self._growths.values() if g.copy is not None]
         return StepPlan(
@@ -126,4 +132,6 @@ class StepDraft:
             num_tokens=self._budget - self.tokens_left,
             num_drafts=self._num_drafts,
             guided=tuple(asking),
+            loads=self.loads,
+            stores=self.stores,
         )

@@ -81,13 +81,18 @@ class WaitingQueue:
         if len(members) == 1:
             del self._families[family]
 
+    def recheck(self, request: Request) -> None:
+        """The request has begun to wait for something that keeps it from starting, or waits for it no longer."""
+        if request in self and self._lead(_family_of(request)) is request:
+            self._set_lead(_family_of(request), request)
+
     def _lead(self, family: str) -> Request | None:
         return self._arrived.get(family) or self._returned.get(family)
 
     def _set_lead(self, family: str, lead: Request) -> None:
         """An entry keeps its place, and a new one joins at the end."""
         (self._returned if family in self._returned else self._arrived)[family] = lead
-        if lead.seat is not None or lead.fork_of is not None:
+        if lead.seat is not None or lead.fork_of is not None or lead.loading:
             self._doubtful.add(family)
         else:
             self._doubtful.discard(family)
@@ -103,14 +108,17 @@ class WaitingQueue:
         return next(iter(self.ready()), None)
 
     def can_start(self, request: Request) -> bool:
-        """Whether it waits, no submitted step names it any more, and it need not wait for its sample 0."""
-        return request in self and request.seat is None and not self._awaits_parent(request)
+        """Whether it waits, no submitted step names it any more, and it need not wait for a load or its sample 0."""
+        free = request.seat is None and not request.loading
+        return request in self and free and not self._awaits_parent(request)
 
     def leads(self, request: Request) -> bool:
         """Whether the request stands for its entry, and could start."""
         family = request.fork_of or request.request_id
         lead = self._arrived.get(family) or self._returned.get(family)
-        return lead is request and request.seat is None and (request.fork_of is None or self.can_start(request))
+        if lead is not request or request.seat is not None or request.loading:
+            return False
+        return request.fork_of is None or self.can_start(request)
 
     def members(self, lead: Request) -> Sequence[Request]:
         """The lead and those of its entry that could start with it, the lead first."""
@@ -146,7 +154,8 @@ class WaitingQueue:
         for family, members in grouped.items():
             lead = self._lead(family)
             assert lead is not None and lead in members, "a lead is of its family"
-            assert family in self._doubtful or (lead.seat is None and lead.fork_of is None), "it could be blocked"
+            blocked = lead.seat is not None or lead.fork_of is not None or lead.loading
+            assert family in self._doubtful or not blocked, "it could be blocked"
             assert lead.fork_of is None or all(m.fork_of is not None for m in members), "sample 0 leads"
             known = self._families.get(family)
             assert (known is None) == (len(members) == 1), "one member makes no family"

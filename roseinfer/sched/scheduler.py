@@ -6,6 +6,7 @@ settles what really happened.
 """
 
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from math import inf
 from typing import cast
 
@@ -30,6 +31,7 @@ from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.liveness import Liveness
+from roseinfer.sched.offload import Offload, Offloading
 from roseinfer.sched.policy import (
     Decision,
     Policy,
@@ -49,6 +51,14 @@ from roseinfer.sched.waits import Waits
 ADMISSION_RESERVE = 0.01
 
 
+class Start(Enum):
+    """What came of a waiting request that was to start."""
+
+    NOW = "now"
+    LATER = "later"  # its prefix is to be loaded first
+    NO_ROOM = "no room"
+
+
 class Scheduler:
     """Owns every live request, the seats and the KV bookkeeping of one engine. Single-threaded."""
 
@@ -60,7 +70,9 @@ class Scheduler:
         max_model_len: int,
         limits: StepLimits,
         drafter: Drafter | None = None,
+        offloading: Offloading | None = None,
     ) -> None:
+        """offloading: what copies cost, if the KV cache has blocks in host memory."""
         self.config = config
         self.kv = kv
         self.policy = policy
@@ -89,6 +101,9 @@ class Scheduler:
         self._waits = Waits(policy, self.waiting, self._liveness)
         self._lacking: Cause | None = None  # of those that the policy lets start in this step, the first that cannot
         self.integrity_errors = 0  # counted by whoever audits
+        self._offload: Offload | None = None
+        if kv.host is not None:
+            self._offload = Offload(kv, kv.host, offloading or Offloading(), self._recheck)
 
     # --- requests come and go -----------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -131,7 +146,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step could be planned, now or once those in flight are done."""
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting) or (self._offload is not None and self._offload.must_plan)
 
     @property
     def num_live(self) -> int:
@@ -148,6 +163,7 @@ class Scheduler:
         decision = self.policy.begin(self._view(now_s, running))
         self._reject_all(decision, now_s)
         draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
+        offload = self._offload
         preemptions = self._preemptions
         if follows(type(decision), Yielding):
             running = self._make_room(draft, cast(Yielding, decision), running)
@@ -159,14 +175,17 @@ class Scheduler:
             self._lacking = self._exhausted(draft)
             if self.waiting and self._lacking is None:
                 self._admit_waiting(draft, decision, now_s)
-            if not len(draft) and self._step == self._steps_done and self.has_work:
+            idle = not len(draft) and self._step == self._steps_done
+            if idle and self.has_work and not (offload is not None and offload.must_plan):
                 self._go_on_regardless(draft, now_s)
         self._waits.explain(decision, self._lacking, self._lacking or self._exhausted(draft))
         if self.drafter is not None:
             add_drafts(self.drafter, draft, self.running.values(), self.kv, self._reserve)
-        if not len(draft):
+        if not len(draft) and not (offload is not None and offload.must_plan):
             self._clock.paused()
             return None
+        if offload is not None:
+            offload.fill(draft)
         self._liveness.planned()
         self._clock.planned(self._step, now_s)
         self._step += 1
@@ -205,7 +224,7 @@ class Scheduler:
                 return
             self._continue_running(draft, decision, tuple(self.running.values()))
         first = self.waiting.first_ready()
-        if not len(draft) and first is not None and self._start(draft, decision, first, False):
+        if not len(draft) and first is not None and self._start(draft, decision, first, False) is Start.NOW:
             self._seat_taken(first, now_s)
         if len(draft):
             self._liveness.stalled(self.policy, "lets nobody do anything; the engine goes on without it")
@@ -267,6 +286,8 @@ class Scheduler:
                 return
             if self.kv.growth_cost(request.request_id, upto) <= self.kv.num_free + self._blocks_coming():
                 return  # enough is on its way: this row sits out a step
+            if self._offload is not None and self._offload.reclaim(loads=True):
+                continue
             victim = decision.victim(tuple(self.running.values()))
             if victim is None:
                 return
@@ -280,7 +301,8 @@ class Scheduler:
     def _blocks_coming(self) -> int:
         """Blocks of preempted and ended requests that submitted steps still name (an upper bound: some are shared)."""
         leaving = (r for r in self._requests.values() if r.seat is not None and r.status is not Status.RUNNING)
-        return sum(len(self.kv.table(r.request_id)) for r in leaving)
+        stored = 0 if self._offload is None else self._offload.blocks_coming
+        return stored + sum(len(self.kv.table(r.request_id)) for r in leaving)
 
     def _make_room(self, draft: StepDraft, decision: Yielding, running: tuple[Request, ...]) -> tuple[Request, ...]:
         """Preempt those that yield. Returns who still runs."""
@@ -338,8 +360,11 @@ class Scheduler:
             if verdict is Verdict.STOP:
                 return False
             self._lacking = self._exhausted(draft)
-            if self._lacking is not None or not self._start(draft, decision, request, bool(started)):
+            if self._lacking is not None:
                 return False
+            start = self._start(draft, decision, request, bool(started))
+            if start is not Start.NOW:
+                return start is Start.LATER
             started.append(request)
         return True
 
@@ -375,7 +400,15 @@ class Scheduler:
         parent = None if request.num_outputs else request.fork_of
         if parent is not None and (parent in self.running or self._awaits_parent(request)):
             return 1
-        return known - min(self.kv.match(request.request_id, request.tokens).tokens, known - 1)
+        hit = self.kv.match(request.request_id, request.tokens)
+        cached = hit.tokens
+        if self._offload is not None:
+            cached += self.kv.block_size * len(self._offload.behind(request, hit, *self._business()))
+        return known - min(cached, known - 1)
+
+    def _business(self) -> tuple[int, int]:
+        """Steps in flight, and requests that run."""
+        return self._step - self._steps_done, len(self.running)
 
     def _awaits_parent(self, request: Request) -> bool:
         """A fork waits until its parent has computed the prompt, so that it need not be computed twice."""
@@ -384,17 +417,36 @@ class Scheduler:
         parent = self._requests.get(request.fork_of)
         return parent is not None and parent.status is not Status.FINISHED and parent.computed < parent.prompt_len
 
-    def _start(self, draft: StepDraft, decision: Decision, request: Request, others_started: bool) -> bool:
-        """Seat a waiting request and plan its first row; False, and nothing taken, if there is no room."""
-        request_id, known = request.request_id, len(request.tokens)
+    def _start(self, draft: StepDraft, decision: Decision, request: Request, others_started: bool) -> Start:
+        """Seat a waiting request and plan its first row, or have what it needs loaded first. If there is no room for
+        that nothing is taken.
+        """
+        request_id, known, offload = request.request_id, len(request.tokens), self._offload
+        loaded = offload.take_back(request) if offload is not None else 0
         cached = self._attach_cached(request)
+        hosts = self._hosts_behind(request, cached) if offload is not None and not loaded else ()
         start = min(cached, known - 1)
-        count = self._first_chunk(draft, decision, request, known - start, others_started)
-        reserve = self._reserve if self.running or len(draft) else 0
-        if count == 0 or self.kv.growth_cost(request_id, known) + reserve > self.kv.num_free:
+        count = 0 if hosts else self._first_chunk(draft, decision, request, known - start, others_started)
+        if not (hosts or count):
+            self._lacking = Cause.BUDGET
+        elif not self._has_room(draft, request_id, known):
+            self._lacking = Cause.BLOCKS
+        elif hosts:
+            return self._load(request, hosts)
+        else:
+            self._seat(draft, request, start, cached, count)
+            self._prefix_queries += known
+            self._prefix_hits += start - loaded
+            if offload is not None:
+                offload.started(request, cached, loaded)
+            return Start.NOW
+        if offload is None or not offload.keep(request, loaded):
             self.kv.release(request_id)
-            self._lacking = Cause.BLOCKS if count else Cause.BUDGET
-            return False
+        return Start.NO_ROOM
+
+    def _seat(self, draft: StepDraft, request: Request, start: int, cached: int, count: int) -> None:
+        """Give a request a seat and its first row, of `count` tokens from `start` on."""
+        request_id = request.request_id
         table = self.kv.table(request_id)
         growth = self.kv.grow(request_id, start + count) if start + count > cached else None
         request.capacity = self.kv.capacity(request_id)
@@ -416,9 +468,37 @@ class Scheduler:
             )
         )
         draft.take(request, count, growth)
-        self._prefix_queries += known
-        self._prefix_hits += start
+
+    def _has_room(self, draft: StepDraft, request_id: str, known: int) -> bool:
+        """Whether a request that has attached its hit finds blocks for all that is known of it."""
+        wanted = self.kv.growth_cost(request_id, known) + (self._reserve if self.running or len(draft) else 0)
+        while wanted > self.kv.num_free:
+            if self._offload is None or not self._offload.reclaim():
+                return False
         return True
+
+    def _hosts_behind(self, request: Request, cached: int) -> tuple[int, ...]:
+        """The host blocks that are to be loaded behind what the request has attached."""
+        assert self._offload is not None
+        if not cached and request.params.prompt_logprobs is not None and request.unscored:
+            return ()
+        hit = self.kv.match(request.request_id, request.tokens)
+        # A fork of a running sample holds all of the prompt, be it in the index or not.
+        return self._offload.behind(request, hit, *self._business()) if hit.tokens == cached else ()
+
+    def _load(self, request: Request, hosts: tuple[int, ...]) -> Start:
+        """Begin to load, unless others wait for the same or for all seats; then the request waits without blocks."""
+        assert self._offload is not None
+        if self._offload.arriving(hosts) or self._offload.num_waiting >= len(self._free_seats):
+            self.kv.release(request.request_id)
+        else:
+            self._offload.begin(request, hosts)
+        return Start.LATER
+
+    def _recheck(self, request: Request) -> None:
+        """A request has begun to wait for a load, or waits for it no longer."""
+        self.waiting.recheck(request)
+        self._waits.loads(request)
 
     def _attach_cached(self, request: Request) -> int:
         """Give the request what the cache holds of its tokens; returns how many tokens that is."""
@@ -494,6 +574,9 @@ class Scheduler:
             self._liveness.got_further()
         self._last_rows, self._last_end_s = len(plan.rows), now_s
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
+        if self._offload is not None:
+            self._offload.done(plan, result)
+            duration_s = 0.0 if self._offload.lasted(plan, result) else duration_s
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 
@@ -578,6 +661,8 @@ class Scheduler:
     ) -> End:
         self.running.pop(request.request_id, None)
         self.waiting.discard(request)
+        if self._offload is not None:
+            self._offload.forget(request)
         self._liveness.got_further()
         request.status = Status.FINISHED
         # Nothing of it is in the steps that were planned when its last token was on the way.
@@ -599,6 +684,8 @@ class Scheduler:
             self.kv.close(request.request_id)
             del self._requests[request.request_id]
         else:
+            if self._offload is not None:
+                self._offload.losing(request)
             self.kv.release(request.request_id)
             request.restart()
 
@@ -623,6 +710,7 @@ class Scheduler:
             policy_faults=self._liveness.faults,
             integrity_errors=self.integrity_errors,
             step_rows=self._last_rows,
+            offload=None if self._offload is None else self._offload.stats(),
         )
 
     def promise(self, now_s: float) -> Promise:
@@ -663,6 +751,8 @@ class Scheduler:
         assert all(r.status is Status.WAITING for r in self.waiting)
         assert not any(r in self.waiting for r in self.running.values())
         self.waiting.check_integrity()
+        if self._offload is not None:
+            self._offload.check_integrity()
         for r in self._requests.values():
             # The token that a failed request's next step was planned on never came.
             assert r.status is Status.FINISHED or r.computed <= r.planned <= len(r.tokens) + r.pending, r

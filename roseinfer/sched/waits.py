@@ -18,9 +18,10 @@ from roseinfer.sched.queue import WaitingQueue
 _CAUSES = tuple(Cause)
 # Causes are numbers in here: to look one up by its name takes longer than all that is done with it.
 _NUMBER = {cause: number for number, cause in enumerate(_CAUSES)}
-_TRANSIT, _STEP, _BLOCKS, _PARENT = (
-    _NUMBER[cause] for cause in (Cause.TRANSIT, Cause.STEP, Cause.BLOCKS, Cause.PARENT)
+_TRANSIT, _STEP, _BLOCKS, _LOAD, _PARENT = (
+    _NUMBER[cause] for cause in (Cause.TRANSIT, Cause.STEP, Cause.BLOCKS, Cause.LOAD, Cause.PARENT)
 )
+_MECHANISM = (_LOAD, _PARENT)  # policies have no say in these
 NOTHING = Foreseen()
 _seconds = itemgetter(1)
 
@@ -107,6 +108,14 @@ class Waits:
         account.seated = None
         account.cause, account.since_s = _BLOCKS, self._now_s
 
+    def loads(self, request: Request) -> None:
+        """A waiting request has begun to wait for a load, or does so no longer: see `Request.loading`."""
+        account = self._accounts[request.request_id]
+        if request.loading:
+            self._name(account, _LOAD)
+        else:
+            self._join(account)
+
     def explain(self, decision: Decision, lacking: Cause | None, exhausted: Cause | None) -> None:
         """What those wait for whom the plan has not started. `lacking`: what kept one from starting whom the policy let
         start, and so the line behind it. If that is None it is for the policy to say and, where that says nothing, what
@@ -117,7 +126,7 @@ class Waits:
             return
         for request in fresh:
             account = self._accounts.get(request.request_id)
-            if account is not None and account.seated is None and account.cause != _PARENT:
+            if account is not None and account.seated is None and account.cause not in _MECHANISM:
                 self._join(account)
         self._set_line(lacking or exhausted or Cause.OTHER)
         if follows(type(decision), Explaining):
@@ -132,7 +141,7 @@ class Waits:
             self._set_line(decision.line())
         for request, cause in decision.waits():
             account = self._accounts.get(request.request_id)
-            if account is None or account.seated is not None or account.cause == _PARENT:
+            if account is None or account.seated is not None or account.cause in _MECHANISM:
                 continue
             self._name(account, _NUMBER[cause])
             if request.fork_of is None:

@@ -10,12 +10,15 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guides import Guides
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.drafter import Drafter
+from roseinfer.sched.offload import Offloading
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.fake_runner import FakeRunner
 
 EOS = 3
+ALWAYS = Offloading(CostModel(CostParams(token_s=1.0), fit=False), learns=False)
 
 
 def make_core(
@@ -30,16 +33,19 @@ def make_core(
     drafter: Drafter | None = None,
     engine: type[EngineCore] = EngineCore,
     guides: Guides | None = None,
+    num_host_blocks: int = 0,
+    offloading: Offloading | None = None,
     **scheduler: object,
 ) -> EngineCore:
+    """With blocks in host memory, whatever is there is loaded, unless `offloading` says what it costs."""
     config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
-    kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching)
+    kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching, num_host_blocks=num_host_blocks)
     context = max_model_len or num_blocks * block_size
     limits = StepLimits.of(config, context)
-    runner = runner or FakeRunner(num_blocks, block_size, vocab_size)
+    runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks)
     runner.limits = runner.limits or limits
     return engine(
-        Scheduler(config, kv, make_policy(config), context, limits, drafter),
+        Scheduler(config, kv, make_policy(config), context, limits, drafter, offloading or ALWAYS),
         runner,
         ManualClock(),
         depth=depth,

@@ -14,6 +14,7 @@ from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan,
 from roseinfer.core.runner import Capabilities
 
 EMPTY = (-1, 0)
+JUNK = (-2, 0)
 
 
 @dataclass
@@ -33,12 +34,19 @@ class FakeRunner:
     capabilities = Capabilities(drafts=True, masks=True, logprobs=True)
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int = 50, fail_on_token: int | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 50,
+        fail_on_token: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.fail_on_token = fail_on_token
         self.cache = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
+        self._copied: dict[int, list[list[tuple[int, int]]]] = {}  # by step: what its loads and stores read
         self.seats: dict[int, Seat] = {}
         self.submitted: list[StepPlan] = []
         self.closed = False
@@ -64,6 +72,7 @@ class FakeRunner:
         held = [self.cache[copy.src][: copy.tokens] for copy in plan.copies]
         for copy, slots in zip(plan.copies, held, strict=True):
             self.cache[copy.dst][: copy.tokens] = slots
+        self._begin_host_copies(plan)
         for row in plan.rows:
             if row.new_blocks:
                 self.seats[row.seat].table[row.table_from :] = row.new_blocks
@@ -75,6 +84,31 @@ class FakeRunner:
             self._write(row)
         self._computed[plan.step] = [self._verify(row) for row in plan.rows]
         return plan.step
+
+    def _begin_host_copies(self, plan: StepPlan) -> None:
+        """Until the step is collected nobody finds anything in what its loads and stores write."""
+        plan.check_host_copies(len(self.cache), len(self.host))
+        if not (plan.loads or plan.stores):
+            return
+        read = [*(self.host[copy.host] for copy in plan.loads), *(self.cache[copy.block] for copy in plan.stores)]
+        assert all(JUNK not in slots and EMPTY not in slots for slots in read), "only what is there is copied"
+        self._copied[plan.step] = [list(slots) for slots in read]
+        for copy in plan.loads:
+            self.cache[copy.block][:] = [JUNK] * self.block_size
+        for copy in plan.stores:
+            self.host[copy.host][:] = [JUNK] * self.block_size
+
+    def _end_host_copies(self, plan: StepPlan) -> None:
+        read = self._copied.pop(plan.step, [])
+        loads, stores = read[: len(plan.loads)], read[len(plan.loads) :]
+        for copy, slots in zip(plan.loads, loads, strict=True):
+            assert self.host[copy.host] == slots, "nobody writes what is being loaded"
+            assert self.cache[copy.block] == [JUNK] * self.block_size, "nor where it goes"
+            self.cache[copy.block][:] = slots
+        for copy, slots in zip(plan.stores, stores, strict=True):
+            assert self.cache[copy.block] == slots, "nobody writes what is being stored"
+            assert self.host[copy.host] == [JUNK] * self.block_size, "nor where it goes"
+            self.host[copy.host][:] = slots
 
     def _prints(self, tokens: list[int]) -> list[int]:
         prints, previous = [], 0
@@ -193,6 +227,7 @@ class FakeRunner:
         return index < params.min_tokens and token in seat.admission.stop_ids
 
     def collect(self, handle: int) -> StepResult:
+        self._end_host_copies(next(plan for plan in reversed(self.submitted) if plan.step == handle))
         return self._results.pop(handle)
 
     def close(self) -> None:

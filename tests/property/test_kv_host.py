@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roseinfer.core.plan import HostCopy
+from roseinfer.kv.blocks import PrefixHit
 from roseinfer.kv.manager import KvManager
 
 Content = tuple[int, ...] | None
@@ -31,26 +32,40 @@ class Driver:
         self.stores: list[HostCopy] = []
         self.bad: set[tuple[int, ...]] = set()
         self.loads = self.names = 0
+        # They are looked up again and again, and hold nothing.
+        self.waiting = {f"w{i}": self.prompt() for i in range(6)}
+        for name in self.waiting:
+            self.kv.open(name)
 
     def act(self) -> None:
         actions = [self.start, self.start, self.extend, self.end, self.preempt, self.store, self.finish_stores]
         self.rng.choice([*actions, self.finish_load, self.drop_load, self.fail, self.end_loading])()
         self.kv.check_integrity()
+        for name, tokens in self.waiting.items():
+            if self.rng.random() < 0.5:
+                self.look_up(name, tokens)
 
-    def start(self) -> None:
-        self.names += 1
-        name = str(self.names)
-        tokens = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 6 * self.size))]
-        self.kv.open(name)
+    def prompt(self) -> list[int]:
+        return [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 6 * self.size))]
+
+    def look_up(self, name: str, tokens: list[int]) -> tuple[PrefixHit, tuple[int, ...]]:
+        """What is remembered of an earlier look-up is what a walk finds, and holds what it should."""
         hit = self.kv.match(name, tokens)
+        assert hit == self.kv._index.match(self.kv._index.chain(""), tokens)
         full = hit.blocks[: hit.tokens // self.size]
         self.check(self.device_holds, full, tokens, 0)
         hosts = self.kv.match_host(name, tokens, hit)
-        walked = [] if hit.partial else self.walk(name, tokens, len(full))
-        assert list(hosts) == walked, "what is remembered of a look-up is what a walk would find"
+        assert list(hosts) == ([] if hit.partial else self.walk(tokens, len(full)))
         self.check(self.host_holds, hosts, tokens, len(full))
+        return hit, hosts
+
+    def start(self) -> None:
+        self.names += 1
+        name, tokens = str(self.names), self.prompt()
+        self.kv.open(name)
+        hit, hosts = self.look_up(name, tokens)
         self.kv.attach(name, hit)
-        self.host.touch(full)
+        self.host.touch(hit.blocks)
         fits = len(hosts) <= self.kv.num_free and not self.host.arriving(hosts)
         if hosts and fits and self.rng.random() < 0.8:
             self.loading[name] = self.kv.load(name, hosts)
@@ -68,8 +83,8 @@ class Driver:
             self.kv.copies_done([growth.copy])
         return growth is not None
 
-    def walk(self, name: str, tokens: list[int], first: int) -> list[int]:
-        chain, found = self.kv._sequences[name].chain, []
+    def walk(self, tokens: list[int], first: int) -> list[int]:
+        chain, found = self.kv._index.chain(""), []
         for index in range(first, len(tokens) // self.size):
             host = self.host._index.where(chain.entry(tokens, index).key)
             if host is None:
@@ -183,7 +198,7 @@ def test_random_operations_keep_the_books(seed: int, num_blocks: int, num_host: 
         driver.copy(copies)
     while driver.stores:
         driver.finish_stores()
-    for name in (*driver.sequences, *driver.loading):
+    for name in (*driver.sequences, *driver.loading, *driver.waiting):
         driver.kv.close(name)
     driver.kv.check_integrity()
     assert driver.kv.num_free == num_blocks

@@ -72,7 +72,7 @@ class SlackState:
         self.cost.observe(work, duration_s)
         if duration_s > STALL_FACTOR * self.cost.predicted_s:
             self._stalled_s = now_s
-        if work.decode_rows:
+        if work.decode_rows and duration_s:
             self.recent_step_s += 0.02 * (duration_s - self.recent_step_s)
 
     def queued(self, track: Track) -> None:

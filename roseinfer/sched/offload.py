@@ -1,0 +1,312 @@
+"""K/V in host memory, as the scheduler uses it: what is stored there, and what is loaded instead of computed.
+
+A full block is stored when it is first used again, and when its request loses it to others. A request whose prefix goes
+on in host memory behind what the cache holds has it loaded before it starts, if that is sooner than computing it. Until
+then it waits: it has KV blocks, and no seat.
+
+Copies run beside the rows of a step, which is not over before they are. So a step has no more of them than its rows
+take by themselves, as far as the cost model knows.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from roseinfer.core.outputs import OffloadStats
+from roseinfer.core.plan import HostCopy, StepPlan, StepResult
+from roseinfer.core.request import Request
+from roseinfer.kv.blocks import Entry, PrefixHit
+from roseinfer.kv.host import HostCache
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.cost import CostModel, work_of
+from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.estimates import CostOptions, Estimates
+
+IDLE_S = 0.01  # of copies in a step without rows: who comes meanwhile waits for its end
+_GAIN = 0.25  # of a step's copies, as far as their speed is followed
+
+
+@dataclass(frozen=True, slots=True)
+class Offloading:
+    """What is weighed against each other. `cost`: what steps cost; `learns`: nobody else tells it of them. `load_s`,
+    `store_s`: seconds for a block, to begin with.
+    """
+
+    cost: CostModel = field(default_factory=lambda: Estimates().cost)
+    learns: bool = True
+    load_s: float = 0.0
+    store_s: float = 0.0
+
+    @classmethod
+    def beside(cls, options: object, known: Estimates, load_s: float, store_s: float) -> "Offloading":
+        """Beside a policy with these options, which tells `known` of steps if it predicts what they take."""
+        return cls(known.cost, not isinstance(options, CostOptions), load_s, store_s)
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """What one request waits for. `planned` of its copies are in plans, `done` of those are there."""
+
+    request: Request
+    copies: list[HostCopy]
+    planned: int = 0
+    done: int = 0
+
+
+class Offload:
+    """Of one scheduler. `load_s`, `store_s`: seconds for a block, as lately.
+
+    `hold(request)` is called when a request begins to wait for its load, and when it waits for that no longer;
+    `request.loading` says which.
+    """
+
+    def __init__(
+        self,
+        kv: KvManager,
+        host: HostCache,
+        offloading: Offloading,
+        hold: Callable[[Request], None],
+    ) -> None:
+        self.load_s, self.store_s = offloading.load_s, offloading.store_s
+        self._kv, self._host = kv, host
+        self._cost, self._learns = offloading.cost, offloading.learns
+        self._hold = hold
+        self._queue: deque[Load] = deque()  # not all of them planned
+        self._queued = 0  # blocks of these that are in no plan
+        self._loads: dict[str, Load] = {}
+        self._carried: dict[int, list[tuple[Load, int]]] = {}  # by step: what its loads are of
+        self._landed: dict[str, int] = {}  # they hold so many loaded tokens until they start
+        self._reused: dict[int, Entry] = {}  # KV blocks that are worth a copy, and what they held then
+        self._begun: list[HostCopy] = []  # stores that the next plan has to have
+        self._step_s = 0.0  # of the newest step with rows
+        self._loaded = self._stored = self._queries = self._hits = 0
+        self._loads_s = self._stores_s = 0.0
+
+    # --- what a request gains -----------------------------------------------------------------------------------
+    def behind(self, request: Request, hit: PrefixHit, in_flight: int, running: int) -> tuple[int, ...]:
+        """The host blocks that would be loaded behind a hit; none if it were computed sooner.
+
+        A request with a load starts when the steps in flight and the one that carries it are over, one without in this
+        step. `running`: requests, without which a step lasts as long as its copies.
+        """
+        hosts = self._kv.match_host(request.request_id, request.tokens, hit)
+        if not hosts:
+            return ()
+        size = self._kv.block_size
+        waits_s = (in_flight + 1) * self._step_s if running else 0.0
+        computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(hosts) * size)
+        return hosts if max(waits_s, self.seconds(len(hosts))) < computed_s else ()
+
+    def seconds(self, blocks: int) -> float:
+        """Until so many blocks are loaded, behind those that wait to be."""
+        return self.load_s * (self._queued + blocks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are to start once their load is done."""
+        return len(self._loads) + len(self._landed)
+
+    # --- loads --------------------------------------------------------------------------------------------------
+    def arriving(self, hosts: Sequence[int]) -> bool:
+        """Whether another request is having them loaded."""
+        return self._host.arriving(hosts)
+
+    def begin(self, request: Request, hosts: Sequence[int]) -> None:
+        """Let a request that holds nothing but its hit wait for what these host blocks hold. There are KV blocks."""
+        known, held = len(request.tokens), len(self._kv.table(request.request_id)) * self._kv.block_size
+        load = Load(request, self._kv.load(request.request_id, hosts))
+        self._loads[request.request_id] = load
+        self._queue.append(load)
+        self._queued += len(load.copies)
+        self._queries += known - held
+        self._hits += len(hosts) * self._kv.block_size
+        request.loading = True
+        self._hold(request)
+
+    def take_back(self, request: Request) -> int:
+        """Free the blocks of a request whose load is done, so that it can attach them as a hit.
+
+        Returns how many tokens were loaded for it, 0 if it holds nothing.
+        """
+        loaded = self._landed.pop(request.request_id, 0)
+        if loaded:
+            self._kv.release(request.request_id)
+        return loaded
+
+    def keep(self, request: Request, loaded: int) -> bool:
+        """A request that could not start goes on holding what it has attached, if it was loaded for it."""
+        if loaded:
+            self._landed[request.request_id] = loaded
+        return loaded > 0
+
+    def started(self, request: Request, cached: int, loaded: int) -> None:
+        """A request has its seat, and this hit; `loaded` of its tokens were loaded for it."""
+        if not loaded:
+            self._queries += len(request.tokens) - cached
+        if not request.fork_of:
+            self._reuse(self._kv.table(request.request_id)[: cached // self._kv.block_size])
+
+    def reclaim(self, *, loads: bool = False) -> bool:
+        """Free blocks of a request that holds them until it starts, the newest first; with `loads` also of one whose
+        load is not in plans altogether, and which it then waits for no longer. False if there is none.
+        """
+        if self._landed:
+            name, _ = self._landed.popitem()
+            self._kv.release(name)
+        elif loads and self._queue:
+            request = self._queue[-1].request
+            self.forget(request)
+            self._kv.release(request.request_id)
+            request.loading = False
+            self._hold(request)
+        else:
+            return False
+        return True
+
+    def forget(self, request: Request) -> None:
+        """The request has ended. What is in plans goes on, for whoever comes with the same prefix."""
+        self._landed.pop(request.request_id, None)
+        load = self._loads.pop(request.request_id, None)
+        if load is None or load.planned == len(load.copies):
+            return
+        rest = load.copies[load.planned :]
+        self._queue.remove(load)
+        self._queued -= len(rest)
+        self._host.drop(rest)
+
+    # --- stores -------------------------------------------------------------------------------------------------
+    def _reuse(self, blocks: Sequence[int]) -> None:
+        """These full KV blocks, the head of a chain first, were used again: they are worth a copy."""
+        self._host.touch(blocks)
+        for block in blocks:
+            held = self._host.held(block)
+            if held is not None and self._host.wants(block):
+                self._reused[block] = held
+
+    def losing(self, request: Request) -> None:
+        """A preempted request is about to give up its blocks: begin to store what it has computed, from its head on, as
+        far as a step has time for it.
+        """
+        if not self._pays(request.computed):
+            return
+        blocks = self._kv.table(request.request_id)[: request.computed // self._kv.block_size]
+        room = self._room(self._step_s or IDLE_S, self.store_s)
+        for block in blocks:
+            if len(self._begun) >= room:
+                break
+            self._store(block)
+
+    def _pays(self, tokens: int) -> bool:
+        """Whether a prefix of so many tokens is loaded sooner than it is computed."""
+        return self.load_s * (tokens // self._kv.block_size) < self._cost.params.prefill_s(0, tokens)
+
+    def _store(self, block: int) -> None:
+        copy = self._host.store(block)
+        if copy is not None:
+            self._begun.append(copy)
+
+    # --- plans --------------------------------------------------------------------------------------------------
+    @property
+    def must_plan(self) -> bool:
+        """Whether there is something for a plan without rows."""
+        return bool(self._queue or self._begun)
+
+    @property
+    def blocks_coming(self) -> int:
+        """KV blocks that are free, but for the stores under way (an upper bound)."""
+        return self._host.num_storing
+
+    def fill(self, draft: StepDraft) -> None:
+        """Give a step its copies."""
+        if not (self._queue or self._begun or self._reused):
+            return
+        rows = draft.rows
+        seconds = self._cost.seconds(work_of(rows)) if rows else IDLE_S
+        draft.loads = self._next_loads(draft.step, self._room(seconds, self.load_s))
+        room = self._room(seconds, self.store_s)
+        while self._reused and len(self._begun) < room:
+            block, entry = next(iter(self._reused.items()))
+            del self._reused[block]
+            if self._host.held(block) is entry:
+                self._store(block)
+        draft.stores, self._begun = self._begun, []
+
+    def _room(self, seconds: float, each_s: float) -> int:
+        """Copies that a step of so many seconds has time for, one at least."""
+        return max(1, int(seconds / each_s)) if each_s > 0 else self._kv.num_blocks
+
+    def _next_loads(self, step: int, room: int) -> list[HostCopy]:
+        found: list[HostCopy] = []
+        while self._queue and len(found) < room:
+            load = self._queue[0]
+            copies = load.copies[load.planned : load.planned + room - len(found)]
+            load.planned += len(copies)
+            self._queued -= len(copies)
+            self._carried.setdefault(step, []).append((load, len(copies)))
+            found += copies
+            if load.planned == len(load.copies):
+                self._queue.popleft()
+        return found
+
+    def done(self, plan: StepPlan, result: StepResult) -> None:
+        """A step is over, and its copies with it."""
+        if plan.rows:
+            self._step_s = result.duration_s
+            if self._learns and not self.lasted(plan, result):
+                self._cost.observe(work_of(plan.rows), result.duration_s)
+        if plan.stores:
+            self._host.stored(plan.stores)
+            self._stored += len(plan.stores)
+            self._stores_s += result.stores_s
+            self.store_s = _follow(self.store_s, result.stores_s, len(plan.stores))
+        if plan.loads:
+            self._host.loaded(plan.loads)
+            self._loaded += len(plan.loads)
+            self._loads_s += result.loads_s
+            self.load_s = _follow(self.load_s, result.loads_s, len(plan.loads))
+            for load, count in self._carried.pop(plan.step):
+                self._land(load, count)
+
+    def _land(self, load: Load, count: int) -> None:
+        load.done += count
+        request = load.request
+        if load.done == len(load.copies) and self._loads.get(request.request_id) is load:
+            del self._loads[request.request_id]
+            self._landed[request.request_id] = len(load.copies) * self._kv.block_size
+            request.loading = False
+            self._hold(request)
+
+    @staticmethod
+    def lasted(plan: StepPlan, result: StepResult) -> bool:
+        """Whether a step took as long as its copies did, so that its time says nothing of its rows."""
+        if not (plan.loads or plan.stores):
+            return False
+        return not plan.rows or 1.1 * max(result.loads_s, result.stores_s) >= result.duration_s
+
+    # --- looking in ---------------------------------------------------------------------------------------------
+    def stats(self) -> OffloadStats:
+        return OffloadStats(
+            self._host.num_used,
+            self._host.num_blocks,
+            self.num_waiting,
+            self._queries,
+            self._hits,
+            self._loaded,
+            self._stored,
+            self._loads_s,
+            self._stores_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if requests and their loads disagree."""
+        assert self._queued == sum(len(load.copies) - load.planned for load in self._queue), "copies that wait"
+        for name, load in self._loads.items():
+            assert load.request.request_id == name and load.request.loading, f"{name!r} waits for a load"
+        assert self._landed.keys().isdisjoint(self._loads), "a load is under way or done"
+
+
+def _follow(before_s: float, seconds: float, blocks: int) -> float:
+    """What a block takes, after a step in which so many took so long."""
+    if seconds <= 0:
+        return before_s
+    return before_s + _GAIN * (seconds / blocks - before_s) if before_s > 0 else seconds / blocks

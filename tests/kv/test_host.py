@@ -1,0 +1,167 @@
+"""Blocks in host memory: what is kept, what is matched, and what becomes of copies whose sequence has gone."""
+
+from roseinfer.kv.host import HostCache
+from roseinfer.kv.manager import KvManager
+
+SIZE = 4
+
+
+def manager(blocks: int = 8, host: int = 8) -> tuple[KvManager, HostCache]:
+    kv = KvManager(blocks, SIZE, num_host_blocks=host)
+    assert kv.host is not None
+    return kv, kv.host
+
+
+def compute(kv: KvManager, name: str, tokens: list[int]) -> tuple[int, ...]:
+    kv.open(name)
+    kv.attach(name, kv.match(name, tokens))
+    assert kv.grow(name, len(tokens)) is not None
+    kv.register(name, tokens, len(tokens), len(tokens))
+    return kv.table(name)
+
+
+def keep(kv: KvManager, host: HostCache, tokens: list[int]) -> None:
+    """Compute these tokens, store all of them that fills blocks, and have their KV blocks used by others."""
+    copies = [host.store(block) for block in compute(kv, "stored", tokens)]
+    host.stored([copy for copy in copies if copy is not None])
+    kv.close("stored")
+    overwrite(kv)
+
+
+def overwrite(kv: KvManager) -> None:
+    kv.open("others")
+    assert kv.grow("others", kv.num_free * SIZE) is not None
+    kv.close("others")
+    assert len(kv._index) == 0
+
+
+def found(kv: KvManager, name: str, tokens: list[int]) -> tuple[int, int]:
+    """Tokens on the device, and blocks behind them in host memory."""
+    hit = kv.match(name, tokens)
+    return hit.tokens, len(kv.match_host(name, tokens, hit))
+
+
+def test_without_host_blocks_or_a_prefix_cache_there_is_none() -> None:
+    assert KvManager(4, SIZE).host is None
+    assert KvManager(4, SIZE, prefix_caching=False, num_host_blocks=4).host is None
+
+
+def test_full_blocks_are_kept_and_come_back() -> None:
+    kv, host = manager()
+    tokens = list(range(10))
+    keep(kv, host, tokens)
+    assert host.num_used == 2, "the last block is not full"
+    kv.open("a")
+    assert found(kv, "a", tokens) == (0, 2)
+    copies = kv.load("a", kv.match_host("a", tokens, kv.match("a", tokens)))
+    assert found(kv, "a", tokens) == (0, 2), "not matched before the load is done"
+    host.loaded(copies)
+    assert found(kv, "a", tokens) == (8, 0)
+    kv.close("a")
+    kv.check_integrity()
+
+
+def test_what_is_stored_is_matched_once_it_is_there() -> None:
+    kv, host = manager()
+    tokens = list(range(8))
+    copies = [copy for block in compute(kv, "a", tokens) if (copy := host.store(block)) is not None]
+    assert host.num_used == 2 and not any(map(host.wants, kv.table("a"))), "it is on its way"
+    kv.close("a")
+    assert kv.num_free == 6, "nobody writes what is being stored"
+    assert list(host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks) == []
+    host.stored(copies)
+    assert kv.num_free == 8
+    assert len(host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks) == 2
+
+
+def test_the_least_recently_used_makes_room_and_the_tail_of_a_chain_first() -> None:
+    kv, host = manager(host=3)
+    first, second = list(range(8)), list(range(10, 18))
+    keep(kv, host, first)
+    keep(kv, host, second)
+    kv.open("a")
+    kv.open("b")
+    assert found(kv, "a", first) == (0, 1)
+    assert found(kv, "b", second) == (0, 2)
+    host.touch(compute(kv, "c", first))  # it is computed again, and what is kept of it was used
+    kv.close("c")
+    overwrite(kv)
+    keep(kv, host, list(range(20, 24)))
+    assert found(kv, "a", first) == (0, 1)
+    assert found(kv, "b", second) == (0, 1)
+
+
+def test_what_failed_is_forgotten_wherever_it_is() -> None:
+    kv, host = manager()
+    tokens = list(range(12))
+    blocks = compute(kv, "bad", tokens)
+    (kept,) = [host.store(blocks[0])]
+    assert kept is not None
+    host.stored([kept])
+    (under_way,) = [host.store(blocks[1])]
+    assert under_way is not None
+    kv.distrust("bad")
+    host.stored([under_way])
+    assert host.store(blocks[2]) is None, "nobody knows what it holds"
+    kv.close("bad")
+    kv.open("a")
+    assert found(kv, "a", tokens) == (0, 0)
+    kv.check_integrity()
+    assert host.num_used == 0 and kv.num_free == 8
+
+
+def test_what_fails_while_it_is_loaded_is_not_matched() -> None:
+    kv, host = manager()
+    tokens = list(range(8))
+    keep(kv, host, tokens)
+    kv.open("a")
+    copies = kv.load("a", kv.match_host("a", tokens, kv.match("a", tokens)))
+    compute(kv, "bad", tokens)
+    kv.distrust("bad")
+    host.loaded(copies)
+    kv.check_integrity()
+    kv.open("b")
+    assert found(kv, "b", tokens) == (0, 0)
+
+
+def test_a_load_outlives_the_sequence_that_wanted_it() -> None:
+    kv, host = manager()
+    tokens = list(range(8))
+    keep(kv, host, tokens)
+    for end in (host.loaded, host.drop):
+        kv.open("a")
+        copies = kv.load("a", kv.match_host("a", tokens, kv.match("a", tokens)))
+        kv.close("a")
+        assert kv.num_free == 6, "the copy still writes to them"
+        end(copies)
+        assert kv.num_free == 8
+        kv.check_integrity()
+        kv.open("b")
+        assert found(kv, "b", tokens) == ((8, 0) if end == host.loaded else (0, 2))
+        kv.close("b")
+        overwrite(kv)
+
+
+def test_a_remembered_look_up_does_not_survive_a_block_that_left_and_came_back() -> None:
+    """Its last block is loaded to where it was before, and the one before it somewhere else."""
+    kv, host = manager(blocks=3)
+    tokens = list(range(8))
+    kv.open("w")
+    copies = [copy for block in compute(kv, "a", tokens) if (copy := host.store(block)) is not None]
+    host.stored(copies)
+    head, tail = kv.table("a")
+    assert kv.match("w", tokens).blocks == (head, tail)
+    kv.close("a")
+    holders = {}
+    for name in "xyz":
+        kv.open(name)
+        growth = kv.grow(name, SIZE)
+        assert growth is not None
+        holders[growth.new_blocks[0]] = name
+    for block in (head, tail, ({0, 1, 2} - {head, tail}).pop()):  # what is freed last is taken first
+        kv.close(holders[block])
+    kv.open("b")
+    again = kv.load("b", host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks)
+    host.loaded(again)
+    assert [copy.block for copy in again] == [3 - head - tail, tail]
+    assert kv.match("w", tokens).blocks == kv.table("b")

@@ -1,0 +1,51 @@
+"""Random loads on small pools with blocks in host memory: tokens are those of an engine that has room for all.
+
+The runner keeps fingerprints in both memories. A load or store that is not done leaves junk in what it writes, and one
+whose source or target anybody else writes meanwhile fails.
+"""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.offload import Offloading
+from tests.property.test_engine import assert_same, fits, make_jobs, policies, run, run_at_ease
+
+EXPENSIVE = CostParams(token_s=1.0)
+
+
+def offloading(copy_s: float) -> Offloading:
+    """Loads always pay; a step without prompts has time for 5 ms of copies."""
+    return Offloading(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    depth=st.sampled_from([1, 2]),
+    block_size=st.sampled_from([1, 2, 4]),
+    spare_blocks=st.integers(0, 12),
+    num_host_blocks=st.integers(1, 60),
+    copy_s=st.sampled_from([0.0, 0.002, 0.005]),
+    reserve=st.sampled_from([0, 0, 1, 3]),
+    fail_on_token=st.sampled_from([None, None, 7]),
+    options=policies(),
+)
+def test_any_host_memory_gives_the_same_tokens(
+    seed, depth, block_size, spare_blocks, num_host_blocks, copy_s, reserve, fail_on_token, options
+) -> None:
+    jobs = make_jobs(random.Random(seed), count=8, longest=20)
+    got = run(
+        jobs,
+        reserve=reserve,
+        fail_on_token=fail_on_token,
+        depth=depth,
+        num_blocks=fits(jobs, block_size) + spare_blocks,
+        block_size=block_size,
+        num_host_blocks=num_host_blocks,
+        offloading=offloading(copy_s),
+        **options,
+    )
+    assert_same(run_at_ease(jobs, fail_on_token), got)
