@@ -98,7 +98,21 @@ RESERVED = {
 # These see the engine from outside: its interface, its clients, what is done to requests before it gets them, what
 # starts it, and how messages are framed.
 OUTSIDE = {"server", "bench", "commands", "__init__"}
-SEEN = ("api", "client", "crew", "directory", "follow", "frames", "live", "llm", "prepare", "routed", "start")
+SEEN = (
+    "api",
+    "client",
+    "crew",
+    "directory",
+    "follow",
+    "frames",
+    "live",
+    "llm",
+    "places",
+    "prepare",
+    "remote",
+    "routed",
+    "start",
+)
 OUTSIDE_SEES = tuple(f"roseinfer.engine.{module}" for module in SEEN)
 # The command line would otherwise load torch only to print its help, and the server what only an extra brings.
 LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner", "roseinfer.server.observe.traces")

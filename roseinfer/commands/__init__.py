@@ -14,6 +14,7 @@ from roseinfer.commands import (
     chat,
     complete,
     doctor,
+    engine,
     generate,
     serve,
     simulate,
@@ -43,6 +44,7 @@ class Command(Protocol):
 
 COMMANDS: tuple[Command, ...] = (
     serve,
+    engine,
     chat,
     complete,
     top,

@@ -10,7 +10,7 @@ from typing import Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.commands.otlp import with_traces
-from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig, check_api_keys
+from roseinfer.core.config import EngineConfig, ModelConfig, ReplicasConfig, ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.router.registry import ROUTERS
@@ -25,6 +25,8 @@ KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
 ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
 OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"))
+# Options of an engine that a server in front of others' engines has too.
+OF_OTHERS = {"model", "gguf_file", "tokenizer", "revision", "download_dir", "max_inflight_requests"}
 
 
 def configure(parser: OptionParser) -> None:
@@ -35,13 +37,31 @@ def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     engine = engine_config(OPTIONS, given)
     replicas = OPTIONS.build(ReplicasConfig, given)
+    _check_owner(replicas, given)
     server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
     if server.length_predictor is not None:
-        _check_predictor(server.length_predictor, engine)
+        _check_predictor(server.length_predictor, None if replicas.engine_list else engine)
     if server.slo_classes is not None:
         _check_classes(server, engine)
     _serve(engine, replicas, server)
     return 0
+
+
+def _check_owner(replicas: ReplicasConfig, given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for options of engines that are not ours, for what does not lead to these, and for a secret
+    that nobody asks for.
+    """
+    from roseinfer.engine.start import remote_places
+
+    if not replicas.engine_list:
+        if replicas.secret_file is not None:
+            raise ConfigError("secret_file: only engines on other hosts ask for a secret: name them with engines")
+        return
+    own = {option.name for group in ENGINE for option in group.options()}
+    for name in given:
+        if name in own - OF_OTHERS:
+            raise ConfigError(f"{name} is an option of the engines: give it to each `roseinfer engine`")
+    remote_places(replicas)
 
 
 def with_keys(server: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
@@ -79,38 +99,42 @@ def _check_classes(server: ServerConfig, engine: EngineConfig) -> None:
     configured_classes(server, engine.model.model)
 
 
-def _check_predictor(path: str, engine: EngineConfig, tokenizer: Path | None = None) -> None:
-    """Raises `ConfigError` before anything is downloaded or loaded; with the tokenizer's folder, for its vocabulary."""
+def _check_predictor(path: str, engine: EngineConfig | None, tokenizer: Path | None = None) -> None:
+    """Raises `ConfigError` before anything is downloaded or loaded; with the tokenizer's folder, for its vocabulary.
+    `engine`: None: others', with policies that nobody here knows.
+    """
     from roseinfer.server.request.length_prediction import check_vocabulary, read_predictor
     from roseinfer.text.tokenizer import Tokenizer
 
+    if engine is not None:
+        _check_policy(engine)
+    learnt = read_predictor(path).settings
+    if tokenizer is not None:
+        check_vocabulary(path, learnt, Tokenizer.from_folder(tokenizer))
+
+
+def _check_policy(engine: EngineConfig) -> None:
     planned = options_of(engine.scheduler)
     if not isinstance(planned, LengthOptions):
         policy = engine.scheduler.policy_name
         raise ConfigError(f"length_predictor: the scheduling policy {policy} does without predictions")
     if planned.length_estimator == "ecdf":
         raise ConfigError("length_predictor: length_estimator ecdf does without predictions")
-    learnt = read_predictor(path).settings
-    if tokenizer is not None:
-        check_vocabulary(path, learnt, Tokenizer.from_folder(tokenizer))
 
 
 def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig) -> None:
     """Download first, where an interrupt works and nobody is kept waiting on an open port; then serve."""
     import asyncio
 
-    from roseinfer.hub import model_folder, tokenizer_folder
     from roseinfer.server.hosting import claim_descriptors, configure_logging, new_event_loop, worker_count
 
     configure_logging(server)
     claim_descriptors(server)
 
-    model = engine.model
-    model_folder(model)
-    folder = tokenizer_folder(model)
+    folder = _fetched(engine.model, weights=not replicas.engine_list)
     if server.length_predictor is not None:
-        _check_predictor(server.length_predictor, engine, folder)
-    workers = worker_count(server.api_workers, model.device)
+        _check_predictor(server.length_predictor, None if replicas.engine_list else engine, folder)
+    workers = worker_count(server.api_workers, engine.model.device)
     if workers == 1:
         running = _one(engine, replicas, server, folder)
     else:
@@ -122,6 +146,19 @@ def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig)
             if error.errno not in LACKING:
                 raise
             raise ResourceError(f"the server cannot go on: {os.strerror(error.errno)}") from error
+
+
+def _fetched(model: ModelConfig, *, weights: bool) -> Path:
+    """The tokenizer's folder. Whose engines are others' needs no weights."""
+    from roseinfer.hub import model_folder, resolve_model, tokenizer_folder
+
+    if weights:
+        model_folder(model)
+        return tokenizer_folder(model)
+    gguf = model.gguf_file if model.tokenizer is None else None
+    return resolve_model(
+        model.tokenizer or model.model, model.revision, model.download_dir, gguf_file=gguf, weights=False
+    )
 
 
 def _one(

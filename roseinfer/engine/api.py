@@ -126,11 +126,22 @@ class EngineState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Visitors:
+    """Of the port of an engine that others reach from other hosts. `clients`: processes that follow it just now;
+    `refused`: connections that were not let in, ever.
+    """
+
+    clients: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """How one of the engines behind an `Engine` does. `engine`: its number.
 
     `restarts`: how often it was started again, as far as the reporter knows, `deaths` of these because it had ended or
     hung. `stats` go on counting over restarts as far as the reporter has seen them. `info`: of the newest start.
+    `visitors`: None: no other host reaches it.
     """
 
     engine: int
@@ -140,6 +151,7 @@ class EngineReport:
     restarts: int = 0
     deaths: int = 0
     info: EngineInfo | None = None
+    visitors: Visitors | None = None
 
 
 @dataclass(slots=True)

@@ -12,10 +12,12 @@ from typing import Any
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import EngineConfig, ReplicasConfig
 from roseinfer.core.errors import EngineClosedError, EngineDeadError
+from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
 from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs, for_restart
 from roseinfer.engine.member import Cost, Member, Process
+from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.silence import INTERVAL_S
 from roseinfer.engine.standing import Standing
@@ -110,6 +112,10 @@ class EngineCrew:
             num_blocks=min(info.num_blocks for info in infos),
         )
 
+    @property
+    def places(self) -> EnginePlaces:
+        return EnginePlaces(list(map(str, self.addresses)), str(self.board_path))
+
     def reports(self) -> list[EngineReport]:
         """How each engine does. Counts go on over restarts."""
         return [member.report() for member in self._members]
@@ -117,6 +123,10 @@ class EngineCrew:
     def standing(self, engine: int) -> Standing:
         """What clients of an engine read of it, beside its promise."""
         return self._board.standing(engine)
+
+    def promise(self, engine: int) -> Promise | None:
+        """The newest; None: there is none."""
+        return self._board.read(engine)
 
     def on_step(self, listener: Callable[[int, StepRecord], None]) -> None:
         """Have `listener` called with an engine's number for each of its steps, within half a second."""
@@ -136,6 +146,10 @@ class EngineCrew:
         else:
             log.info("a rolling restart is under way already")
         await asyncio.wait({self._rolling})
+
+    async def drain(self, drain_s: float) -> None:
+        """All engines get no more requests; returns when they have none left, or after `drain_s` seconds."""
+        await asyncio.gather(*(member.drain(drain_s) for member in self._members))
 
     async def close(self) -> None:
         """Stop all engines and wait until nothing of them is left."""

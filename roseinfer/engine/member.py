@@ -302,15 +302,23 @@ class Member:
         """
         await self._until(lambda: self._phase is not EngineState.STARTING)
         life, number = self._life, self.number
-        if life is not None and self._phase is EngineState.READY:
-            self._say(EngineState.DRAINING)
-            life.send(Drain())
-            await self._until(lambda: life.ended.is_set() or self._drained(), drain_s)
+        if await self.drain(drain_s):
+            assert life is not None
             await self._until(lambda: life.ended.is_set() or self._drained() or spared())
         if self.number == number:  # else it has died, and another has taken its place
             self._renewing.set()
         await self._until(lambda: self.number > number and (self._phase is EngineState.READY or self._final))
         return not self._final and await self._settle()
+
+    async def drain(self, drain_s: float) -> bool:
+        """Let it end its requests, and get no more, for `drain_s` seconds. False if it was not up."""
+        life = self._life
+        if life is None or self._phase is not EngineState.READY:
+            return False
+        self._say(EngineState.DRAINING)
+        life.send(Drain())
+        await self._until(lambda: life.ended.is_set() or self._drained(), drain_s)
+        return True
 
     def _drained(self) -> bool:
         promise = self._board.read(self.index)

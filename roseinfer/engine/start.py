@@ -1,17 +1,19 @@
 """Bringing an asynchronous engine up from its options alone, or reaching one that somebody else has brought up."""
 
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
 from roseinfer.core.config import DEFAULT_ROUTER, EngineConfig, ModelConfig, ReplicasConfig
 from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.directory import FixedDirectory
 from roseinfer.engine.follow import follow_directory
 from roseinfer.engine.live import Inflight
+from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.crew import RemoteCrew
 from roseinfer.engine.remote.engines import RemoteEngines
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.secret import Secret, read_secret
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
 from roseinfer.hub import model_folder, tokenizer_folder
@@ -32,8 +34,7 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
 
 
 async def routed_engine(
-    addresses: Sequence[Path],
-    board: Path,
+    places: EnginePlaces,
     tokenizer: Tokenizer,
     replicas: ReplicasConfig,
     inflight: Inflight,
@@ -42,51 +43,57 @@ async def routed_engine(
     processes: int = 1,
     record: str | None = None,
 ) -> RoutedEngine:
-    """One engine or several of somebody's `EngineCrew`, once one is up.
+    """The engines of somebody's crew, once one is up.
 
-    `prefix`: no other client's; `processes`: how many share the engines, this one included. `record`: a file for what
-    the router decides, where there are several engines.
+    `prefix`: no other client's of this server; `processes`: how many share the engines, this one included. `record`: a
+    file for what the router decides, where there are several engines.
     """
+    record_path = None if record is None else Path(record)
+    router = replicas.router or DEFAULT_ROUTER
+    if places.board is None:
+        # Their crew says in the log what becomes of them.
+        engines = RemoteEngines(
+            Secret(places.secret), quiet_s=replicas.engine_timeout, lost_s=places.stall_s, tells=False
+        )
+        return await follow_directory(
+            FixedDirectory(places.addresses),
+            lambda entry, number: engines.way(number, HostPort.parse(entry.address, "engines")),
+            tokenizer,
+            router=router,
+            inflight=inflight,
+            # Other servers may send requests to the same engines, and none knows what the others call theirs.
+            prefix=f"{secrets.token_hex(6)}-{prefix}",
+            processes=processes,
+            record=record_path,
+            patience_s=replicas.drain_timeout,
+        )
     return await RoutedEngine.start(
-        addresses,
-        board,
+        list(map(Path, places.addresses)),
+        Path(places.board),
         tokenizer,
-        router=replicas.router or DEFAULT_ROUTER,
+        router=router,
         inflight=inflight,
         prefix=prefix,
         processes=processes,
-        record=None if record is None else Path(record),
+        record=record_path,
     )
 
 
-async def remote_engine(
-    addresses: Sequence[HostPort],
-    secret: Secret,
-    tokenizer: Tokenizer,
-    replicas: ReplicasConfig,
-    inflight: Inflight,
-    *,
-    stall_s: float,
-    processes: int = 1,
-    record: str | None = None,
-) -> RoutedEngine:
-    """Engines that keepers on other hosts have, once one is up. The rest as for `routed_engine`.
+Crew = EngineCrew | RemoteCrew
 
-    `stall_s`: seconds without a sign of life after which the connection to an engine is given up.
-    """
-    engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=stall_s)
-    return await follow_directory(
-        FixedDirectory(map(str, addresses)),
-        lambda entry, number: engines.way(number, HostPort.parse(entry.address, "engines")),
-        tokenizer,
-        router=replicas.router or DEFAULT_ROUTER,
-        inflight=inflight,
-        # Other servers may send requests to the same engines, and none knows what the others call theirs.
-        prefix=f"{secrets.token_hex(6)}-",
-        processes=processes,
-        record=None if record is None else Path(record),
-        patience_s=replicas.drain_timeout,
-    )
+
+def engine_crew(config: EngineConfig, replicas: ReplicasConfig, stall_s: float) -> Crew:
+    """The engines of a server, its own or those that are named to it. Raises what either raises."""
+    if not replicas.engine_list:
+        return EngineCrew(config, replicas, stall_s=stall_s)
+    addresses, secret = remote_places(replicas)
+    return RemoteCrew(addresses, secret, quiet_s=replicas.engine_timeout, lost_s=stall_s)
+
+
+def remote_places(replicas: ReplicasConfig) -> tuple[list[HostPort], Secret]:
+    """Where the engines are that others keep, and what they ask for. Raises `ConfigError`."""
+    addresses = [HostPort.parse(name, "engines") for name in replicas.engine_list]
+    return addresses, read_secret(Path(replicas.secret_file or ""))
 
 
 def router_record(config: EngineConfig, number: int | None = None) -> str | None:

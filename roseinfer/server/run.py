@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.engine.api import Engine
-from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.live import Inflight
-from roseinfer.engine.start import routed_engine, router_record
+from roseinfer.engine.start import Crew, engine_crew, routed_engine, router_record
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
@@ -39,19 +38,20 @@ async def serve_model(
     config: ServerConfig,
     announce: Callable[[str], None] = say,
 ) -> None:
-    """`serve` with engines in processes of their own, which are started again if they end, or all in turn on SIGHUP.
+    """`serve` with engines in processes of their own, which are started again if they end, or all in turn on SIGHUP; or
+    with those that others keep.
 
-    Raises what `serve` and `EngineCrew` raise, `EngineDeadError` if no engine can be kept alive.
+    Raises what `serve` and `engine_crew` raise, `EngineDeadError` if no engine can be kept alive.
     """
     configure_logging(config)
-    crew = EngineCrew(engine, replicas, stall_s=config.stall_timeout)
+    crew = engine_crew(engine, replicas, config.stall_timeout)
     inflight = Inflight(engine.scheduler.max_inflight_requests)
 
     async def start(tokenizer: Tokenizer) -> Engine:
         await crew.launch()
         await crew.connect()
         record = router_record(engine)
-        return await routed_engine(crew.addresses, crew.board_path, tokenizer, replicas, inflight, record=record)
+        return await routed_engine(crew.places, tokenizer, replicas, inflight, record=record)
 
     try:
         await serve(start, load_tokenizer, config, engine.model.model, announce, crew)
@@ -67,7 +67,7 @@ async def serve(
     config: ServerConfig,
     model_name: str,
     announce: Callable[[str], None] = say,
-    crew: EngineCrew | None = None,
+    crew: Crew | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. Belongs to the main thread.
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ReplicasConfig, SchedulerConfig
 from roseinfer.engine.live import Inflight
+from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret
 from roseinfer.engine.routed import RoutedEngine
-from roseinfer.engine.start import load_tokenizer, remote_engine
+from roseinfer.engine.start import load_tokenizer, routed_engine
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import cost_as_json
 
@@ -58,7 +59,8 @@ async def client(
 ) -> AsyncIterator[RoutedEngine]:
     tokenizer = load_tokenizer((config or tiny_config()).model)
     replicas = ReplicasConfig(engine_timeout=engine_timeout)
-    engine = await remote_engine(addresses, SECRET, tokenizer, replicas, Inflight(None), stall_s=stall_s)
+    places = EnginePlaces(list(map(str, addresses)), None, SECRET.value, stall_s)
+    engine = await routed_engine(places, tokenizer, replicas, Inflight(None))
     try:
         yield engine
     finally:

@@ -31,11 +31,15 @@ class RemoteEngines:
     `lost_s` seconds its connection is given up. Silence is counted in looks, see `silence.Listening`.
     """
 
-    def __init__(self, secret: Secret, *, quiet_s: float, lost_s: float, clock: Clock | None = None) -> None:
+    def __init__(
+        self, secret: Secret, *, quiet_s: float, lost_s: float, clock: Clock | None = None, tells: bool = True
+    ) -> None:
+        """`tells`: in the log which engines cannot be reached; False: somebody else does, who follows them too."""
         self._secret = secret
+        self.level = logging.WARNING if tells else logging.DEBUG
         self._quiet_looks = round(max(quiet_s, LEAST_QUIET_S) / INTERVAL_S)
         self._lost_looks = max(self._quiet_looks, round(lost_s / INTERVAL_S))
-        self._clock = clock or MonotonicClock()
+        self.clock = clock or MonotonicClock()
         self._engines: dict[int, _Remote] = {}
         self._on_step: OnStep = lambda number, step: None
         self._looking: asyncio.Task[None] | None = None
@@ -43,7 +47,7 @@ class RemoteEngines:
     def add(self, number: int, address: HostPort, secret: Secret | None = None) -> None:
         """`number`: one that no engine has had. `secret`: its own; None: that of all."""
         assert number not in self._engines
-        self._engines[number] = _Remote(number, address, secret or self._secret, self._clock, self._stepped)
+        self._engines[number] = _Remote(number, address, secret or self._secret, self)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look_on())
 
@@ -70,7 +74,7 @@ class RemoteEngines:
         """Have `listener` called with an engine's number for each of its steps, within half a second."""
         self._on_step = listener
 
-    def _stepped(self, number: int, step: StepRecord) -> None:
+    def stepped(self, number: int, step: StepRecord) -> None:
         self._on_step(number, step)
 
     # --- what is known of them, see `PromiseReader` ---------------------------------------------------------------
@@ -113,7 +117,7 @@ class RemoteEngines:
 class _Remote:
     """What has been heard of one engine. `looks`: how often it was looked at since the last sign of life."""
 
-    def __init__(self, number: int, address: HostPort, secret: Secret, clock: Clock, on_step: OnStep) -> None:
+    def __init__(self, number: int, address: HostPort, secret: Secret, engines: RemoteEngines) -> None:
         self.number = number
         self.address = address
         self.secret = secret
@@ -122,8 +126,7 @@ class _Remote:
         self.tidings: Tidings | None = None
         self.refusal: HandshakeError | None = None
         self.looks = 0
-        self._clock = clock
-        self._on_step = on_step
+        self._all = engines
         self._process = 0  # to which the newest connection leads
         self._way: TcpTransport | None = None
         self._follower = Follower(address, secret, self)
@@ -158,15 +161,15 @@ class _Remote:
         self.refusal = None
         self.tidings = tidings
         for step in tidings.steps:
-            self._on_step(self.number, step)
+            self._all.stepped(self.number, step)
 
     def refused(self, error: HandshakeError) -> None:
         if self.refusal is None or str(self.refusal) != str(error):
-            log.error("the engine at %s cannot be reached: %s", self.address, error)
+            log.log(self._all.level, "the engine at %s cannot be reached: %s", self.address, error)
         self.refusal = error
 
     def unreachable(self, reason: str) -> None:
-        log.warning("the engine at %s cannot be reached: %s", self.address, reason)
+        log.log(self._all.level, "the engine at %s cannot be reached: %s", self.address, reason)
 
     # --- by the connection to the engine ------------------------------------------------------------------------
     def connected(self, transport: TcpTransport, number: int) -> None:
@@ -178,5 +181,5 @@ class _Remote:
     def promised(self, promise: Promise, age_s: float) -> None:
         """A promise that was made before what we have sent within the time of its way is rather thought older."""
         self.looks = 0
-        self.promise = promise._replace(at_s=self._clock.now() - age_s)
+        self.promise = promise._replace(at_s=self._all.clock.now() - age_s)
         self.written += 1

@@ -1,7 +1,6 @@
 """Following an engine's keeper: a connection to it, and again whenever that is lost."""
 
 import asyncio
-import logging
 from typing import Protocol, cast
 
 import msgspec
@@ -53,7 +52,7 @@ class Follower:
             except OSError as error:
                 if not self._missed:
                     self._missed = True
-                    self._hearer.unreachable(str(error))
+                    self._hearer.unreachable(tcp.reason(error))
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
@@ -75,7 +74,7 @@ class Follower:
     def cut(self, reason: str) -> None:
         """The connection is of no use: a new one is tried."""
         if self.connected and self._line is not None:
-            logging.getLogger("roseinfer.engine.remote").warning("%s: connecting anew", reason)
+            self._hearer.unreachable(reason)
             self._line.close()
 
     def close(self) -> None:

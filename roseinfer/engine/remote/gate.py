@@ -31,7 +31,6 @@ class Gate:
 
     def __init__(self, secret: Secret, number: Callable[[], int], admit: Admit) -> None:
         self.refused = 0
-        self.admitted = 0
         self._secret = secret
         self._number = number
         self._admit = admit
@@ -62,7 +61,7 @@ class Gate:
             try:
                 connection, address = await loop.sock_accept(listener)
             except OSError as error:
-                self._refusals.tell(("", "accept"), f"no connection can be accepted: {error.strerror}")
+                self._refusals.tell(("", "accept"), f"no connection can be accepted: {tcp.reason(error)}")
                 await asyncio.sleep(PAUSE_S)
                 continue
             if len(self._strangers) >= MAX_STRANGERS:
@@ -82,9 +81,7 @@ class Gate:
             self._refuse(connection, host, HandshakeError("it was slower with its handshake than many others"))
             raise
         else:
-            if self._admit(connection, greeted):
-                self.admitted += 1
-            else:
+            if not self._admit(connection, greeted):
                 self._refuse(connection, host, HandshakeError("the engine takes no connections just now"))
 
     def _refuse(self, connection: socket.socket, host: str, error: Exception) -> None:

@@ -11,7 +11,8 @@ import msgspec
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.config import EngineConfig, ReplicasConfig
-from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord
+from roseinfer.core.promise import Promise
+from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord, Visitors
 from roseinfer.engine.crew import EngineCrew, Make
 from roseinfer.engine.member import Process
 from roseinfer.engine.remote.address import HostPort
@@ -72,11 +73,6 @@ class EngineKeeper:
     def failure(self) -> "asyncio.Future[None]":
         return self._crew.failure
 
-    @property
-    def refused(self) -> int:
-        """Connections that were not let in, ever."""
-        return self._gate.refused
-
     async def launch(self) -> HostPort:
         """Listen, and start the engine: clients can connect from now on, and wait. Returns the address.
 
@@ -100,7 +96,15 @@ class EngineKeeper:
             raise
 
     def report(self) -> EngineReport:
-        return self._crew.reports()[0]
+        return replace(self._crew.reports()[0], visitors=Visitors(len(self._followers), self._gate.refused))
+
+    def promise(self) -> Promise | None:
+        """What the engine has promised last; None: nothing."""
+        return self._crew.promise(0)
+
+    async def drain(self, drain_s: float) -> None:
+        """It gets no more requests. Returns when it has none left, or after `drain_s` seconds."""
+        await self._crew.drain(drain_s)
 
     async def roll(self) -> None:
         """Start the engine anew, when its requests have ended or `drain_timeout` is over."""

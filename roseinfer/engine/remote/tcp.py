@@ -1,6 +1,7 @@
 """Sockets between hosts: how they are set, and how long anything may take on them."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +26,7 @@ def listen(bind: HostPort) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(f"bind: cannot listen on {bind}: {error.strerror or error}") from error
+        raise ConfigError(f"bind: cannot listen on {bind}: {reason(error)}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -33,7 +34,7 @@ def listen(bind: HostPort) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"bind: cannot listen on {bind}: {error.strerror}") from error
+        raise ConfigError(f"bind: cannot listen on {bind}: {reason(error)}") from error
     return listener
 
 
@@ -89,3 +90,8 @@ async def _first(found: Iterable[tuple[Any, ...]]) -> socket.socket:
             connection.close()
             raise
     raise last or OSError("the name has no address")
+
+
+def reason(error: OSError) -> str:
+    """In words, without what only a program wants to know."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)

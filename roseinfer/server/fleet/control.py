@@ -9,6 +9,7 @@ import msgspec
 
 from roseinfer.core.config import ReplicasConfig, ServerConfig
 from roseinfer.engine.frames import FrameReader, frame
+from roseinfer.engine.places import EnginePlaces
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.request.slo_classes import SloClasses
 
@@ -16,8 +17,8 @@ from roseinfer.server.request.slo_classes import SloClasses
 class WorkerBoot(msgspec.Struct):
     """What a worker is told on its standard input. The last three are descriptors that it inherits.
 
-    `index`: its place among `workers`; `number`: its own among all workers there ever were. `engines`: paths of the
-    engines' sockets, `board` that of what they publish. `record`: the file of what its router decides.
+    `index`: its place among `workers`; `number`: its own among all workers there ever were. `record`: the file of
+    what its router decides.
     """
 
     config: ServerConfig
@@ -25,8 +26,7 @@ class WorkerBoot(msgspec.Struct):
     slo_classes: SloClasses
     model_name: str
     tokenizer: str
-    engines: list[str]
-    board: str
+    engines: EnginePlaces
     record: str | None
     max_inflight: int | None
     index: int

@@ -11,8 +11,7 @@ from pathlib import Path
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.crew import EngineCrew
-from roseinfer.engine.start import router_record
+from roseinfer.engine.start import engine_crew, router_record
 from roseinfer.server.console.looking import tell_of_machine
 from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.fleet.acceptor import Acceptor
@@ -79,7 +78,7 @@ class Fleet:
         self._slo_classes = configured_classes(served.server, served.model_name)  # once: the file may change
         self._announce = announce
         self._listener = listen(served.server)
-        self._crew = EngineCrew(served.engine, served.replicas, stall_s=served.server.stall_timeout)
+        self._crew = engine_crew(served.engine, served.replicas, served.server.stall_timeout)
         self._counters_file = counters_file(str(self._crew.folder / "counters"), served.workers)
         self._counters = SharedCounters(self._counters_file, served.workers)
         self._acceptor = Acceptor(self._listener, self._counters)
@@ -165,8 +164,7 @@ class Fleet:
             model_name=served.model_name,
             tokenizer=str(served.tokenizer),
             replicas=served.replicas,
-            engines=list(map(str, self._crew.addresses)),
-            board=str(self._crew.board_path),
+            engines=self._crew.places,
             record=router_record(served.engine, number),
             max_inflight=served.engine.scheduler.max_inflight_requests,
             index=index,

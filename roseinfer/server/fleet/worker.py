@@ -152,8 +152,7 @@ class Worker:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), chat_template)
         inflight = SharedInflight(boot.max_inflight, self._counters, boot.index)
         engine = await routed_engine(
-            list(map(Path, boot.engines)),
-            Path(boot.board),
+            boot.engines,
             tokenizer,
             boot.replicas,
             inflight,

@@ -101,6 +101,11 @@ def _life(report: EngineReport, up: bool, breakers: Sequence[int]) -> Iterator[_
     yield _counter("roseinfer:engine_restarts", help, report.restarts)
     help = "Times that the engine ended by itself, or was killed because it hung"
     yield _counter("roseinfer:engine_deaths", help, report.deaths)
+    if report.visitors is not None:
+        help = "Processes that follow the engine from this host or others"
+        yield _gauge("roseinfer:engine_clients", help, report.visitors.clients)
+        help = "Connections to the engine's port that were refused: wrong secret, version or words, or too slow"
+        yield _counter("roseinfer:engine_refused_peers", help, report.visitors.refused)
     help = "API processes that send the engine nothing for now because it failed them"
     yield _gauge("roseinfer:router_breakers_open", help, breakers.count(report.engine))
 

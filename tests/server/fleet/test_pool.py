@@ -12,6 +12,7 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import ReplicasConfig, ServerConfig
+from roseinfer.engine.places import EnginePlaces
 from roseinfer.server.fleet import pool as module
 from roseinfer.server.fleet.control import Drain, FromManager, FromWorker, Serving, Stop, WorkerBoot
 from roseinfer.server.fleet.heartbeat import Silence
@@ -150,8 +151,7 @@ def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
         model_name="none",
         tokenizer="none",
         replicas=ReplicasConfig(),
-        engines=["none"],
-        board="none",
+        engines=EnginePlaces(["none"], "none"),
         record=None,
         max_inflight=None,
         index=index,

@@ -1,0 +1,19 @@
+"""Where the engines of a server are, as one of its processes tells another."""
+
+import msgspec
+
+
+class EnginePlaces(msgspec.Struct):
+    """`addresses`: paths of sockets of this host, with the `Board` at `board`; or, where that is None, ports of hosts,
+    which want the `secret`.
+
+    `stall_s`: seconds without a sign of life after which the connection to an engine on another host is given up.
+    """
+
+    addresses: list[str]
+    board: str | None = None
+    secret: bytes = b""
+    stall_s: float = 60.0
+
+    def __repr__(self) -> str:
+        return f"EnginePlaces({self.addresses})"

@@ -1,0 +1,91 @@
+"""The engines of a server as one who does not own them sees them: what their keepers say of them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from roseinfer.core.outputs import SchedulerStats
+from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
+from roseinfer.engine.places import EnginePlaces
+from roseinfer.engine.private import private_folder, remove_folder
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.engines import RemoteEngines
+from roseinfer.engine.remote.handshake import HandshakeError
+from roseinfer.engine.remote.secret import Secret
+
+log = logging.getLogger("roseinfer.engine.remote")
+
+LOOK_S = 0.05
+
+
+class RemoteCrew:
+    """What `EngineCrew` is for engines of one's own: `launch`, then `connect`, then `close`. Belongs to one event loop.
+
+    Their keepers start them again, restart them on purpose, and give them up; so nothing that happens to them ends
+    who has this: `failure` is never set. `folder` is removed with it.
+    """
+
+    def __init__(self, addresses: Sequence[HostPort], secret: Secret, *, quiet_s: float, lost_s: float) -> None:
+        """Times as of `RemoteEngines`. Raises `ResourceError` if there is no room for `folder`."""
+        self.addresses = list(addresses)
+        self.folder = private_folder()
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._secret = secret
+        self._lost_s = lost_s
+        self._engines = RemoteEngines(secret, quiet_s=quiet_s, lost_s=lost_s)
+        self._listeners: list[Callable[[int, StepRecord], None]] = []
+        self._engines.on_step(self._stepped)
+
+    async def launch(self) -> None:
+        for number, address in enumerate(self.addresses):
+            self._engines.add(number, address)
+
+    async def connect(self) -> EngineInfo:
+        """Wait until one engine is up, however long that takes. Raises `HandshakeError` if all refuse us."""
+        while True:
+            for number in range(len(self.addresses)):
+                report = self._engines.report(number)
+                if report is not None and report.info is not None and report.state is EngineState.READY:
+                    return report.info
+            self._check_refusals()
+            await asyncio.sleep(LOOK_S)
+
+    def _check_refusals(self) -> None:
+        refusals = [self._engines.refusal(number) for number in range(len(self.addresses))]
+        known = [refusal for refusal in refusals if refusal is not None]
+        if known and len(known) == len(refusals):
+            raise HandshakeError(f"the engine at {self.addresses[0]} cannot be reached: {known[0]}", known[0].verdict)
+
+    @property
+    def places(self) -> EnginePlaces:
+        return EnginePlaces(list(map(str, self.addresses)), None, self._secret.value, self._lost_s)
+
+    def reports(self) -> list[EngineReport]:
+        return [self._report(number) for number in range(len(self.addresses))]
+
+    def _report(self, number: int) -> EngineReport:
+        state, report = self._engines.standing(number).state, self._engines.report(number)
+        if report is None:
+            health = EngineHealth(False, 0.0, "its host has not answered yet")
+            return EngineReport(number, state, health, SchedulerStats())
+        if state is EngineState.DEAD and report.health.alive:
+            lost = replace(report.health, alive=False, error="its host does not answer")
+            report = replace(report, health=lost)
+        return replace(report, engine=number, state=state)
+
+    def on_step(self, listener: Callable[[int, StepRecord], None]) -> None:
+        """Have `listener` called with an engine's number for each of its steps, within half a second."""
+        self._listeners.append(listener)
+
+    def _stepped(self, number: int, step: StepRecord) -> None:
+        for listener in self._listeners:
+            listener(number, step)
+
+    async def roll(self) -> None:
+        """Nothing: they are others' engines."""
+        log.warning("engines on other hosts are restarted there: send SIGHUP to their `roseinfer engine`")
+
+    async def close(self) -> None:
+        self._engines.close()
+        remove_folder(self.folder)
