@@ -3,14 +3,16 @@
     python -m benchmarks.lost_hosts [--hosts 2] [--streams 24] [--cases none,cut,...] [--json FILE]
 
 Each host is a network of its own with `roseinfer engine` in it (a priced engine, 20 ms a step), the clock of the first
-one an hour ahead; `roseinfer serve --engines` is in front of them. `--streams` long streams begin at once, and short ones
-follow five times a second. After 3 s something happens to the first host:
+one an hour ahead; `roseinfer serve --engines` is in front of them. `--streams` long streams begin at once, and short
+ones follow five times a second. After 3 s something happens to the first host:
 * `none`: nothing, for comparison;
 * `cut`: packets in both directions are lost, for less than --stall-timeout; `back`: those from there;
 * `gone`: as `cut`, for longer than --stall-timeout, so that the connection is given up;
 * `kill`: SIGKILL of all its processes; the host is there again after 2 s;
 * `power`: the same with the network cut before, so that nothing says so;
-* `freeze`: SIGSTOP of all its processes, for less than --stall-timeout; `sleep`: for longer.
+* `freeze`: SIGSTOP of all its processes, for less than --stall-timeout; `sleep`: for longer;
+* `stop`: SIGTERM of its keeper, which is started again when it has ended; `renew`: SIGHUP: its engine is started anew.
+  Requests may end there for 2 s.
 
 `wrong`: streams that did not end well; `other text`: than with `none`; both must be 0. `counted`: requests in
 `slo_requests_total`; must be all. `moved`: streams that went on elsewhere. `pause`: the longest gap in a stream that
@@ -42,12 +44,12 @@ from roseinfer.core.slo import Slo
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import cost_as_json
 
-CASES = ("none", "cut", "back", "gone", "kill", "power", "freeze", "sleep")
+CASES = ("none", "cut", "back", "gone", "kill", "power", "freeze", "sleep", "stop", "renew")
 AT_S = 3.0  # when it happens
 COST = CostParams(step_s=0.02, token_s=2e-5, row_s=2e-5, context_s=1e-9)
 LONG, SHORT = 600, 25  # tokens
 SHORT_EVERY_S, SHORT_FOR_S = 0.2, 14.0
-ENGINE_TIMEOUT_S, STALL_TIMEOUT_S = 2.0, 6.0
+ENGINE_TIMEOUT_S, STALL_TIMEOUT_S, DRAIN_TIMEOUT_S = 2.0, 6.0, 2.0
 BRIEFLY_S, LONG_ENOUGH_S, REBOOT_S = 4.0, 9.0, 2.0
 AHEAD_S = 3600
 PAUSE_S = 0.5
@@ -119,6 +121,14 @@ class Scene:
     async def _sleep(self) -> None:
         await self._freeze(LONG_ENOUGH_S)
 
+    async def _stop(self) -> None:
+        await asyncio.to_thread(self._first.close)
+        await asyncio.to_thread(self._first.start)
+
+    async def _renew(self) -> None:
+        self._first.renew()
+        await asyncio.sleep(1.0)  # it drains by then
+
 
 def one(case: str, args: argparse.Namespace) -> tuple[dict[str, Any], list[Seen]]:
     planned = load(args.streams)
@@ -166,17 +176,8 @@ def _hosts(count: int, folder: Path) -> list[DistantHost]:
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(32))
     cost.write_text(json.dumps(cost_as_json(COST)))
-    options = [
-        "tiny",
-        "--device",
-        "priced",
-        "--cost",
-        str(cost),
-        "--secret-file",
-        str(secret),
-        "--log-level",
-        "warning",
-    ]
+    options = ["tiny", "--device", "priced", "--cost", str(cost), "--secret-file", str(secret)]
+    options += ["--drain-timeout", str(DRAIN_TIMEOUT_S), "--log-level", "warning"]
     return [
         DistantHost(number, options, folder / f"host{number}.log", 0 if number else AHEAD_S) for number in range(count)
     ]

@@ -106,11 +106,17 @@ class DistantHost:
             self._process.kill()
             self._process.communicate()
 
+    def renew(self) -> None:
+        """Its engine is drained and started anew."""
+        os.kill(self._inside()[0], signal.SIGHUP)
+
     def close(self) -> None:
+        """As an operator ends it: its requests may end for a while."""
         if self._process is None or self._process.poll() is not None:
             return
         self.wake()
-        self._signal(signal.SIGTERM)
+        for keeper in self._inside()[:1]:
+            os.kill(keeper, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(15.0)
         self.kill()
