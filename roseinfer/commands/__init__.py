@@ -13,6 +13,7 @@ from roseinfer.commands import (
     calibrate,
     chat,
     complete,
+    deploy,
     doctor,
     engine,
     generate,
@@ -45,6 +46,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     serve,
     engine,
+    deploy,
     chat,
     complete,
     top,

@@ -65,9 +65,7 @@ def parse_metrics(text: str, at_s: float) -> Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From one reading to a later one. A counter that fell began anew, as the server was started again; of one that is
-    gone, as engines may be, nobody knows by how much it grew.
-    """
+    """From one reading to a later one. A counter that fell began anew, as the server was started again."""
 
     before: Scrape
     after: Scrape
@@ -78,12 +76,8 @@ class Window:
 
     def gained(self, name: str, **labels: str) -> float | None:
         """By how much counters grew, together; None if there are none."""
-        before = {frozenset(sample.labels.items()): sample.value for sample in self.before.of(name, **labels)}
-        grown = []
-        for series, now in self.after.of(name, **labels):
-            then = before.get(frozenset(series.items()), 0.0)
-            grown.append(now - then if now >= then else now)
-        return sum(grown) if grown else None
+        now, then = self.after.total(name, **labels), self.before.total(name, **labels) or 0.0
+        return None if now is None else now - then if now >= then else now
 
     def rate(self, name: str, **labels: str) -> float | None:
         """The same per second."""

@@ -1,0 +1,125 @@
+"""One engine of a deployment: an actor of Ray that keeps an engine process, which answers on a port of its own."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from typing import Any
+
+from roseinfer.core import logs
+from roseinfer.core.errors import EngineDeadError, ResourceError
+from roseinfer.deploy.directory import find_directory
+from roseinfer.deploy.plan import EVERYWHERE, Plan
+from roseinfer.deploy.register import TELL_S, Fared
+from roseinfer.deploy.scaling import PROMISED, REFUSED, USED
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.keeper import EngineKeeper
+from roseinfer.engine.remote.secret import Secret
+from roseinfer.router.fleet_size import fullness
+
+log = logging.getLogger(__name__)
+
+ASK_S = 5.0  # which the directory may take for a word
+SECRET_BYTES = 32
+
+
+class EngineReplica:
+    """A replica of Ray Serve. Its keeper starts the engine's process again when that dies; when the keeper gives it up,
+    Serve is told by `check_health` and starts another replica.
+    """
+
+    async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Raises what keeps the engine from starting."""
+        logs.configure(as_json=plan.server.log_format == "json")
+        self._plan = plan
+        self._secret = Secret(os.urandom(SECRET_BYTES))
+        self._number: int | None = None
+        self._retiring = False
+        self._keeper: EngineKeeper | None = None
+        self._address: HostPort | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._keeper, self._address = await self._launch()
+        await self._keeper.connect()
+        self._tasks.append(asyncio.create_task(self._tell()))
+
+    async def _launch(self) -> tuple[EngineKeeper, HostPort]:
+        plan, host = self._plan, _host(self._plan.deploy.bind)
+        bind = HostPort(host, free_port(host, plan.deploy.port_range))
+        keeper = EngineKeeper(
+            plan.engine, bind, self._secret, replicas=plan.replicas, stall_s=plan.server.stall_timeout
+        )
+        return keeper, await keeper.launch()
+
+    async def check_health(self) -> None:
+        """Raises `EngineDeadError` when the engine is not started again."""
+        if self._keeper is not None and self._keeper.failure.done():
+            raise EngineDeadError(str(self._keeper.failure.exception()))
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """See `roseinfer.deploy.scaling`."""
+        promise = None if self._keeper is None else self._keeper.promise()
+        fared = Fared()
+        with contextlib.suppress(Exception):  # the directory is being started again
+            async with asyncio.timeout(ASK_S):
+                fared = Fared(*await find_directory().lately.remote())
+        return {
+            USED: 0.0 if promise is None else fullness(promise),
+            PROMISED: float(fared.promised),
+            REFUSED: float(fared.refused),
+        }
+
+    # --- the directory ------------------------------------------------------------------------------------------
+    async def _tell(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._tell_once()
+            await asyncio.sleep(TELL_S)
+
+    async def _tell_once(self) -> None:
+        directory: Any = None
+        try:
+            async with asyncio.timeout(ASK_S):
+                directory = find_directory()
+                told = str(self._address), self._secret.value, self._number, self._retiring
+                self._number = await directory.tell.remote(*told)
+        except Exception as error:
+            log.warning("the directory is not told of this engine, which serves on: %s", error)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+    async def __del__(self) -> None:
+        """Serve wants one engine less, or another version: requests may end here for `drain_timeout` seconds."""
+        self._retiring = True
+        for task in self._tasks:
+            task.cancel()
+        keeper = self._keeper
+        if keeper is None:
+            return
+        await self._tell_once()
+        await keeper.drain(self._plan.replicas.drain_timeout)
+        await keeper.close()
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(ASK_S):
+                await find_directory().gone.remote(self._secret.value)
+
+
+def free_port(host: str, ports: range) -> int:
+    """The first that nobody listens on. Raises `ResourceError` if all are taken."""
+    for port in ports:
+        try:
+            with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ResourceError(f"cannot listen on {host}: {error.strerror}") from error
+    raise ResourceError(f"no port of {ports[0]}-{ports[-1]} is free on {host}: give more with --engine-ports")
+
+
+def _host(bind: str) -> str:
+    """Where the engine listens: the address that was given; in a cluster, that of its own node."""
+    if bind not in EVERYWHERE:
+        return bind
+    import ray
+
+    return str(ray.util.get_node_ip_address())

@@ -1,0 +1,90 @@
+"""What is to be deployed, as the command says it and as the processes of Ray are told."""
+
+from dataclasses import dataclass
+
+from roseinfer.core.config import (
+    PRICED,
+    EngineConfig,
+    ReplicasConfig,
+    ServerConfig,
+    check_positive,
+    option,
+)
+from roseinfer.core.errors import ConfigError
+
+APPLICATION = NAMESPACE = "roseinfer"
+DIRECTORY = "directory"
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployConfig:
+    """How many engines and API processes there are to be on Ray, and where they listen."""
+
+    engines: int = option(1, "engines, each with all of the model")
+    min_engines: int | None = option(None, "least engines, if their number is to follow the load; default: --engines")
+    max_engines: int | None = option(None, "most engines, likewise")
+    scale_down_after: float = option(600.0, "seconds in which fewer engines would have done before one goes")
+    api_replicas: int = option(1, "processes that answer requests, behind HAProxy")
+    bind: str = option(
+        "127.0.0.1", "address to listen on: of one machine, or 0.0.0.0 for a cluster of several", metavar="ADDRESS"
+    )
+    engine_ports: str = option("7100-7199", "ports that engines listen on", metavar="LOW-HIGH")
+    address: str | None = option(
+        None, "the Ray cluster; default: RAY_ADDRESS, without it the one on this machine", metavar="HOST:PORT"
+    )
+    allow_no_authentication: bool = option(
+        False, "deploy to a cluster without token authentication: who reaches its ports runs code on it"
+    )
+    status: bool = option(False, "say how the deployment does, and change nothing")
+    down: bool = option(False, "stop the deployment; the Ray cluster stays")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "engines", "min_engines", "max_engines", "api_replicas", "scale_down_after")
+        if not self.least <= self.engines <= self.most:
+            raise ConfigError(
+                f"engines: {self.engines} is not between min_engines ({self.least}) and max_engines ({self.most})"
+            )
+        _ = self.port_range
+
+    @property
+    def least(self) -> int:
+        return self.engines if self.min_engines is None else self.min_engines
+
+    @property
+    def most(self) -> int:
+        return self.engines if self.max_engines is None else self.max_engines
+
+    @property
+    def port_range(self) -> range:
+        low, _, high = self.engine_ports.partition("-")
+        if not (low.isdecimal() and (high or low).isdecimal() and 0 < int(low) <= int(high or low) < 65536):
+            raise ConfigError(f"engine_ports must be two ports, as 7100-7199, got {self.engine_ports!r}")
+        return range(int(low), int(high or low) + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that the processes of a deployment are told. `replicas`: of one engine."""
+
+    deploy: DeployConfig
+    engine: EngineConfig
+    replicas: ReplicasConfig
+    router: str
+    server: ServerConfig
+
+    @property
+    def gpus(self) -> int:
+        """Of one engine."""
+        return 0 if self.engine.model.device in (PRICED, "cpu") else 1
+
+    @property
+    def engine_cpus(self) -> float:
+        """What an engine keeps busy: one that only takes time, next to nothing; one beside a GPU, a core."""
+        if self.engine.model.device == PRICED:
+            return 0.1
+        return 1.0 if self.gpus else float(self.engine.model.threads or 1)
+
+    @property
+    def api_cpus(self) -> float:
+        return 0.5

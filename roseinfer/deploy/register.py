@@ -1,0 +1,125 @@
+"""What the directory of a deployment knows: which engines there are, and how their requests fared lately."""
+
+from collections import deque
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import NamedTuple
+
+from roseinfer.core.clock import Clock
+
+# An engine that has told nothing for so long is not there any more: it tells every `TELL_S` seconds.
+TELL_S, EXPIRE_S = 2.0, 15.0
+# A directory that was started again waits so long for the numbers that are taken, before it gives new ones.
+SETTLE_S = 3 * TELL_S
+WINDOW_S = 60.0
+
+
+class Engine(NamedTuple):
+    """`number`: what all call it. `address`: host and port. `secret`: of connections to it, no other engine's, so that
+    nobody takes the next engine at an address for the one before. `retiring`: it is to get no more requests.
+    """
+
+    number: int
+    address: str
+    secret: bytes
+    retiring: bool = False
+
+    @property
+    def incarnation(self) -> str:
+        """Which engine it is, ever; it says nothing of the secret."""
+        return sha256(self.secret).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"engine {self.number} at {self.address} ({self.incarnation})"
+
+
+class Register:
+    """The engines that have told of themselves lately. `version` changes whenever `engines` does.
+
+    `first_version`: not that of an earlier register that somebody may still follow. `anew`: there was one, so engines
+    may yet bring the numbers that it gave them.
+    """
+
+    def __init__(self, clock: Clock, first_version: int = 0, anew: bool = False) -> None:
+        self._clock = clock
+        self._told: dict[bytes, tuple[Engine, float]] = {}
+        self._next = 0
+        self._numbers_from_s = clock.now() + (SETTLE_S if anew else 0.0)
+        self.version = first_version
+
+    def engines(self) -> list[Engine]:
+        return sorted(engine for engine, _ in self._told.values())
+
+    def tell(self, address: str, secret: bytes, number: int | None, retiring: bool) -> int | None:
+        """Of an engine, by itself. Returns its number: the one that it has, else the next that nobody has had; None:
+        ask again later, numbers that others have may yet be told. Who was at the address before is gone.
+        """
+        now_s = self._clock.now()
+        known = self._told.get(secret)
+        if number is None and known is not None:
+            number = known[0].number
+        if number is None:
+            if now_s < self._numbers_from_s:
+                return None
+            number = self._next
+        self._next = max(self._next, number + 1)
+        for other in [other for other in self.engines() if other.address == address and other.secret != secret]:
+            self.gone(other.secret)
+        engine = Engine(number, address, secret, retiring)
+        self._told[secret] = engine, now_s
+        if known is None or known[0] != engine:
+            self.version += 1
+        return number
+
+    def gone(self, secret: bytes) -> None:
+        """It has ended."""
+        if self._told.pop(secret, None) is not None:
+            self.version += 1
+
+    def expire(self) -> list[Engine]:
+        """Forget those that have told nothing for `EXPIRE_S`, and say which."""
+        before_s = self._clock.now() - EXPIRE_S
+        silent = [engine for engine, told_s in self._told.values() if told_s < before_s]
+        for engine in silent:
+            self.gone(engine.secret)
+        return silent
+
+
+class Fared(NamedTuple):
+    """Requests with objectives: how many there were, how many of them were refused that an idle engine would have kept,
+    and how many finished with all objectives met.
+    """
+
+    promised: float = 0.0
+    refused: float = 0.0
+    met: float = 0.0
+
+
+class Attainment:
+    """How requests fared in the last `window_s` seconds, from what each API process has counted since it began."""
+
+    def __init__(self, clock: Clock, window_s: float = WINDOW_S) -> None:
+        self._clock = clock
+        self._window_s = window_s
+        self._counted: dict[str, Fared] = {}
+        self._news: deque[tuple[float, Fared]] = deque()
+
+    def report(self, process: str, counted: Fared) -> None:
+        """`counted` by that process, ever. What it had counted when it was first heard of says nothing of lately."""
+        before = self._counted.get(process)
+        self._counted[process] = counted
+        if before is not None and counted != before:
+            self._news.append(
+                (self._clock.now(), Fared(*(now - then for now, then in zip(counted, before, strict=True))))
+            )
+
+    def lately(self) -> Fared:
+        since_s = self._clock.now() - self._window_s
+        while self._news and self._news[0][0] < since_s:
+            self._news.popleft()
+        return _sum(fared for _, fared in self._news)
+
+
+def _sum(parts: Iterable[Fared]) -> Fared:
+    rows = list(parts)
+    return Fared(*map(sum, zip(*rows, strict=True))) if rows else Fared()

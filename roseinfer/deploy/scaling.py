@@ -1,0 +1,86 @@
+"""How many engines Ray Serve keeps: `router.fleet_size` over what engines report of themselves.
+
+Serve calls the policy in its controller, ten times a second, with what it has collected from the engines.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple, Protocol
+
+from roseinfer.deploy.register import WINDOW_S
+from roseinfer.router.fleet_size import Seen, SizeRule, fleet_size, refusing
+
+POLICY = "roseinfer.deploy.scaling:FleetSize"
+# What an engine reports: how full it is, and of the requests of all engines in the last `WINDOW_S` those that had
+# objectives and those of them that were refused though an idle engine would have kept them.
+USED, PROMISED, REFUSED = "u", "promised", "refused"
+
+
+class Point(NamedTuple):
+    """A figure of an engine, at a time in seconds."""
+
+    timestamp: float
+    value: float
+
+
+class Context(Protocol):
+    """As much as is used of Ray's `AutoscalingContext`. `raw_metrics`: by name and engine, points in time order."""
+
+    current_num_replicas: int
+    target_num_replicas: int
+    capacity_adjusted_min_replicas: int
+    capacity_adjusted_max_replicas: int
+    policy_state: dict[str, Any]
+    current_time: float | None
+
+    @property
+    def raw_metrics(self) -> Mapping[str, Mapping[Any, Iterable[Point]]] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Between two calls. `running`: engines at the last one; `grown_s`: when they were last fewer; `calm_s`: since when
+    fewer would do.
+    """
+
+    running: int = 0
+    grown_s: float = 0.0
+    calm_s: float | None = None
+
+
+class FleetSize:
+    """Ray Serve's policy. `patience_s`: how long the others must have been enough before an engine goes."""
+
+    def __init__(self, patience_s: float = 600.0) -> None:
+        self._patience_s = patience_s
+
+    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+        """The number of engines there should be, and the state for the next call."""
+        least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        rule = SizeRule(least, most, window_s=WINDOW_S, patience_s=self._patience_s)
+        state = State(**{name: value for name, value in context.policy_state.items() if name in State.__slots__})
+        size, state = wanted(rule, context, state)
+        return size, {name: getattr(state, name) for name in State.__slots__}
+
+
+def wanted(rule: SizeRule, context: Context, state: State) -> tuple[int, State]:
+    """How many engines there should be. Nothing changes while nothing has been heard since there were as many."""
+    now_s = context.current_time or 0.0
+    running = min(context.current_num_replicas, context.target_num_replicas)
+    grown_s = now_s if running > state.running else state.grown_s
+    metrics = context.raw_metrics or {}
+    since_s = max(now_s - rule.window_s, grown_s)
+    used = list(_since(metrics.get(USED, {}), since_s))
+    if not running or not used:
+        return context.target_num_replicas, State(running, grown_s, None)
+    promised, refused = (max(_since(metrics.get(name, {}), since_s), default=0.0) for name in (PROMISED, REFUSED))
+    seen = Seen(now_s, running, context.target_num_replicas - running, fmean(used), refusing(rule, promised, refused))
+    size, calm_s = fleet_size(rule, seen, state.calm_s)
+    if size < context.target_num_replicas:
+        calm_s = None  # one at a time
+    return size, State(running, grown_s, calm_s)
+
+
+def _since(engines: Mapping[Any, Iterable[Point]], since_s: float) -> Iterable[float]:
+    return (point.value for points in engines.values() for point in points if point.timestamp >= since_s)
