@@ -28,6 +28,7 @@ from roseinfer.kernels.prefill_attention import (
 )
 from roseinfer.kernels.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
 from roseinfer.kernels.prefill_shares import IN_BULK, PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
+from roseinfer.kernels.wide_contexts import WideContexts, widen_contexts
 
 # A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
 # would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).
@@ -41,6 +42,9 @@ _MANY_PAIRS = 2_000_000
 # prompts: 298 us a layer with all of them, 287 with 116 of 132. In smaller steps, and with K and V in FP8, decodes are
 # faster with all.
 _BESIDE_CHUNKS = 0.88
+# Tokens whose keys and values are widened at once, of K and V in FP8: 128 MiB with heads as Qwen3-8B's. What reaches
+# further is widened in registers, block of queries by block.
+_WIDE_TOKENS = 32_768
 # The largest that the kernels' tiles are laid out for.
 _LONGEST_HEAD = 256
 
@@ -77,8 +81,9 @@ class TritonAttention:
         self._ones = KVScales(one, one)  # so that there is one kernel, whether a layer has scales or not
         self._side = SideStream(shape.device)
         self._bulk = _copies_in_bulk(shape)
+        self._wide = _wide_contexts(shape) if self._bulk and shape.kept == CODES else None
         self._beside = self._workspaces  # for decodes beside the chunks of large steps
-        if self._bulk:
+        if self._bulk and self._wide is None:
             self._beside = {window: _workspace(spec, shape, _BESIDE_CHUNKS) for window, spec in specs.items()}
         self._prefill_config = self._config_for(1)
         self._division, self._parts = _division(shape, self._prefill_config)
@@ -108,7 +113,11 @@ class TritonAttention:
         """
         division = self._division if tokens <= SMALL_STEP else None
         found = map_blocks(first_row, query_lens, context_lens, self._queries(tokens), division, room)
-        if self._bulk and tokens > SMALL_STEP and in_bulk(first_row, query_lens, context_lens):
+        if not self._bulk or tokens <= SMALL_STEP:
+            return found
+        if self._wide is not None:  # widened once is so much faster that it need not run beside decodes
+            self._wide.place(found, first_row, context_lens)
+        elif in_bulk(first_row, query_lens, context_lens):
             found[:, PARTS] = IN_BULK
         return found
 
@@ -134,7 +143,8 @@ class TritonAttention:
             self._store, self._group_of = store, store.group_of
             self._caches = [store.layer(i) for i in range(len(self._shape.specs))]
             if self._bulk:
-                self._pages = [BulkPages.of(*kv) for kv in self._caches]
+                wide = self._wide
+                self._pages = [BulkPages.of(*kv) if wide is None else wide.pages for kv in self._caches]
             self._load_kernels(batch)
         tokens, decodes = batch.input_ids.shape[0], batch.num_decodes
         self._prefill_config = self._config_for(tokens)
@@ -218,7 +228,7 @@ class TritonAttention:
     ) -> None:
         """rows: block tables, whose they are, where queries begin and lengths of contexts, as the kernels take them."""
         if self._takes_bulk:
-            prefill_bulk(q, self._pages[layer], *rows, out, blocks, spec.scale, self._shape.block_size)
+            self._attend_in_bulk(layer, q, rows, out, blocks, spec, scales)
         if not self._takes_tiles:
             return
         config, window = self._prefill_config, spec.window or 0
@@ -226,6 +236,24 @@ class TritonAttention:
         prefill_attention(q, *self._caches[layer], *rows, out, blocks, spec.scale, config, window, parts, scales)
         if self._merges:
             merge_parts(blocks, rows[2], self._parts, out)
+
+    def _attend_in_bulk(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        blocks: torch.Tensor,
+        spec: AttentionSpec,
+        scales: KVScales | None,
+    ) -> None:
+        """As `_attend_chunks`, of blocks that the map gives to the copy engine."""
+        block_size, wide = self._shape.block_size, self._wide
+        if wide is not None:
+            assert scales is not None
+            widen_contexts(*self._caches[layer], scales, *rows, blocks, spec.group, wide)
+            block_size = wide.page
+        prefill_bulk(q, self._pages[layer], *rows, out, blocks, spec.scale, block_size, in_order=wide is not None)
 
     def _config_for(self, tokens: int) -> PrefillConfig:
         spec, shape = self._spec, self._shape
@@ -252,7 +280,7 @@ class TritonAttention:
                 prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
             if self._bulk:
                 rows = (*cache[2:], batch.query_start, batch.context_len)
-                prefill_bulk(q, self._pages[0], *rows, out, nothing, 1.0, self._shape.block_size)
+                self._attend_in_bulk(0, q, rows, out, nothing, spec, scales)
             merge_parts(nothing, batch.query_start, self._parts, out)
             plan_decode(batch.context_len, 0, workspace)
             decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales)
@@ -275,7 +303,13 @@ def _copies_in_bulk(shape: AttentionShape) -> bool:
     spec = shape.specs[0]
     sizes = (spec.heads, spec.kv_heads, spec.head_dim, shape.block_size)
     tiles = choose_prefill_config(SMALL_STEP + 1, spec.group, spec.head_dim, shape.dtype).block_m
-    return shape.kept == shape.dtype and tiles == BLOCK_M and bulk_supports(*sizes, shape.dtype, shape.device)
+    return tiles == BLOCK_M and bulk_supports(*sizes, shape.dtype, shape.device)
+
+
+def _wide_contexts(shape: AttentionShape) -> WideContexts:
+    spec = shape.specs[0]
+    tokens = min(_WIDE_TOKENS, shape.max_rows * shape.max_model_len)
+    return WideContexts.allocate(tokens, spec.kv_heads, spec.head_dim, shape.dtype, shape.device)
 
 
 def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, PrefillWorkspace]:

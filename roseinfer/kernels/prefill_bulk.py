@@ -63,11 +63,14 @@ def prefill_bulk(
     scale: float,
     block_size: int,
     programs: int | None = None,
+    *,
+    in_order: bool = False,
 ) -> None:
     """What `prefill_attention` computes, of blocks with parts `IN_BULK` in a map of blocks of `BLOCK_M`.
 
     q: [T, heads, D], heads dense, tokens a multiple of 8 numbers apart; all others as there. programs: at most so many,
-    one a multiprocessor; default: all.
+    one a multiprocessor; default: all. in_order: a context's pages follow each other from the one that the map names as
+    its blocks' part, and there are no block tables.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = pages.k.shape[1] // head_dim
@@ -95,6 +98,7 @@ def prefill_bulk(
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         STAGES=STAGES,
+        IN_ORDER=in_order,
         num_warps=4,
     )
 
@@ -133,6 +137,7 @@ def _item(block_map, query_start, context_len, program, programs, wave, items, K
     head = place % KV_HEADS
     row = gl.load(block_map + 4 * entry, mask=place < items, other=-1)
     first = gl.load(block_map + 4 * entry + 1, mask=place < items, other=0)
+    page = gl.load(block_map + 4 * entry + 2, mask=place < items, other=0)
     parts = gl.load(block_map + 4 * entry + 3, mask=place < items, other=-1)
     real = (row >= 0) & (parts == _IN_BULK)
     begin = gl.load(query_start + row, mask=real, other=0)
@@ -140,7 +145,7 @@ def _item(block_map, query_start, context_len, program, programs, wave, items, K
     context = gl.load(context_len + row, mask=real, other=0)
     position = context - count + first
     tiles = gl.where(real, (gl.minimum(position + QUERIES, context) + BLOCK_N - 1) // BLOCK_N, 0)
-    return row, first, head, begin, count, context, position, tiles
+    return row, page, first, head, begin, count, context, position, tiles
 
 
 @gluon.jit
@@ -148,6 +153,7 @@ def _copy(
     IS_V: gl.constexpr, queries, pages, tables, table_rows, query_start, context_len, block_map, items, table_stride,
     block_rows, q_smem, smem, full, empty, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    IN_ORDER: gl.constexpr,
 ):  # fmt: skip
     """A warp that copies tiles of K, and before a block's first its queries; or one that copies tiles of V."""
     PAGES: gl.constexpr = BLOCK_N // BLOCK_SIZE
@@ -163,7 +169,7 @@ def _copy(
     done = 0
     blocks_done = 0
     for wave in range((items + programs - 1) // programs):
-        row, first, head, begin, _count, context, _position, tiles = _item(
+        row, first_page, first, head, begin, _count, context, _position, tiles = _item(
             block_map, query_start, context_len, program, programs, wave, items, KV_HEADS, BLOCK_M // GROUP, BLOCK_N
         )
         if IS_V == 0:  # noqa: SIM102 (one is known when it is compiled, the other is not)
@@ -178,14 +184,18 @@ def _copy(
                             full.index(2 * STAGES + buffer), q_places.index((buffer * 2 + half) * PARTS + part),
                         )  # fmt: skip
                 blocks_done += 1
-        table = tables + gl.load(table_rows + row, mask=row >= 0, other=0).to(gl.int64) * table_stride
+        table = tables
+        if not IN_ORDER:
+            table += gl.load(table_rows + row, mask=row >= 0, other=0).to(gl.int64) * table_stride
         last = (context - 1) // BLOCK_SIZE
         for back in range(tiles):
             tile = tiles - 1 - back
             stage = done % STAGES
             rows = ()
             for page in gl.static_range(PAGES):
-                rows = rows + (gl.load(table + gl.minimum(tile * PAGES + page, last)) * block_rows,)  # noqa: RUF005
+                number = gl.minimum(tile * PAGES + page, last)
+                number = first_page + number if IN_ORDER else gl.load(table + number)
+                rows = rows + (number * block_rows,)  # noqa: RUF005
             mbarrier.wait(empty.index(IS_V * STAGES + stage), ((done // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(IS_V * STAGES + stage), BLOCK_N * D * 2)
             for page in gl.static_range(PAGES):
@@ -213,13 +223,13 @@ def _attend(
     done = 0
     blocks_done = 0
     # The numbers of the next block are on their way while this one is computed.
-    _row, n_first, n_head, n_begin, n_count, n_context, n_position, n_tiles = _item(
+    _row, _page, n_first, n_head, n_begin, n_count, n_context, n_position, n_tiles = _item(
         block_map, query_start, context_len, program, programs, 0, items, KV_HEADS, BLOCK_M // GROUP, BLOCK_N
     )
     for wave in range((items + programs - 1) // programs):
         first, head, begin, count, context = n_first, n_head, n_begin, n_count, n_context
         first_position, tiles = n_position, n_tiles
-        _row, n_first, n_head, n_begin, n_count, n_context, n_position, n_tiles = _item(
+        _row, _page, n_first, n_head, n_begin, n_count, n_context, n_position, n_tiles = _item(
             block_map, query_start, context_len, program, programs, wave + 1, items, KV_HEADS, BLOCK_M // GROUP, BLOCK_N
         )
         if tiles > 0:
@@ -328,7 +338,7 @@ def _clear(values, count, BLOCK_N: gl.constexpr):
 def _bulk_kernel(
     queries, k_pages, v_pages, tables, table_rows, query_start, context_len, out, block_map, items, scale, table_stride,
     block_rows, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IN_ORDER: gl.constexpr,
 ):  # fmt: skip
     """Barriers `full` and `empty`: of STAGES tiles of K, of as many of V, and of two blocks' queries."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -354,12 +364,12 @@ def _bulk_kernel(
             (_copy, (
                 gl.constexpr(0), queries, k_pages, tables, table_rows, query_start, context_len, block_map, items,
                 table_stride, block_rows, q_smem, k_smem, full, empty, KV_HEADS, GROUP, D, BLOCK_SIZE, BLOCK_M, BLOCK_N,
-                STAGES,
+                STAGES, IN_ORDER,
             )),
             (_copy, (
                 gl.constexpr(1), queries, v_pages, tables, table_rows, query_start, context_len, block_map, items,
                 table_stride, block_rows, q_smem, v_smem, full, empty, KV_HEADS, GROUP, D, BLOCK_SIZE, BLOCK_M, BLOCK_N,
-                STAGES,
+                STAGES, IN_ORDER,
             )),
         ],
         [4, 1, 1],  # warps, and registers of a thread, of all but the first

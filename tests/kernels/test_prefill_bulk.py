@@ -59,14 +59,14 @@ backend = make_backend(target)
 options = backend.parse_options({"num_warps": 4})
 tools = backend.get_codegen_implementation(options), backend.get_module_map()
 kernel, names = bulk._bulk_kernel, bulk._bulk_kernel.arg_names
-for group, head_dim in ((4, 128), (1, 64)):
-    page = f"tensordesc<bf16[16, 64],{bulk._TILE!r}>"
+for group, head_dim, block_size, in_order in ((4, 128, 16, False), (1, 64, bulk.BLOCK_N, True)):
+    page = f"tensordesc<bf16[{block_size}, 64],{bulk._TILE!r}>"
     queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{bulk._QUERIES!r}>"
     types = {"queries": queries, "k_pages": page, "v_pages": page, "out": "*bf16", "scale": "fp32"}
     types |= dict.fromkeys(("items", "table_stride", "block_rows"), "i32")
     types |= dict.fromkeys(("tables", "table_rows", "query_start", "context_len", "block_map"), "*i32")
-    sizes = {"KV_HEADS": 2, "GROUP": group, "D": head_dim, "BLOCK_SIZE": 16, "BLOCK_M": bulk.BLOCK_M}
-    sizes |= {"BLOCK_N": bulk.BLOCK_N, "STAGES": bulk.STAGES}
+    sizes = {"KV_HEADS": 2, "GROUP": group, "D": head_dim, "BLOCK_SIZE": block_size, "BLOCK_M": bulk.BLOCK_M}
+    sizes |= {"BLOCK_N": bulk.BLOCK_N, "STAGES": bulk.STAGES, "IN_ORDER": in_order}
     signature = {name: types.get(name, "constexpr") for name in names}
     source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in sizes.items()})
     context = ir.context()
