@@ -48,10 +48,12 @@ class Shape:
 class Assembly:
     """`graphs` are to be captured after a rehearsal; empty where every step is launched kernel by kernel.
 
-    graphable: whether there could be some, were they asked for. `copier`: None without blocks in host memory.
+    graphable: whether there could be some, were they asked for. `forward`: the runner's. `copier`: None without blocks
+    in host memory.
     """
 
     runner: ModelRunner
+    forward: ForwardPass
     seats: SeatTable
     graphable: bool
     graphs: tuple[DecodeGraphs | MixedGraphs, ...]
@@ -87,7 +89,7 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
         with stage("taking host memory for K and V"):
             copier = _copier(store, HostStore(shape.num_host_blocks, store))
     runner = ModelRunner(model, forward, store, seats, shape.limits, copier)
-    return Assembly(runner, seats, isinstance(attention, GraphableAttention), graphs, copier)
+    return Assembly(runner, forward, seats, isinstance(attention, GraphableAttention), graphs, copier)
 
 
 def _copier(store: KVStore, host: HostStore) -> Copier:

@@ -22,7 +22,7 @@ from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import GenerationDefaults, ModelSpec, read_generation_config, read_model_spec
 from roseinfer.models.loader import load_model, resolve_dtype
-from roseinfer.runner.assembly import Shape, assemble
+from roseinfer.runner.assembly import Assembly, Shape, assemble
 from roseinfer.runner.cache_size import (
     check_context,
     default_cpu_cache_bytes,
@@ -92,6 +92,7 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         host_blocks = num_host_blocks(config.cache.kv_offloading_size, bytes_per_block)
         shape = _shape(config, num_blocks, max_model_len, backend, kept, limits)
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks))
+        _compile(assembly, model, shape)
     with _phase(startup_s, "warm-up"):
         rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
         if device.type == "cuda":  # products of few rows have kernels of their own
@@ -194,11 +195,12 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kept: 
     context = min(context, limits.max_tokens)
     num_blocks = sum(length // config.cache.block_size + 1 for length in lengths)
     torch.cuda.synchronize(model.device)
-    torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
     shape = _shape(config, num_blocks, context, backend, kept, limits)
     shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows)
     assembly = assemble(model, shape)
+    _compile(assembly, model, shape)
+    torch.cuda.reset_peak_memory_stats(model.device)
     try:
         rehearse(assembly.runner, assembly.seats, num_blocks, lengths)
     except torch.OutOfMemoryError as error:
@@ -212,6 +214,14 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kept: 
     free, total = torch.cuda.mem_get_info(model.device)
     graphs = GRAPH_BYTES + step_bytes // 2 if captures else 0
     return int(total * config.cache.gpu_memory_utilization) - (total - free) - step_bytes - graphs
+
+
+def _compile(assembly: Assembly, model: CausalLM, shape: Shape) -> None:
+    """Have all kernels compiled, if they are ours: others' would run, on what ours have not written."""
+    if shape.backend == "triton" and model.device.type == "cuda":
+        from roseinfer.runner.compile_ahead import compile_ahead
+
+        compile_ahead(assembly, model, shape.limits)
 
 
 def _default_sampling(generation: GenerationDefaults) -> dict[str, float | int]:

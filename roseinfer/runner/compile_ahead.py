@@ -1,0 +1,44 @@
+"""The kernels of all kinds of steps, compiled before the first of these runs: many at a time."""
+
+import torch
+
+from roseinfer.core.plan import Row, StepLimits
+from roseinfer.kernels.compile_ahead import compiling
+from roseinfer.models.base import CausalLM
+from roseinfer.runner.assembly import Assembly
+from roseinfer.runner.cuda_sampler import CudaChoice
+from roseinfer.runner.forward import Columns
+from roseinfer.runner.seats import Feature
+
+# Rows up to which products and attention take one kernel, and from which on another.
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+
+
+@torch.inference_mode()
+def compile_ahead(assembly: Assembly, model: CausalLM, limits: StepLimits) -> None:
+    """Go through the forward pass and the choice of tokens for steps of every kind, without launching a kernel of ours.
+
+    What is not found here is compiled when it is first launched, as without this. Nothing that the library's kernels
+    read between ours is a place to read from or to write to: token ids are zeros, and they compute numbers.
+    """
+    sizes = sorted({min(rows, limits.max_rows) for rows in (*_ROWS, limits.max_rows)})
+    steps = [[1] * rows for rows in sizes]
+    steps += [[min(2, limits.max_tokens)], [limits.max_tokens]]
+    choice = CudaChoice(assembly.seats)
+    with compiling() as ahead:
+        if not ahead:
+            return
+        for counts in steps:
+            _forward(assembly, model, choice, counts)
+
+
+def _forward(assembly: Assembly, model: CausalLM, choice: CudaChoice, counts: list[int]) -> None:
+    rows = [Row("ahead", seat, 0, count, 1, True, 0, 0, ()) for seat, count in enumerate(counts)]
+    out = assembly.forward.run(Columns.of(rows))
+    assert out.hidden is not None and out.sample_at is not None, "a step that is launched kernel by kernel"
+    seats, ends = out.sample_at
+    logits = model.logits(out.hidden)
+    for features in (0, Feature.RANDOM, Feature.RANDOM | Feature.FILTERED):
+        choice.choose(logits, seats, ends, features)
+        # Where logits are edited, see `Sampler.sample`.
+        choice.choose(logits[:8].float(), seats[:8].long(), ends[:8].long(), features)

@@ -1,0 +1,52 @@
+"""Kernels compiled for a Hopper GPU, which needs none, by forks of this process; prints what came of it."""
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from roseinfer.kernels.compile_ahead import compiling
+
+
+class NoGpu:
+    """Says what a driver says of a GPU, and cannot launch."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@triton.jit
+def double(x, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(x + place, tl.load(x + place) * 2)
+
+
+@triton.jit
+def wrong(x, SIZE: tl.constexpr):
+    tl.store(x + tl.arange(0, SIZE), tl.zeros([2 * SIZE], tl.float32))
+
+
+def main() -> None:
+    driver.set_active(NoGpu())
+    x = torch.ones(64)
+    hits = []
+    triton.knobs.compilation.listener = lambda src, cache_hit, **_: hits.append((src.name, cache_hit))
+    with compiling(2) as ahead:
+        for size in (16, 32, 16):
+            double[(1,)](x, SIZE=size)
+        wrong[(1,)](x, SIZE=16)
+    kernels = double.device_caches[0][0]
+    print(ahead, len(kernels), len(wrong.device_caches[0][0]), x.sum().item())
+    # What a fork has compiled, this process only takes from the cache.
+    print(sorted(hits))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Kernels that are compiled at once, by forks of the process that needs them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from roseinfer.kernels import compile_ahead
+from roseinfer.kernels.compile_ahead import Forks, compiling
+from roseinfer.kernels.triton_support import HAS_TRITON
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
+def test_what_is_launched_within_is_compiled_by_forks_and_not_run(tmp_path: Path) -> None:
+    """Two kernels, one of them twice, and one that cannot be compiled, which is nobody's error until it is used."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.kernels.compiles_ahead"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["True 2 0 64.0", str([("double", True)] * 2)]
+
+
+def test_forks_run_beside_each_other_and_leave_only_files(tmp_path: Path) -> None:
+    here: list[int] = []
+
+    def call(number: int) -> int:
+        file = tmp_path / str(number)
+        if file.exists():
+            here.append(number)
+            return int(file.read_text())
+        while len(list(tmp_path.iterdir())) < number:
+            time.sleep(0.001)  # for the other one
+        file.write_text(str(os.getpid()))
+        here.append(-1)
+        return -1
+
+    forks = Forks(2)
+    futures = [forks.submit(lambda number=number: call(number)) for number in (1, 0)]
+    forks.finish()
+    found = {future.result() for future in futures}
+    assert here == [1, 0] and len(found) == 2 and os.getpid() not in found
+
+
+def test_a_fork_that_fails_or_hangs_leaves_it_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "PATIENCE_S", 0.2)
+    mine = os.getpid()
+
+    def fails() -> str:
+        if os.getpid() != mine:
+            os._exit(3)
+        return "here"
+
+    def hangs() -> str:
+        if os.getpid() != mine:
+            time.sleep(60)
+        return "here, too"
+
+    def wrong() -> str:
+        raise ValueError("whoever does it")
+
+    forks = Forks(3)
+    first, second, third = map(forks.submit, (fails, hangs, wrong))
+    forks.finish()
+    assert (first.result(), second.result()) == ("here", "here, too")
+    with pytest.raises(ValueError, match="whoever does it"):
+        third.result()
+
+
+def test_one_core_compiles_as_ever() -> None:
+    with compiling(1) as ahead:
+        assert not ahead
