@@ -9,7 +9,7 @@ OTHER = "other"
 _PATTERNS = (
     (
         "attention",
-        r"attention|flash|fmha|mha_|(decode|few|bulk)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel|list_pages",
+        r"attention|flash|fmha|mha_|(decode|few|bulk|widen)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel|list_pages",
     ),
     ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),
     (

@@ -103,6 +103,10 @@ class CacheConfig:
             raise ConfigError(f"gpu_memory_utilization must be within (0, 1], got {self.gpu_memory_utilization}")
 
 
+# The option of a policy that may have steps of more tokens than `max_num_batched_tokens`: that many.
+BURST_TOKENS = "slack_burst_tokens"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """What one step may hold, and who decides. `policy_name` is the policy that the two options for it name.
@@ -129,6 +133,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_active_requests", "max_inflight_requests")
+        if self.largest_step > self.max_num_batched_tokens and not self.enable_chunked_prefill:
+            raise ConfigError(f"{BURST_TOKENS}: prompts that are not chunked are computed whole in any step")
         named = {self.scheduling_policy, self.prefill_admission_policy} - {None}
         if len(named) > 1:
             raise ConfigError("scheduling_policy and prefill_admission_policy name different policies")
@@ -136,6 +142,11 @@ class SchedulerConfig:
     @property
     def policy_name(self) -> str:
         return self.scheduling_policy or self.prefill_admission_policy or DEFAULT_POLICY
+
+    @property
+    def largest_step(self) -> int:
+        """Tokens of a step at most, but for prompts that are not chunked."""
+        return max(self.max_num_batched_tokens, self.policy_options.get(BURST_TOKENS) or 0)
 
     @property
     def seats(self) -> int:

@@ -101,7 +101,7 @@ class StepLimits:
         under load could take for ever: it runs in one step with the requests that decode, as many as the budget allows
         beside one of its tokens.
         """
-        budget = config.max_num_batched_tokens
+        budget = config.largest_step
         rows = min(config.seats, budget)
         return cls(rows, budget if config.enable_chunked_prefill else max(budget, max_model_len + rows - 1))
 

@@ -30,7 +30,8 @@ from roseinfer.runner.seats import SeatTable
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a runner is assembled from. `backend`: as `resolve_backend` returns. `kept`: K and V in the store.
-    `num_host_blocks`: KV blocks in host memory, 0 for none.
+    `num_host_blocks`: KV blocks in host memory, 0 for none. `captured_tokens`: of the largest step with prompts that is
+    captured.
     """
 
     block_size: int
@@ -38,6 +39,7 @@ class Shape:
     max_num_seqs: int
     max_model_len: int
     limits: StepLimits
+    captured_tokens: int
     backend: str
     kept: torch.dtype
     graphs: bool
@@ -116,7 +118,7 @@ def _forward_pass(
     if not isinstance(attention, MixedGraphableAttention):
         decodes = DecodeGraphs(eager, model, attention, store, inputs, buckets, choice)
         return decodes, (decodes,)
-    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.limits.max_tokens))
+    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens))
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice)
     return decodes, (decodes, mixed)
 

@@ -176,6 +176,8 @@ def _shape(
         config.scheduler.seats,
         max_model_len,
         limits,
+        # A step of a burst takes so long that to launch its kernels one by one is no matter.
+        config.scheduler.max_num_batched_tokens if config.scheduler.enable_chunked_prefill else limits.max_tokens,
         backend=backend,
         kept=kept,
         graphs=not config.model.enforce_eager,
@@ -212,7 +214,7 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kept: 
     del assembly
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
-    graphs = GRAPH_BYTES + step_bytes // 2 if captures else 0
+    graphs = GRAPH_BYTES + step_bytes * shape.captured_tokens // limits.max_tokens // 2 if captures else 0
     return int(total * config.cache.gpu_memory_utilization) - (total - free) - step_bytes - graphs
 
 

@@ -106,6 +106,15 @@ def follows(kind: type[Decision], protocol: type) -> bool:
 
 
 @runtime_checkable
+class Budgeting(Protocol):
+    """A decision that says how many tokens the step has."""
+
+    def token_budget(self) -> int:
+        """Of all rows together. More than `StepLimits` allows is not to be had."""
+        ...
+
+
+@runtime_checkable
 class Yielding(Protocol):
     """A decision that makes room for requests that wait."""
 

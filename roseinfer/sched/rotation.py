@@ -84,17 +84,21 @@ class GiveWay(Rotation):
             return None
         p = self._cost.params
         rows_s = p.row_s * len(decoding) + p.context_s * sum(len(request.tokens) for request in decoding)
-        prompts_s = self._prompts_s + p.step_s + wanted * self._token_s(filling, view)
+        prompts_s = self._prompts_s + p.step_s + wanted * prompt_token_s(self._cost, filling, view)
         if rows_s <= self._share * (rows_s + prompts_s) or prompts_s > LONGEST_WAIT_S:
             return None
         self._prompts_s = prompts_s
         return filling
 
-    def _token_s(self, filling: Sequence[Request], view: View) -> float:
-        """What a token of a prompt takes: of the one whose turn it is, which stands for all."""
-        request = filling[0] if filling else view.waiting()[0]
-        left = request.remaining if filling else view.uncached(request)
-        return self._cost.params.prefill_s(len(request.tokens) - left, left) / left
+
+def prompt_token_s(cost: CostModel, filling: Sequence[Request], view: View) -> float:
+    """What a token of a prompt takes: of the one whose turn it is, which stands for all.
+
+    filling: requests that run and whose prompts are not computed yet; without one, somebody could start.
+    """
+    request = filling[0] if filling else view.waiting()[0]
+    left = request.remaining if filling else view.uncached(request)
+    return cost.params.prefill_s(len(request.tokens) - left, left) / left
 
 
 def _lacks_blocks(running: Sequence[Request], view: View) -> bool:

@@ -33,6 +33,7 @@ from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.offload import Offload, Offloading
 from roseinfer.sched.policy import (
+    Budgeting,
     Decision,
     Policy,
     Promising,
@@ -162,7 +163,7 @@ class Scheduler:
         running = tuple(self.running.values())
         decision = self.policy.begin(self._view(now_s, running))
         self._reject_all(decision, now_s)
-        draft = StepDraft(self._step, self.config.max_num_batched_tokens, self.kv)
+        draft = StepDraft(self._step, self._budget(decision), self.kv)
         offload = self._offload
         preemptions = self._preemptions
         if follows(type(decision), Yielding):
@@ -193,6 +194,12 @@ class Scheduler:
         plan = draft.freeze(released, self._guided)
         self.limits.check(plan)
         return plan
+
+    def _budget(self, decision: Decision) -> int:
+        """Tokens of the step."""
+        if follows(type(decision), Budgeting):
+            return min(cast(Budgeting, decision).token_budget(), self.limits.max_tokens)
+        return self.config.max_num_batched_tokens
 
     def _view(self, now_s: float, running: tuple[Request, ...]) -> View:
         return View(

@@ -1,10 +1,11 @@
-"""How many seats there are where the options do not say so."""
+"""How many seats there are, and how long steps may be, where the options do not say so."""
 
 import pytest
 
 from roseinfer.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import StepLimits
-from roseinfer.runner.device_defaults import default_seats, fit_to_device
+from roseinfer.runner.device_defaults import default_seats, fit_to_device, with_bursts
+from roseinfer.sched.registry import make_policy, scheduler_config
 
 
 @pytest.mark.parametrize(("gib", "seats"), [(0, 256), (24, 256), (48, 256), (79.1, 512), (140, 512)])
@@ -18,3 +19,22 @@ def test_what_was_asked_for_stays(asked: int | None, seats: int) -> None:
     config = fit_to_device(EngineConfig(model=ModelConfig(device="cpu"), scheduler=scheduler))
     assert config.scheduler.max_num_seqs == config.scheduler.max_running == seats
     assert StepLimits.of(scheduler, 64).max_rows == seats
+
+
+@pytest.mark.parametrize(
+    ("gib", "options", "largest"),
+    [
+        (140, {}, 8192),
+        (140, {"max_num_batched_tokens": 512}, 2048),
+        (140, {"max_num_batched_tokens": 16384}, 16384),
+        (140, {"slack_burst_tokens": 4096}, 4096),
+        (140, {"scheduling_policy": "fifo"}, 2048),
+        (140, {"enable_chunked_prefill": False}, 2048),
+        (48, {}, 2048),
+        (0, {}, 2048),
+    ],
+)
+def test_a_large_gpu_has_longer_steps_for_bursts(gib: int, options: dict[str, object], largest: int) -> None:
+    config = with_bursts(scheduler_config(**options), gib << 30)
+    assert config.largest_step == largest
+    make_policy(config)

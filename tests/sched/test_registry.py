@@ -59,6 +59,7 @@ OTHER = {
     "scorpio_eps": 1.5,
     "scorpio_mixed": True,
     "scorpio_stagger": True,
+    "slack_burst_tokens": 300,
     "slack_decode_share": 0.05,
     "slack_fairness": 0.5,
     "length_estimator": "ecdf",

@@ -48,6 +48,9 @@ class FifoDecision:
         self._rotation = rotation
         self._view = view
 
+    def token_budget(self) -> int:
+        return self._view.token_budget
+
     def rejections(self) -> Iterable[Refusal]:
         return ()
 

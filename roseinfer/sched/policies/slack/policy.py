@@ -12,7 +12,7 @@ ahead of schedule are slack that later steps may spend. From it follow, in each 
 
 Costs come from a model that is fitted all the time, lengths from an estimator. Requests without objectives never count
 in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo, but
-for the rows that give way to a queue of prompts (`GiveWay`).
+for the rows that give way to a queue of prompts (`GiveWay`), and for longer steps in a burst of them (`Bursts`).
 """
 
 from collections.abc import Callable
@@ -24,6 +24,7 @@ from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.why import Foreseen
+from roseinfer.sched.bursts import Bursts
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoPolicy
@@ -49,6 +50,7 @@ class SlackPolicy:
         rows = GiveWay(options, known.cost, options.slack_decode_share)
         self._fifo = FifoPolicy(config, options, rotation=rows)
         self._fifo_planned = False
+        self._bursts = Bursts.of(config, options, known.cost)
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0
         self._limit_s = inf
@@ -80,6 +82,8 @@ class SlackPolicy:
         self._predicted_s = self.state.cost.predicted_s
 
     def begin(self, view: View) -> Decision:
+        if self._bursts is not None:
+            view = self._bursts.widen(view, self.state.promised > 0)
         if not self.state.promised:
             self.state.backlog.tidy()
             self._fifo_planned = True

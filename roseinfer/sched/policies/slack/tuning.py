@@ -4,31 +4,25 @@ from dataclasses import dataclass
 
 from roseinfer.core.config import option
 from roseinfer.core.errors import ConfigError
+from roseinfer.sched.bursts import BurstOptions
 from roseinfer.sched.estimates import CostOptions, LengthOptions
 from roseinfer.sched.policies.slack.capacity import LONGEST_STEP
 from roseinfer.sched.prefill import PrefillOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlackOptions(PrefillOptions, CostOptions, LengthOptions):
-    """`decode_first` and `slack_decode_share` count while nobody has objectives, when fifo plans; the others always."""
+class SlackOptions(PrefillOptions, CostOptions, LengthOptions, BurstOptions):
+    """`decode_first` and those of `BurstOptions` count while nobody has objectives, when fifo plans; others always."""
 
     slack_fairness: float = option(
         0.0,
         "under overload, 0 to 1: 0 = the cheapest requests are served, most of all; 1 = long ones have equal chances",
     )
 
-    slack_decode_share: float = option(
-        0.1,
-        "while nobody has objectives and more prompts wait than a step holds: the share of the time that requests "
-        "which decode get at most; 1 = they compute in every step",
-    )
-
     def __post_init__(self) -> None:
         PrefillOptions.__post_init__(self)
         LengthOptions.__post_init__(self)
-        if not 0 < self.slack_decode_share <= 1:
-            raise ConfigError(f"slack_decode_share must be above 0 and at most 1, got {self.slack_decode_share}")
+        BurstOptions.__post_init__(self)
         if not 0 <= self.slack_fairness <= 1:
             raise ConfigError(f"slack_fairness must be 0 to 1, got {self.slack_fairness}")
 
