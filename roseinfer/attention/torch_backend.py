@@ -5,6 +5,7 @@ and how the batch splits into pieces, each of which one call of scaled_dot_produ
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import NamedTuple, Protocol
@@ -20,6 +21,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.quant.cpu_matmul import OneThread
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
 # that no longer row is padded to more than twice its length.
@@ -27,6 +29,8 @@ _SHORT_CONTEXT = 64
 # Bytes of K, and as many of V, that one piece gathers at most (but for a single row): what is gathered is read at
 # once and should still be in the cache. Measured on a CPU, where 64 MiB took twice the time of 4 MiB.
 _GATHER_BYTES = 4 << 20
+# Bytes of K and V together up to which a CPU's thread gathers and attends alone: tens of microseconds.
+_ALONE_BYTES = 1 << 20
 # Queries of a prompt chunk that attend at once. It bounds the mask, and keys past its last query are left out.
 _SLICE = 256
 
@@ -184,6 +188,8 @@ class _Decoding:
         first = (ends - longest).clamp_(min=0) if any(row.first for row in rows) else None
         lengths = ends if first is None else ends - first
         self._reader = ContextReader(paged, tables, first, lengths, longest, ragged)
+        gathered = 2 * len(rows) * longest * paged.rows.shape[1] * paged.dtype.itemsize
+        self._threads = OneThread() if device.type == "cpu" and gathered <= _ALONE_BYTES else nullcontext()
         self._mask = None
         if ragged:
             hidden = torch.arange(longest, device=device) >= lengths[:, None]
@@ -191,11 +197,12 @@ class _Decoding:
             self._mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        keys, values = self._reader.read(layer)
         rows, heads, dim = q.shape
-        # The query heads that share a KV head stand in for several queries, so K and V need no repeating.
-        grouped = q.view(rows, keys.shape[1], -1, dim)
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=scale)
+        with self._threads:
+            keys, values = self._reader.read(layer)
+            # The query heads that share a KV head stand in for several queries, so K and V need no repeating.
+            grouped = q.view(rows, keys.shape[1], -1, dim)
+            out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=scale)
         return out.reshape(rows, heads, dim)
 
 

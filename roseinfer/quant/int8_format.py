@@ -4,15 +4,18 @@ from collections.abc import Sequence
 
 import torch
 
+from roseinfer.core.memory import available_memory_bytes
 from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
 from roseinfer.quant.int8_matmul import Int8Matmul
-from roseinfer.quant.int8_product import FbgemmProduct, activation_codes, head_product
+from roseinfer.quant.int8_product import activation_codes, has_fast_onednn, head_product, layer_product
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.plain import read_bias
 from roseinfer.quant.rotation import Rotation
 
 # Rows of a head that are widened and rotated at a time.
 _HEAD_ROWS = 4096
+# Weights get a second layout, a byte more for each, as long as so many times what weights take by then is still free.
+_SPARE = 2
 
 
 class Int8Format:
@@ -20,6 +23,7 @@ class Int8Format:
 
     def __init__(self) -> None:
         self.kept: str | None = "int8" if activation_codes() == MAX_CODE else "int8, activations in 7 bits"
+        self._memory = _Memory()
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         width = pieces[0].ins.width
@@ -32,18 +36,34 @@ class Int8Format:
             source.read(f"{piece.name}.weight", wide, shard=(piece.outs, piece.ins), transposed=piece.transposed)
             part.round(rotation.of_weight(wide.to(torch.float32)))
             start += piece.outs.width
-        return Int8Matmul(FbgemmProduct(weight), read_bias(source, pieces), epilogue, rotation)
+        product = layer_product(weight, both=self._memory.has_room(weight))
+        return Int8Matmul(product, read_bias(source, pieces), epilogue, rotation)
 
     def table(self, rows: torch.Tensor) -> "Int8Table":
-        return Int8Table(Int8Weight.of(rows), rows.dtype)
+        return Int8Table(Int8Weight.of(rows), rows.dtype, self._memory)
+
+
+class _Memory:
+    """What the weights of a model take, and whether there is room for second layouts."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def has_room(self, weight: Int8Weight) -> bool:
+        """Whether `weight`, which is about to be laid out, may be so twice. Counts it."""
+        size = weight.codes.numel()
+        both = has_fast_onednn() and available_memory_bytes() > _SPARE * (self._taken + 2 * size)
+        self._taken += 2 * size if both else size
+        return both
 
 
 class Int8Table:
     """See `Table`. The head has codes of its own: rotated, and in its product's layout."""
 
-    def __init__(self, weight: Int8Weight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Int8Weight, dtype: torch.dtype, memory: "_Memory") -> None:
         self._weight = weight
         self._dtype = dtype
+        self._memory = memory
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         codes, scales = self._weight.codes.index_select(0, ids), self._weight.scales.index_select(0, ids)
@@ -55,4 +75,4 @@ class Int8Table:
         for start in range(0, rows, _HEAD_ROWS):
             some = slice(start, start + _HEAD_ROWS)
             weight.part(some).round(rotation.of_weight(self._weight.part(some).widen(torch.float32)))
-        return Int8Matmul(head_product(weight), None, rotation=rotation)
+        return Int8Matmul(head_product(weight, both=self._memory.has_room(weight)), None, rotation=rotation)

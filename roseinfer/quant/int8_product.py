@@ -1,26 +1,39 @@
 """Products of int8 codes on a CPU: activations rounded by row (token), weights by output channel.
 
 Sums are exact integers, so a row's result does not depend on the rows beside it. Two libraries do it that come with
-PyTorch's builds for x86, each with a layout of its own for weights. Measured on an EPYC 9005 with GPT-2's layers,
-FBGEMM, which also rounds the activations, takes as long as oneDNN for 8 rows, 0.9 of its time for 1 and 1.2 for 32;
-oneDNN gains with the number of outputs and needs instructions for such sums (VNNI), without which it is slower than in
-floats. So FBGEMM is for layers, and oneDNN for the output head where it is fast (benchmarks/cpu_gemm.py measures both).
+PyTorch's builds for x86, each with a layout of its own for weights (benchmarks/cpu_gemm.py measures both). FBGEMM,
+which also rounds the activations, is faster for few rows, oneDNN for more: on an EPYC 9005 oneDNN takes 1.2 times as
+long for one row of GPT-2's layers, .8 for 32 and for hundreds, and for the output head .7 from 16 on. It needs
+instructions for such sums (VNNI), without which it is slower than in floats. Where it is fast and memory allows,
+weights are kept for both.
 """
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
 
+from roseinfer.quant.cpu_matmul import OneThread
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 
 # Codes of activations if every pair of products must stay within 16 bits: 2 * 127 * 127 < 2^15, where an activation,
 # which the instruction wants unsigned, is shifted to 1 .. 127.
 _FEW_CODES = 63
+# The fewest rows that oneDNN is faster for, in layers, and in a head, which has many more outputs.
+_MANY_ROWS = 12
+_MANY_ROWS_OF_HEAD = 4
 # Rows that oneDNN's layout is tuned for; it is as good for 1 and for hundreds.
 _TUNED_ROWS = 32
+# A step between codes of a row whose largest magnitude is 1, as FBGEMM has it in float32, and how many of them are 1.
+_STEP = torch.tensor(1 / MAX_CODE)
+_STEPS = (1 / _STEP).item()
+_SHIFT = torch.tensor(MAX_CODE + 1.0)
+_WHOLE = float(1 << 23)
+# Products of two numbers up to which a thread multiplies alone: some 50 us of one.
+_ALONE_PRODUCTS = 1 << 22
 _ENGINE = "fbgemm"
 
 
@@ -37,39 +50,64 @@ class FbgemmProduct:
         """`max_code`: activations are rounded to -max_code .. max_code; by default `activation_codes`."""
         self._max_code = max_code or activation_codes()
         self._packed = _pack(weight)
+        self._alone_rows = _ALONE_PRODUCTS // weight.codes.numel()
         # Past PyTorch's look, in Python, for arguments that only compilers make: it takes as long as a small product.
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # A row of zeros becomes NaN, which is some code, and its result is multiplied by zero.
         largest = x.abs().amax(1, keepdim=True)
-        result: torch.Tensor = self._multiply(x / largest, 1 / self._max_code, self._max_code + 1, self._packed)
+        with OneThread() if x.shape[0] <= self._alone_rows else nullcontext():
+            result: torch.Tensor = self._multiply(x / largest, 1 / self._max_code, self._max_code + 1, self._packed)
         return result.mul_(largest)
 
 
 class OnednnProduct:
-    """See `Int8Product`. The caller may drop `weight`."""
+    """See `Int8Product`. The caller may drop `weight`.
+
+    It rounds as FBGEMM does, bit for bit: x / largest * 127 + 128, a fused multiplication and addition, goes to the
+    nearest whole number, or the even one of two. Past 2^23 float32 has no others, and the last eight bits are the code.
+    """
 
     def __init__(self, weight: Int8Weight) -> None:
         self._packed = torch.ops.onednn.qlinear_prepack(weight.codes, [_TUNED_ROWS, weight.codes.shape[1]])
-        self._scales = weight.scales / MAX_CODE
+        self._scales = weight.scales * _STEP
         self._zeros = torch.zeros(len(weight.scales), dtype=torch.int32)
         self._multiply = torch.ops.onednn.qlinear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         largest = x.abs().amax(1, keepdim=True)
-        codes = (x / largest).mul_(MAX_CODE).round_().to(torch.int8)
-        shifted = codes.view(torch.uint8).add_(MAX_CODE + 1)  # modulo 256, which is right
+        shifted = torch.add(_SHIFT, x / largest, alpha=_STEPS).add_(_WHOLE)
+        codes = shifted.view(torch.int32).to(torch.uint8)
         weight = (self._packed, self._scales, self._zeros, None)
-        result: torch.Tensor = self._multiply(
-            shifted, 1.0, MAX_CODE + 1, *weight, 1.0, 0, torch.float32, "none", [], ""
-        )
+        result: torch.Tensor = self._multiply(codes, 1.0, MAX_CODE + 1, *weight, 1.0, 0, torch.float32, "none", [], "")
         return result.mul_(largest)
 
 
-def head_product(weight: Int8Weight) -> Int8Product:
-    """The faster product for many outputs."""
-    return OnednnProduct(weight) if _has_fast_onednn() else FbgemmProduct(weight)
+class BothProducts:
+    """See `Int8Product`. Few rows go to one library, more to the other, and get the same bits from both."""
+
+    def __init__(self, weight: Int8Weight, many: int) -> None:
+        """many: the fewest rows for oneDNN. The caller may drop `weight`."""
+        self._many_rows = many
+        self._few, self._many = FbgemmProduct(weight), OnednnProduct(weight)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._few(x) if x.shape[0] < self._many_rows else self._many(x)
+
+
+def layer_product(weight: Int8Weight, *, both: bool) -> Int8Product:
+    """The fastest of one layout, or of two if `both` and the CPU gains by it."""
+    if both and has_fast_onednn():
+        return BothProducts(weight, _MANY_ROWS)
+    return FbgemmProduct(weight)
+
+
+def head_product(weight: Int8Weight, *, both: bool) -> Int8Product:
+    """As `layer_product`, for many outputs."""
+    if not has_fast_onednn():
+        return FbgemmProduct(weight)
+    return BothProducts(weight, _MANY_ROWS_OF_HEAD) if both else OnednnProduct(weight)
 
 
 def why_not() -> str | None:
@@ -97,7 +135,7 @@ def activation_codes() -> int:
 
 
 @cache
-def _has_fast_onednn() -> bool:
+def has_fast_onednn() -> bool:
     """Where oneDNN's sums of eight bits are exact, it has instructions for them."""
     return torch.backends.mkldnn.is_available() and _is_exact(OnednnProduct, MAX_CODE)
 

@@ -13,7 +13,7 @@ from roseinfer.quant import int8_product
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Piece
 from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_matmul import Int8Matmul
-from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct, why_not
+from roseinfer.quant.int8_product import BothProducts, FbgemmProduct, OnednnProduct, why_not
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.rotation import Rotation
 from roseinfer.quant.select import choose_format
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"int8 does not ru
 
 WIDTH, OUT = 320, 448
 ROWS = (1, 2, 7, 8, 33, 200)
-KINDS = [FbgemmProduct, *([OnednnProduct] if int8_product._has_fast_onednn() else [])]
+KINDS = [FbgemmProduct, *([OnednnProduct] if int8_product.has_fast_onednn() else [])]
 CPU = torch.device("cpu")
 
 
@@ -170,6 +170,35 @@ def test_a_table_is_looked_up_and_multiplied_by_as_the_same_codes(dtype: torch.d
     torch.testing.assert_close(table.head()(x).double(), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_few_and_many_rows_get_the_same_bits() -> None:
+    """The libraries differ, and a token must not depend on how many others a step has."""
+    if OnednnProduct not in KINDS:
+        pytest.skip("this CPU has one product")
+    kept = Int8Weight.of(draw_weight())
+    both, few = BothProducts(kept, many=12), FbgemmProduct(kept)
+    x = torch.randn(400, WIDTH) * torch.rand(400, 1) * 9
+    # Halves of a step, which are rounded to even, and what float32 takes for one next to 128.
+    x[0, :4] = torch.tensor([127.0, 62.5, 63.5, -0.50000003])
+    expected = few(x)
+    for first, last in ((0, 400), (0, 12), (0, 11), (5, 6), (100, 133)):
+        assert torch.equal(both(x[first:last]), expected[first:last])
+
+
+@pytest.mark.parametrize("free, layouts", [(1 << 40, "both"), (0, "one")])
+def test_a_second_layout_is_kept_where_there_is_memory(
+    monkeypatch: pytest.MonkeyPatch, free: int, layouts: str
+) -> None:
+    """Each is what its place is best served by alone: FBGEMM's in layers, oneDNN's in a head."""
+    if OnednnProduct not in KINDS:
+        pytest.skip("this CPU has one product")
+    monkeypatch.setattr("roseinfer.quant.int8_format.available_memory_bytes", lambda: free)
+    chosen = Int8Format()
+    piece = Piece("a", Share(0, OUT, OUT), Share(0, WIDTH, WIDTH))
+    layer = chosen.load(Named({"a.weight": draw_weight()}), [piece], NOTHING_MORE)
+    found = {type(layer._product), type(chosen.table(draw_weight()).head()._product)}
+    assert found == ({BothProducts} if layouts == "both" else {FbgemmProduct, OnednnProduct})
+
+
 def test_the_format_is_chosen_on_cpus_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_format("int8", None, CPU, torch.float32), Int8Format)
     with pytest.raises(ConfigError, match="int8 is for CPUs; on a GPU there is fp8"):
@@ -184,7 +213,7 @@ def only_exact_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     """The codes with which this CPU's sums are exact, which a test may change before it asks the first time."""
     found: set[int] = set()
     monkeypatch.setattr(int8_product, "_is_exact", lambda make, codes: codes in found)
-    tried = (int8_product.activation_codes, int8_product._has_fast_onednn)
+    tried = (int8_product.activation_codes, int8_product.has_fast_onednn)
     for answer in tried:
         answer.cache_clear()
     yield found
@@ -195,7 +224,7 @@ def only_exact_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
 def test_a_cpu_whose_sums_saturate_gets_seven_bits(only_exact_for: set[int]) -> None:
     only_exact_for.add(63)
     assert Int8Format().kept == "int8, activations in 7 bits"
-    assert isinstance(int8_product.head_product(Int8Weight.of(draw_weight())), FbgemmProduct)
+    assert isinstance(int8_product.head_product(Int8Weight.of(draw_weight()), both=True), FbgemmProduct)
     x, weight = torch.randn(3, WIDTH), draw_weight()
     expected = exact(x, weight, 63)
     torch.testing.assert_close(FbgemmProduct(Int8Weight.of(weight))(x).double(), expected, rtol=1e-4, atol=1e-4)
