@@ -126,6 +126,9 @@ class HeadTransform:
         heads, kv_heads, head_dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         turned = heads + kv_heads
         by_head = qkv.view(qkv.shape[0], turned + kv_heads, head_dim)
+        if self.norms is None and self.rotary is None:
+            q, k, v = by_head.split_with_sizes((heads, kv_heads, kv_heads), 1)
+            return q, k, v
         qk, v = by_head[:, :turned], by_head[:, turned:]
         if self.norms is not None:
             qk = F.rms_norm(qk, (head_dim,), None, self.norms.eps) * self.norms.both

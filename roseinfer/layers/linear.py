@@ -62,7 +62,7 @@ class LayerNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._fused is not None:
             return self._fused(x, self.weight, self.bias, self.eps)
-        return F.layer_norm(x, self._shape, self.weight, self.bias, self.eps)
+        return torch.layer_norm(x, self._shape, self.weight, self.bias, self.eps)
 
 
 # --- linear layers --------------------------------------------------------------------------------------------------

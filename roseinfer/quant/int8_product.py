@@ -32,8 +32,10 @@ _STEP = torch.tensor(1 / MAX_CODE)
 _STEPS = (1 / _STEP).item()
 _SHIFT = torch.tensor(MAX_CODE + 1.0)
 _WHOLE = float(1 << 23)
-# Products of two numbers up to which a thread multiplies alone: some 50 us of one.
-_ALONE_PRODUCTS = 1 << 22
+# Weights times rows (and 8 for reading them) that one thread is done with while it wakes the others: some 40 us. They
+# must save more than that, or are not asked.
+_WAKE_WORK = 11 << 20
+_READ_ROWS = 8
 _ENGINE = "fbgemm"
 
 
@@ -50,7 +52,7 @@ class FbgemmProduct:
         """`max_code`: activations are rounded to -max_code .. max_code; by default `activation_codes`."""
         self._max_code = max_code or activation_codes()
         self._packed = _pack(weight)
-        self._alone_rows = _ALONE_PRODUCTS // weight.codes.numel()
+        self._alone_rows = _alone_rows(weight, torch.get_num_threads())
         # Past PyTorch's look, in Python, for arguments that only compilers make: it takes as long as a small product.
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
 
@@ -60,6 +62,13 @@ class FbgemmProduct:
         with OneThread() if x.shape[0] <= self._alone_rows else nullcontext():
             result: torch.Tensor = self._multiply(x / largest, 1 / self._max_code, self._max_code + 1, self._packed)
         return result.mul_(largest)
+
+
+def _alone_rows(weight: Int8Weight, threads: int) -> int:
+    """The most rows that one of so many threads multiplies alone: work W with W <= wake + W / threads."""
+    if threads == 1:
+        return 0
+    return _WAKE_WORK * threads // (threads - 1) // weight.codes.numel() - _READ_ROWS
 
 
 class OnednnProduct:

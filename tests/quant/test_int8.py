@@ -95,6 +95,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(kind: type[FbgemmProduct] |
         assert torch.equal(matmul(x[first:last]), together[first:last])
 
 
+def test_a_thread_multiplies_alone_what_is_little() -> None:
+    small, large = (Int8Weight.empty(rows, 768) for rows in (768, 50257))
+    assert int8_product._alone_rows(large, 2) < 1
+    assert int8_product._alone_rows(small, 2) > int8_product._alone_rows(small, 16) > 1
+    assert int8_product._alone_rows(small, 1) == 0, "there is nobody to be waited for"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_without_values_and_without_numbers(kind: type[FbgemmProduct] | type[OnednnProduct]) -> None:
     product = kind(Int8Weight.of(draw_weight()))
