@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -22,17 +23,24 @@ from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
 from roseinfer.kernels.activation import gated, pointwise
 from roseinfer.kernels.draw import draw
+from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.fp8_rows import gated_rows, normed_rows, plain_rows
+from roseinfer.kernels.fp8_tile_configs import choose_tile_config
+from roseinfer.kernels.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.heads import cos_sin_table
 from roseinfer.kernels.norm import layer_norm, rms_norm
 from roseinfer.kernels.page_list import PageList, list_pages
 from roseinfer.kernels.sampling import greedy
-from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear
+from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear, supports
+from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import store_of
 
 BLOCK = 16
+# Rows that products in FP8 take without rounding them.
+_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,8 @@ class Heads:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """`heads`: of the models. `mixed`: tokens of captured steps that mix chunks and decodes. `linears`: weight rows,
-    columns, whether gated, and the numbers of input rows."""
+    columns, whether gated, and the numbers of input rows. `eight`: the same of products in FP8, without gates.
+    `kept`: what K and V are kept in, beside `dtype`."""
 
     rows: int
     longest: int
@@ -61,8 +70,10 @@ class Sizes:
     heads: tuple[Heads, ...]
     vocab: int
     linears: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
+    eight: tuple[tuple[int, int, tuple[int, ...]], ...]
     wide: tuple[int, int]
     dtype: torch.dtype
+    kept: tuple[torch.dtype, ...] = (CODES,)
 
 
 # Attention of Qwen3-8B, also with a window, and of GPT-2; products of Qwen3-8B, as many rows as they are used for.
@@ -79,6 +90,12 @@ REAL = Sizes(
         (4096, 12288, False, (1, 16)),
         (151_936, 4096, False, (1,)),
     ),
+    eight=(
+        (6144, 4096, (1, 3, 16, 17, 200)),
+        (4096, 4096, (1, 40)),
+        (24576, 4096, (2, 100)),
+        (4096, 12288, (5, 130, 256)),
+    ),
     wide=(2048, 4096),
     dtype=torch.bfloat16,
 )
@@ -86,10 +103,11 @@ REAL = Sizes(
 
 def attention(sizes: Sizes, device: torch.device) -> None:
     """From the rows of a step to attention: a full decode step, captured mixed steps with padding, an eager one."""
-    for heads in sizes.heads:
-        bench = _Steps(sizes, heads, device)
+    for heads, kept in product(sizes.heads, (sizes.dtype, *sizes.kept)):
+        bench = _Steps(sizes, heads, kept, device)
         bench.decodes(sizes.rows)
         bench.decodes(sizes.rows - sizes.rows // 4)
+        bench.few(min(3, sizes.rows))
         for tokens in sizes.mixed:
             bench.captured(tokens, tokens)
             bench.captured(tokens, tokens - 13)
@@ -128,6 +146,29 @@ def products(sizes: Sizes, device: torch.device) -> None:
                 skinny_linear(x, weight, residual=residual, out=residual, overlap=True)
 
 
+def eight(sizes: Sizes, device: torch.device) -> None:
+    """Products by weights in FP8, of rows in 16 bits and of rows in FP8, and what rounds those."""
+    parts = Parts.allocate(device)
+    for weight_rows, columns, counts in sizes.eight:
+        wide = torch.empty((weight_rows, columns), device=device).normal_()
+        for block in (False, True):
+            weight = Fp8Weight.of(wide, block=block)
+            for rows in counts:
+                x = torch.empty((rows, 2 * columns), dtype=sizes.dtype, device=device).normal_()
+                few = x[:, :columns].contiguous()
+                if rows <= _FEW and supports(rows, weight.codes, False, weight.scales):
+                    skinny_linear(few, weight.codes, scales=weight.scales, overlap=True)
+                norm = x[0, :columns].clone()
+                rounded = normed_rows(few, norm, None, 1e-6, grouped=block)
+                plain_rows(few, grouped=block)
+                gated_rows(x, "silu", grouped=block)
+                config = choose_tile_config(rows, weight_rows, columns, blocks=block)
+                if config is not None:
+                    residual = torch.zeros((rows, weight_rows), dtype=sizes.dtype, device=device)
+                    options = {"dtype": sizes.dtype, "residual": residual}
+                    tile_product(rounded, weight.codes, weight.scales, config, parts, **options)
+
+
 def rows(sizes: Sizes, device: torch.device) -> None:
     """What works on each row by itself, and the list of pages."""
     count, width = sizes.wide
@@ -154,19 +195,22 @@ def planted(sizes: Sizes, device: torch.device) -> None:
     greedy(logits, seat, end, pool, out)
 
 
-PARTS = {"attention": attention, "choice": choice, "products": products, "rows": rows}
+PARTS = {"attention": attention, "choice": choice, "products": products, "eight": eight, "rows": rows}
 
 
 class _Steps:
     """Seats with a token pool and scattered blocks, one layer of cache, and the backend."""
 
-    def __init__(self, sizes: Sizes, heads: Heads, device: torch.device) -> None:
+    def __init__(self, sizes: Sizes, heads: Heads, kept: torch.dtype, device: torch.device) -> None:
         self._sizes, self._heads, self._device = sizes, heads, device
         self._rng = random.Random(0)
         each = -(-sizes.longest // BLOCK)
         blocks = sizes.rows * each // 2 + 1
-        self._store = store_of(blocks + 1, 1, BLOCK, heads.kv, heads.dim, sizes.dtype, device)
-        self._store.data.normal_()
+        self._store = store_of(blocks + 1, 1, BLOCK, heads.kv, heads.dim, kept, device)
+        if kept == CODES:
+            self._store.data.view(torch.uint8).random_(0, 0x7F)  # any codes but NaN
+        else:
+            self._store.data.normal_()
         self._seats = SeatTable(sizes.rows, each * BLOCK, BLOCK, 1000, device, spare_block=blocks)
         tables = self._seats.block_tables[: sizes.rows]
         tables.copy_(torch.randint(blocks, tables.shape, dtype=torch.int32))  # rows may share some: nobody looks
@@ -178,7 +222,7 @@ class _Steps:
             max_model_len=each * BLOCK,
             block_size=BLOCK,
             dtype=sizes.dtype,
-            kept=sizes.dtype,
+            kept=kept,
             device=device,
         )
         self._backend = TritonAttention(shape)
@@ -188,6 +232,9 @@ class _Steps:
         columns = Columns.of([self._row(seat, self._rng.randrange(self._sizes.longest), 1) for seat in range(rows)])
         self._inputs.stage_decodes(columns, self._sizes.rows)
         self._attend(self._inputs.decode_batch(self._sizes.rows))
+
+    def few(self, rows: int) -> None:
+        self._attend(self._inputs.prepare(Columns.of([self._row(seat, 5 * seat, 1) for seat in range(rows)])).batch)
 
     def captured(self, bucket: int, tokens: int) -> None:
         columns = self._mixed(tokens)

@@ -21,6 +21,7 @@ SMALL = Sizes(
     heads=(Heads(4, 2, 16, True), Heads(2, 2, 8, False, 10)),
     vocab=300,
     linears=((24, 64, False, (1, 3)), (32, 64, True, (2,))),
+    eight=((64, 384, (1, 17)),),
     wide=(2, 96),
     dtype=torch.float16,
 )
