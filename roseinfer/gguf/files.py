@@ -1,6 +1,7 @@
 """A model in GGUF: one file, or several that were split from one."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
@@ -8,6 +9,7 @@ from roseinfer.gguf.layout import MAX_PARTS
 from roseinfer.gguf.reader import GgufFile, TensorInfo, read_file, shown
 
 SUFFIX = ".gguf"
+MAX_KEPT = 16  # files whose metadata is kept: some kilobytes, as lists stay in the file
 # What llama.cpp's gguf-split calls its parts.
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -39,7 +41,7 @@ def open_gguf(path: Path) -> GgufFile:
 
     Raises `UnsupportedModelError` naming what is damaged or not supported, `ModelNotFoundError` for a missing part.
     """
-    first = read_file(path)
+    first = _read(path)
     count = first.metadata.get("split.count", 1)
     names = part_names(path.name)
     if type(count) is not int or count not in (len(names), 0):
@@ -53,10 +55,26 @@ def open_gguf(path: Path) -> GgufFile:
     return GgufFile(path, first.metadata, tensors)
 
 
+def _read(path: Path) -> GgufFile:
+    """`read_file`, once for each state of the file: a start asks several times, and to pass over the vocabulary, string
+    by string, takes a good part of a second.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return read_file(path)  # which says what is wrong
+    return _read_once(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def _read_once(path: Path, state: tuple[int, ...]) -> GgufFile:
+    return read_file(path)
+
+
 def _part(path: Path, number: int, first: GgufFile, before: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     if not path.is_file():
         raise ModelNotFoundError(f"{first.path} is the first of several parts; {path.name} is not beside it")
-    part = read_file(path)
+    part = _read(path)
     if part.metadata.get("split.no") != number:
         raise UnsupportedModelError(f"{path}: split.no = {part.metadata.get('split.no')!r}, its name says {number}")
     twice = sorted(part.tensors.keys() & before.keys())

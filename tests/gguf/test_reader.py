@@ -1,5 +1,6 @@
 """What is read of a GGUF file, and that nothing in it is believed."""
 
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.gguf import files
 from roseinfer.gguf.config import config_of
 from roseinfer.gguf.files import open_gguf, part_names
 from roseinfer.gguf.reader import read_file
@@ -202,6 +204,21 @@ def test_random_bytes_behind_a_header(
     path = tmp_path_factory.getbasetemp() / "random.gguf"
     path.write_bytes(header(tensors=tensors, keys=keys) + content)
     read_all(path)
+
+
+def test_a_file_is_read_once_until_it_changes(sound: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(files, "read_file", lambda path: read.append(path) or read_file(path))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(sound)
+    assert open_gguf(path) == open_gguf(path) and len(read) == 1
+    path.write_bytes(sound + b"more")
+    open_gguf(path)
+    os.utime(path, ns=(1, 1))
+    open_gguf(path)
+    assert len(read) == 3
+    path.unlink()
+    refuse(path, "cannot be read")
 
 
 def test_a_sound_file_is_read(sound: bytes, tmp_path: Path) -> None:
