@@ -44,8 +44,8 @@ class ServerUnderTest:
         """`environment`: variables that it gets beside ours."""
         self._temporary = tempfile.TemporaryDirectory(prefix="faults-")
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on exit
-        # Priced engines compute nothing, and refuse to be told how many threads to do that with.
-        threads = [] if "priced" in options else ["--threads", "1"]
+        # Priced engines compute nothing, and refuse to be told how many threads to do that with; so do others' engines.
+        threads = [] if {"priced", "--engines"} & set(options) else ["--threads", "1"]
         command = [sys.executable, "-m", "roseinfer.cli", "serve", "--port", "0", *threads, *options]
         self.process = subprocess.Popen(
             command,

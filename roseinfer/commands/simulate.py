@@ -127,6 +127,8 @@ def describe(simulation: Any) -> dict[str, float | int]:
         "simulated s": simulation.elapsed_s,
         "busy share": simulation.busy_s / simulation.elapsed_s,
         "output tok/s": tokens / simulation.elapsed_s,
+        "from KV cache": simulation.reused[0],
+        "from host memory": simulation.reused[1],
     }
     measures = {
         "TTFT": [life.ttft_s for life in lives],

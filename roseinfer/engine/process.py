@@ -42,7 +42,9 @@ from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
 from roseinfer.sched.cost import CostParams
-from roseinfer.sched.registry import entry_of, make_policy
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.offload import Offloading
+from roseinfer.sched.registry import entry_of, make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -88,9 +90,17 @@ def build_engine(
         config.cache.block_size,
         prefix_caching=config.cache.enable_prefix_caching,
         spare_from=facts.spare_from,
+        num_host_blocks=facts.num_host_blocks,
     )
+    options = options_of(config.scheduler)
+    estimates = Estimates.of(options, learnt)
     scheduler = Scheduler(
-        config.scheduler, kv, make_policy(config.scheduler, learnt=learnt), facts.max_model_len, facts.limits
+        config.scheduler,
+        kv,
+        make_policy(config.scheduler, estimates),
+        facts.max_model_len,
+        facts.limits,
+        offloading=Offloading.beside(options, estimates, facts.load_s, facts.store_s),
     )
     # The recording of a run has no place for what a guide said.
     guides = None if record is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)

@@ -9,8 +9,9 @@
 
 Steps count the turns of the engine. `plan_s` and `commit_s` are what the scheduler was told of the time (monotonic
 seconds). `rows` were planned in this turn; `duration_s` and `sampled` are of the step that ended in it, with one token
-per row of its plan, NO_TOKEN where none was drawn; `failed` maps those of its rows that failed to their errors. Prompts
-and outputs are in it: the file is as private as they are.
+per row of its plan, NO_TOKEN where none was drawn; `failed` maps those of its rows that failed to their errors. `loads`
+and `stores` are the plan's, as [KV block, host block], and `loads_s` and `stores_s` what those of the step that ended
+took; they are there if there are any. Prompts and outputs are in it: the file is as private as they are.
 """
 
 import logging
@@ -155,6 +156,9 @@ class RecordingCore:
             "block_size": scheduler.kv.block_size,
             "prefix_caching": scheduler.kv.prefix_caching,
         }
+        if scheduler.offload is not None:
+            setup["num_host_blocks"] = scheduler.offload.num_blocks
+            setup["load_s"], setup["store_s"] = scheduler.offload.load_s, scheduler.offload.store_s
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:
@@ -231,6 +235,12 @@ class RecordingCore:
             "duration_s": result.duration_s if result else None,
             "rows": list(map(_WHAT, planned.rows)) if planned else [],
         }
+        if planned and planned.loads:
+            line["loads"] = planned.loads
+        if planned and planned.stores:
+            line["stores"] = planned.stores
+        if result and (result.loads_s or result.stores_s):
+            line["loads_s"], line["stores_s"] = result.loads_s, result.stores_s
         if result:
             line["sampled"] = [row.token_ids[0] if row.token_ids else NO_TOKEN for row in result.rows]
             if any(row.error is not None for row in result.rows):

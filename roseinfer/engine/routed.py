@@ -7,6 +7,7 @@ elsewhere, with the same seed and age; otherwise another engine computes its tok
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -333,8 +334,9 @@ class RoutedEngine:
         return len(self._requests)
 
     def health(self) -> EngineHealth:
-        """That of the liveliest engine."""
-        return self._slots.health()
+        """That of the liveliest engine. Where others may come, it is never final that none is there."""
+        health = self._slots.health()
+        return replace(health, final=False) if self._changing else health
 
     def stats(self) -> SchedulerStats:
         """The sum over all engines, those that are gone too."""

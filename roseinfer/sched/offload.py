@@ -23,6 +23,7 @@ from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.estimates import CostOptions, Estimates
 
 IDLE_S = 0.01  # of copies in a step without rows: who comes meanwhile waits for its end
+_NEARLY = 1.1
 _GAIN = 0.25  # of a step's copies, as far as their speed is followed
 
 
@@ -252,7 +253,7 @@ class Offload:
         """A step is over, and its copies with it."""
         if plan.rows:
             self._step_s = result.duration_s
-            if self._learns and not self.lasted(plan, result):
+            if self._learns and not lasted(result):
                 self._cost.observe(work_of(plan.rows), result.duration_s)
         if plan.stores:
             self._host.stored(plan.stores)
@@ -276,12 +277,10 @@ class Offload:
             request.loading = False
             self._hold(request)
 
-    @staticmethod
-    def lasted(plan: StepPlan, result: StepResult) -> bool:
-        """Whether a step took as long as its copies did, so that its time says nothing of its rows."""
-        if not (plan.loads or plan.stores):
-            return False
-        return not plan.rows or 1.1 * max(result.loads_s, result.stores_s) >= result.duration_s
+    @property
+    def num_blocks(self) -> int:
+        """Host blocks."""
+        return self._host.num_blocks
 
     # --- looking in ---------------------------------------------------------------------------------------------
     def stats(self) -> OffloadStats:
@@ -303,6 +302,11 @@ class Offload:
         for name, load in self._loads.items():
             assert load.request.request_id == name and load.request.loading, f"{name!r} waits for a load"
         assert self._landed.keys().isdisjoint(self._loads), "a load is under way or done"
+
+
+def lasted(result: StepResult) -> bool:
+    """Whether a step took as long as its copies did, so that its time says nothing of its rows."""
+    return 0 < _NEARLY * max(result.loads_s, result.stores_s) >= result.duration_s
 
 
 def _follow(before_s: float, seconds: float, blocks: int) -> float:

@@ -31,7 +31,7 @@ from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.liveness import Liveness
-from roseinfer.sched.offload import Offload, Offloading
+from roseinfer.sched.offload import Offload, Offloading, lasted
 from roseinfer.sched.policy import (
     Budgeting,
     Decision,
@@ -102,9 +102,9 @@ class Scheduler:
         self._waits = Waits(policy, self.waiting, self._liveness)
         self._lacking: Cause | None = None  # of those that the policy lets start in this step, the first that cannot
         self.integrity_errors = 0  # counted by whoever audits
-        self._offload: Offload | None = None
+        self.offload: Offload | None = None
         if kv.host is not None:
-            self._offload = Offload(kv, kv.host, offloading or Offloading(), self._recheck)
+            self.offload = Offload(kv, kv.host, offloading or Offloading(), self._recheck)
 
     # --- requests come and go -----------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -147,7 +147,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step could be planned, now or once those in flight are done."""
-        return bool(self.running or self.waiting) or (self._offload is not None and self._offload.must_plan)
+        return bool(self.running or self.waiting) or (self.offload is not None and self.offload.must_plan)
 
     @property
     def num_live(self) -> int:
@@ -164,7 +164,7 @@ class Scheduler:
         decision = self.policy.begin(self._view(now_s, running))
         self._reject_all(decision, now_s)
         draft = StepDraft(self._step, self._budget(decision), self.kv)
-        offload = self._offload
+        offload = self.offload
         preemptions = self._preemptions
         if follows(type(decision), Yielding):
             running = self._make_room(draft, cast(Yielding, decision), running)
@@ -293,7 +293,7 @@ class Scheduler:
                 return
             if self.kv.growth_cost(request.request_id, upto) <= self.kv.num_free + self._blocks_coming():
                 return  # enough is on its way: this row sits out a step
-            if self._offload is not None and self._offload.reclaim(loads=True):
+            if self.offload is not None and self.offload.reclaim(loads=True):
                 continue
             victim = decision.victim(tuple(self.running.values()))
             if victim is None:
@@ -308,7 +308,7 @@ class Scheduler:
     def _blocks_coming(self) -> int:
         """Blocks of preempted and ended requests that submitted steps still name (an upper bound: some are shared)."""
         leaving = (r for r in self._requests.values() if r.seat is not None and r.status is not Status.RUNNING)
-        stored = 0 if self._offload is None else self._offload.blocks_coming
+        stored = 0 if self.offload is None else self.offload.blocks_coming
         return stored + sum(len(self.kv.table(r.request_id)) for r in leaving)
 
     def _make_room(self, draft: StepDraft, decision: Yielding, running: tuple[Request, ...]) -> tuple[Request, ...]:
@@ -409,8 +409,8 @@ class Scheduler:
             return 1
         hit = self.kv.match(request.request_id, request.tokens)
         cached = hit.tokens
-        if self._offload is not None:
-            cached += self.kv.block_size * len(self._offload.behind(request, hit, *self._business()))
+        if self.offload is not None:
+            cached += self.kv.block_size * len(self.offload.behind(request, hit, *self._business()))
         return known - min(cached, known - 1)
 
     def _business(self) -> tuple[int, int]:
@@ -428,7 +428,7 @@ class Scheduler:
         """Seat a waiting request and plan its first row, or have what it needs loaded first. If there is no room for
         that nothing is taken.
         """
-        request_id, known, offload = request.request_id, len(request.tokens), self._offload
+        request_id, known, offload = request.request_id, len(request.tokens), self.offload
         loaded = offload.take_back(request) if offload is not None else 0
         cached = self._attach_cached(request)
         hosts = self._hosts_behind(request, cached) if offload is not None and not loaded else ()
@@ -480,26 +480,26 @@ class Scheduler:
         """Whether a request that has attached its hit finds blocks for all that is known of it."""
         wanted = self.kv.growth_cost(request_id, known) + (self._reserve if self.running or len(draft) else 0)
         while wanted > self.kv.num_free:
-            if self._offload is None or not self._offload.reclaim():
+            if self.offload is None or not self.offload.reclaim():
                 return False
         return True
 
     def _hosts_behind(self, request: Request, cached: int) -> tuple[int, ...]:
         """The host blocks that are to be loaded behind what the request has attached."""
-        assert self._offload is not None
+        assert self.offload is not None
         if not cached and request.params.prompt_logprobs is not None and request.unscored:
             return ()
         hit = self.kv.match(request.request_id, request.tokens)
         # A fork of a running sample holds all of the prompt, be it in the index or not.
-        return self._offload.behind(request, hit, *self._business()) if hit.tokens == cached else ()
+        return self.offload.behind(request, hit, *self._business()) if hit.tokens == cached else ()
 
     def _load(self, request: Request, hosts: tuple[int, ...]) -> Start:
         """Begin to load, unless others wait for the same or for all seats; then the request waits without blocks."""
-        assert self._offload is not None
-        if self._offload.arriving(hosts) or self._offload.num_waiting >= len(self._free_seats):
+        assert self.offload is not None
+        if self.offload.arriving(hosts) or self.offload.num_waiting >= len(self._free_seats):
             self.kv.release(request.request_id)
         else:
-            self._offload.begin(request, hosts)
+            self.offload.begin(request, hosts)
         return Start.LATER
 
     def _recheck(self, request: Request) -> None:
@@ -581,9 +581,9 @@ class Scheduler:
             self._liveness.got_further()
         self._last_rows, self._last_end_s = len(plan.rows), now_s
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
-        if self._offload is not None:
-            self._offload.done(plan, result)
-            duration_s = 0.0 if self._offload.lasted(plan, result) else duration_s
+        if self.offload is not None:
+            self.offload.done(plan, result)
+            duration_s = 0.0 if lasted(result) or not plan.rows else duration_s
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 
@@ -668,8 +668,8 @@ class Scheduler:
     ) -> End:
         self.running.pop(request.request_id, None)
         self.waiting.discard(request)
-        if self._offload is not None:
-            self._offload.forget(request)
+        if self.offload is not None:
+            self.offload.forget(request)
         self._liveness.got_further()
         request.status = Status.FINISHED
         # Nothing of it is in the steps that were planned when its last token was on the way.
@@ -691,8 +691,8 @@ class Scheduler:
             self.kv.close(request.request_id)
             del self._requests[request.request_id]
         else:
-            if self._offload is not None:
-                self._offload.losing(request)
+            if self.offload is not None:
+                self.offload.losing(request)
             self.kv.release(request.request_id)
             request.restart()
 
@@ -717,7 +717,7 @@ class Scheduler:
             policy_faults=self._liveness.faults,
             integrity_errors=self.integrity_errors,
             step_rows=self._last_rows,
-            offload=None if self._offload is None else self._offload.stats(),
+            offload=None if self.offload is None else self.offload.stats(),
         )
 
     def promise(self, now_s: float) -> Promise:
@@ -758,8 +758,8 @@ class Scheduler:
         assert all(r.status is Status.WAITING for r in self.waiting)
         assert not any(r in self.waiting for r in self.running.values())
         self.waiting.check_integrity()
-        if self._offload is not None:
-            self._offload.check_integrity()
+        if self.offload is not None:
+            self.offload.check_integrity()
         for r in self._requests.values():
             # The token that a failed request's next step was planned on never came.
             assert r.status is Status.FINISHED or r.computed <= r.planned <= len(r.tokens) + r.pending, r

@@ -16,8 +16,9 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.offload import Offloading
 from roseinfer.sched.policy import Decision, Policy, Promising, View
-from roseinfer.sched.registry import make_policy
+from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, ExpectedRunner
 from roseinfer.sim.workload import VOCAB
@@ -104,8 +105,10 @@ class SimulatedEngine:
             prefix_caching=machine.prefix_caching,
             num_host_blocks=machine.num_host_blocks,
         )
+        belief = machine.belief
+        copies = Offloading.beside(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
         self.core = EngineCore(
-            Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits),
+            Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits, offloading=copies),
             self.runner,
             self.clock,
             depth=2 if scheduler.overlap else 1,

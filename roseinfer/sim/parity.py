@@ -54,8 +54,9 @@ def parity_of(path: str) -> Parity:
 
 
 def compare(recording: Recording, again: Replay) -> Parity:
-    pairs = list(zip(recording.plans, again.plans, strict=True))
-    same = next((turn for turn, (planned, replayed) in enumerate(pairs) if planned != replayed), len(pairs))
+    planned = zip(recording.plans, recording.copies, strict=True)
+    pairs = list(zip(planned, zip(again.plans, again.copies, strict=True), strict=True))
+    same = next((turn for turn, (run, replayed) in enumerate(pairs) if run != replayed), len(pairs))
     ends = {name: end for name, end in recording.ends.items() if end.ttft_s is not None and name in again.ttft_s}
     return Parity(
         requests=len(recording.requests),

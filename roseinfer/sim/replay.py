@@ -1,7 +1,7 @@
 """A recorded run again, without its machine: the scheduler runs on the recorded arrivals and step times."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import RequestOutput
-from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import RequestMeta, sequence_id
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
@@ -20,15 +20,19 @@ from roseinfer.engine.messages import Add, Said
 from roseinfer.engine.record import NO_TOKEN
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.registry import make_policy, scheduler_config
+from roseinfer.sched.offload import Offloading
+from roseinfer.sched.registry import make_policy, options_of, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 
 Rows = list[tuple[str, int, int]]  # request, start, count
+HostCopies = tuple[list[HostCopy], list[HostCopy]]  # loads and stores of a plan
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the run's scheduler was made with. `depth`: steps in flight."""
+    """What the run's scheduler was made with. `depth`: steps in flight. `load_s`, `store_s`: what it was told that a
+    block takes from and to host memory.
+    """
 
     scheduler: SchedulerConfig
     depth: int
@@ -38,6 +42,9 @@ class Setup:
     num_blocks: int
     block_size: int
     prefix_caching: bool
+    num_host_blocks: int = 0
+    load_s: float = 0.0
+    store_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,8 @@ class Aborted:
 class Turn:
     """One turn of the engine: when it planned, and committed the step that ended in it, if one did.
 
-    `duration_s` and `failed` (request -> error) are of that step, `rows` of the one that was planned.
+    `duration_s`, `copies_s` (what its loads and its stores took) and `failed` (request -> error) are of that step,
+    `rows` and `copies` of the one that was planned.
     """
 
     plan_s: float
@@ -58,6 +66,8 @@ class Turn:
     duration_s: float | None
     rows: Rows
     failed: dict[str, str]
+    copies: HostCopies = ([], [])
+    copies_s: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,10 @@ class Recording:
     @property
     def plans(self) -> list[Rows]:
         return [turn.rows for turn in self.turns]
+
+    @property
+    def copies(self) -> list[HostCopies]:
+        return [turn.copies for turn in self.turns]
 
 
 def tpot(ttft_s: float | None, latency_s: float, tokens: int) -> float | None:
@@ -149,9 +163,11 @@ class _Reader:
 
     def _turn(self, line: dict[str, Any]) -> None:
         rows = [(name, start, count) for name, start, count in line["rows"]]
-        turn = Turn(line["plan_s"], line["commit_s"], line["duration_s"], rows, line.get("failed", {}))
-        self.found.turns.append(turn)
-        if rows:
+        copies = _copies(line.get("loads", ())), _copies(line.get("stores", ()))
+        times = line["plan_s"], line["commit_s"], line["duration_s"]
+        took = line.get("loads_s", 0.0), line.get("stores_s", 0.0)
+        self.found.turns.append(Turn(*times, rows, line.get("failed", {}), copies, took))
+        if rows or any(copies):
             self._open.append(rows)
         if "sampled" in line:
             self._sampled(self._open.pop(0), line["sampled"])
@@ -160,6 +176,10 @@ class _Reader:
         for (name, start, size), token in zip(rows, tokens, strict=True):
             if token != NO_TOKEN:
                 self.found.outputs.setdefault(name, {})[start + size - self._prompts[name]] = token
+
+
+def _copies(pairs: Iterable[tuple[int, int]]) -> list[HostCopy]:
+    return [HostCopy(block, host) for block, host in pairs]
 
 
 def _add(line: dict[str, Any]) -> Add:
@@ -182,9 +202,12 @@ def _prompts(add: Add) -> dict[str, int]:
 # --- the run ----------------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Replay:
-    """`plans` by turn, as in the recording; the others in seconds, of the sequences that ended with output."""
+    """`plans` and `copies` by turn, as in the recording; the others in seconds, of the sequences that ended with
+    output.
+    """
 
     plans: list[Rows] = field(default_factory=list)
+    copies: list[HostCopies] = field(default_factory=list)
     ttft_s: dict[str, float] = field(default_factory=dict)
     tpot_s: dict[str, float | None] = field(default_factory=dict)
     latency_s: dict[str, float] = field(default_factory=dict)
@@ -228,7 +251,8 @@ class RecordedRunner:
         """If no step ended in this turn of the recording the plans have parted, and this one takes no time."""
         assert self.turn is not None, "there are turns only if some were recorded"
         self._clock.at_s = max(self._clock.at_s, self.turn.commit_s)
-        return StepResult(handle.step, [self._result(row) for row in handle.rows], self.turn.duration_s or 0.0)
+        rows, turn = [self._result(row) for row in handle.rows], self.turn
+        return StepResult(handle.step, rows, turn.duration_s or 0.0, *turn.copies_s)
 
     def _result(self, row: Row) -> RowResult:
         assert self.turn is not None
@@ -259,9 +283,18 @@ def replay(
     scheduler = scheduler or setup.scheduler
     runner = RecordedRunner(recording, clock)
     limits = StepLimits.of(scheduler, setup.max_model_len)
-    kv = KvManager(setup.num_blocks, setup.block_size, prefix_caching=setup.prefix_caching)
+    kv = KvManager(
+        setup.num_blocks,
+        setup.block_size,
+        prefix_caching=setup.prefix_caching,
+        num_host_blocks=setup.num_host_blocks,
+    )
+    options = options_of(scheduler)
+    estimates = estimates or Estimates.of(options)
+    policy = make_policy(scheduler, estimates)
+    copies = Offloading.beside(options, estimates, setup.load_s, setup.store_s)
     core = EngineCore(
-        Scheduler(scheduler, kv, make_policy(scheduler, estimates), setup.max_model_len, limits),
+        Scheduler(scheduler, kv, policy, setup.max_model_len, limits, offloading=copies),
         runner,
         clock,
         depth=setup.depth,
@@ -279,8 +312,9 @@ def replay(
             launched(number, core)
         for output in outputs + core.settle():
             _note(found, tokens, output)
-        rows: Sequence[Row] = runner.submitted.rows if runner.submitted else ()
-        found.plans.append([(row.request_id, row.start, row.count) for row in rows])
+        plan = runner.submitted or StepPlan(-1, [])
+        found.plans.append([(row.request_id, row.start, row.count) for row in plan.rows])
+        found.copies.append((plan.loads, plan.stores))
     return found
 
 

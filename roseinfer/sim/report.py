@@ -80,6 +80,8 @@ def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, An
         "step_ms": 1e3 * run.busy_s / max(1, run.steps),
         "preemptions": run.preemptions,
         "kv_peak": run.kv_peak,
+        "from_kv_cache": run.reused[0],
+        "from_host_memory": run.reused[1],
         "scheduler_us_per_step": 1e6 * run.policy_s / max(1, run.steps),
     }
     return {**summary, **_latencies(served)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput
+from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Rejection, Slo
@@ -72,7 +72,8 @@ class Simulation:
     """`elapsed_s` simulated seconds, in `busy_s` of which a step ran. `policy_s`: real seconds of the policy's own.
 
     `kv_peak`: the largest share of the KV blocks held behind a step. `cost_errors`: for each step that a policy's cost
-    model learnt from, |measured / predicted - 1| and rho after it; empty for policies that have none.
+    model learnt from, |measured / predicted - 1| and rho after it; empty for policies that have none. `stats`: of the
+    scheduler at the end; empty for several engines.
     """
 
     lifetimes: list[Lifetime]
@@ -83,6 +84,15 @@ class Simulation:
     kv_peak: float = 0.0
     cost_errors: list[tuple[float, float]] = field(default_factory=list)
     policy_s: float = field(default=0.0, compare=False)
+    stats: SchedulerStats = field(default=SchedulerStats(), compare=False)
+
+    @property
+    def reused(self) -> tuple[float, float]:
+        """Shares of the tokens of requests that start, again after a preemption too, which were not computed: those
+        that the KV cache held, and those that were loaded from host memory.
+        """
+        known, offload = max(1, self.stats.prefix_queries), self.stats.offload
+        return self.stats.prefix_hits / known, (0 if offload is None else offload.hits) / known
 
 
 def simulate(
@@ -116,6 +126,7 @@ def simulate(
         kv_peak=engine.watch.kv_peak,
         cost_errors=engine.watch.cost_errors,
         policy_s=engine.policy.seconds,
+        stats=stats,
     )
 
 

@@ -65,7 +65,9 @@ def parse_metrics(text: str, at_s: float) -> Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From one reading to a later one. A counter that fell began anew, as the server was started again."""
+    """From one reading to a later one. A counter that fell began anew, as the server was started again; of one that is
+    gone, as engines may be, nobody knows by how much it grew.
+    """
 
     before: Scrape
     after: Scrape
@@ -76,8 +78,12 @@ class Window:
 
     def gained(self, name: str, **labels: str) -> float | None:
         """By how much counters grew, together; None if there are none."""
-        now, then = self.after.total(name, **labels), self.before.total(name, **labels) or 0.0
-        return None if now is None else now - then if now >= then else now
+        before = {frozenset(sample.labels.items()): sample.value for sample in self.before.of(name, **labels)}
+        grown = []
+        for series, now in self.after.of(name, **labels):
+            then = before.get(frozenset(series.items()), 0.0)
+            grown.append(now - then if now >= then else now)
+        return sum(grown) if grown else None
 
     def rate(self, name: str, **labels: str) -> float | None:
         """The same per second."""

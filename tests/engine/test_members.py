@@ -9,6 +9,7 @@ import pytest
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, EngineUnavailableError
 from roseinfer.engine.api import EngineHealth, EngineState
 from roseinfer.engine.messages import Abort
+from roseinfer.engine.standing import Standing
 from tests.helpers.model_engine import INFO
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
@@ -162,6 +163,15 @@ def test_with_one_engine_that_stays_there_is_nothing_to_choose() -> None:
         assert not fleet.routed.several and fleet.routed._dispatcher is None
 
     asyncio.run(with_fleet(work, 1))
+
+
+@changing(1)
+async def test_that_all_are_given_up_is_not_the_end(fleet: Fleet) -> None:
+    """Others may come: who waits is not told never to."""
+    fleet.die(0)
+    fleet.board.set_standing(0, Standing(EngineState.DEAD, 1, final=True))
+    fleet.routed.look()
+    assert fleet.routed.reports()[0].health.final and not fleet.routed.health().final
 
 
 @changing(0)

@@ -2,10 +2,12 @@
 
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
@@ -18,9 +20,11 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.registry import make_policy
+from roseinfer.sched.offload import Offloading
+from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, ExpectedRunner
+from roseinfer.sim.parity import parity_of
 from roseinfer.sim.replay import read_recording, replay
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.traces import read_trace
@@ -33,8 +37,13 @@ def estimates() -> Estimates:
     return Estimates(cost=CostModel(MACHINE.cost))
 
 
-def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, rate: float = 12.0) -> list[StepPlan]:
-    """A run with a noisy machine, a host that takes its time between steps, late arrivals and aborts."""
+def record(
+    path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, rate: float = 12.0, kinds: int = 0
+) -> list[StepPlan]:
+    """A run with a noisy machine, a host that takes its time between steps, late arrivals and aborts.
+
+    kinds: of prompts that begin with the same 640 tokens, each twice in turn; 0 = none share theirs.
+    """
     clock, rng = ManualClock(), random.Random(0)
     limits = StepLimits.of(scheduler, machine.max_model_len)
     outputs = ExpectedRunner()
@@ -42,10 +51,18 @@ def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, r
     plans: list[StepPlan] = []
     submit = priced.submit
     priced.submit = lambda plan: plans.append(plan) or submit(plan)
-    kv = KvManager(machine.num_kv_blocks, machine.block_size, prefix_caching=machine.prefix_caching)
+    kv = KvManager(
+        machine.num_kv_blocks,
+        machine.block_size,
+        prefix_caching=machine.prefix_caching,
+        num_host_blocks=machine.num_host_blocks,
+    )
+    known = estimates()
+    copies = Offloading.beside(options_of(scheduler), known, machine.cost.load_s, machine.cost.store_s)
+    policy = make_policy(scheduler, known)
     core = RecordingCore(
         Recorder(path),
-        Scheduler(scheduler, kv, make_policy(scheduler, estimates()), machine.max_model_len, limits),
+        Scheduler(scheduler, kv, policy, machine.max_model_len, limits, offloading=copies),
         priced,
         clock,
         depth=2 if scheduler.overlap else 1,
@@ -59,10 +76,11 @@ def record(path: Path, scheduler: SchedulerConfig, machine: Machine = MACHINE, r
             clock.advance(max(0.0, arrivals[number].at_s - clock.now()))
         while number < len(arrivals) and arrivals[number].at_s <= clock.now():
             arrival = arrivals[number]
-            add = Add(str(number), list(arrival.prompt_ids), SamplingParams(max_tokens=900))
+            prompt = [number // 2 % kinds] * 640 + [number] * 40 if kinds else list(arrival.prompt_ids)
+            add = Add(str(number), prompt, SamplingParams(max_tokens=900))
             add.meta = RequestMeta(arrival_s=arrival.at_s, slo=arrival.slo, predicted_len=arrival.predicted_len)
             core.add(add)
-            outputs.expect(f"{number}:0", len(arrival.prompt_ids), arrival.output_len)
+            outputs.expect(f"{number}:0", len(prompt), arrival.output_len)
             number += 1
         if rng.random() < 0.01:
             core.abort([f"{rng.randrange(150)}:0"])
@@ -86,6 +104,25 @@ def test_a_replay_makes_the_same_plans(tmp_path: Path, policy: str, overlap: boo
     assert again.ttft_s == {name: end.ttft_s for name, end in ends.items()}
     assert again.latency_s == {name: end.latency_s for name, end in ends.items()}
     assert again.tpot_s == {name: end.tpot_s for name, end in ends.items()}
+
+
+@pytest.mark.parametrize("policy", ["fifo", "slack"])
+def test_a_replay_loads_and_stores_the_same(tmp_path: Path, policy: str) -> None:
+    scheduler = SchedulerConfig(scheduling_policy=policy, overlap=policy == "slack", max_num_seqs=16)
+    machine = replace(MACHINE, prefix_caching=True, num_kv_blocks=600, num_host_blocks=2000)
+    file = tmp_path / "run.jsonl"
+    plans = record(file, scheduler, machine, rate=0.3, kinds=24)
+    recording = read_recording(str(file))
+    again = replay(recording, estimates=estimates())
+    assert (again.plans, again.copies) == (recording.plans, recording.copies)
+    loads, stores = (sum(map(len, each)) for each in zip(*recording.copies, strict=True))
+    assert loads > 200 and stores > 100
+    assert [copies for copies in again.copies if any(copies)] == [
+        (plan.loads, plan.stores) for plan in plans if plan.loads or plan.stores
+    ]
+    assert any(plan.loads and not plan.rows for plan in plans), "a plan without rows"
+    assert parity_of(str(file)).requests == 150
+    assert len(recorded_samples(str(file))) > 100
 
 
 def test_another_policy_on_the_same_recording_makes_other_plans(tmp_path: Path) -> None:

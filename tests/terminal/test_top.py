@@ -54,6 +54,7 @@ def test_rates_are_of_the_window() -> None:
 def test_a_counter_that_fell_began_anew() -> None:
     assert Window(counter(0.0, e0=100), counter(1.0, e0=7)).gained("n_total") == 7
     assert Window(counter(0.0), counter(1.0, e0=7)).gained("n_total") == 7
+    assert Window(counter(0.0, e0=100, e1=5), counter(1.0, e1=7)).gained("n_total") == 2, "an engine is gone"
 
 
 def test_one_reading_twice_has_no_rates() -> None:

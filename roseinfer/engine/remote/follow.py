@@ -30,16 +30,19 @@ class Hearer(Protocol):
 
 
 class Follower:
-    """`connected`: there is a connection just now."""
-
     def __init__(self, address: HostPort, secret: Secret, hearer: Hearer) -> None:
-        self.connected = False
         self._address = address
         self._secret = secret
         self._hearer = hearer
         self._line: _Line | None = None
         self._missed = False  # and somebody has been told
         self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection just now, by which something was heard."""
+        line = self._line
+        return line is not None and line.heard and not line.lost.is_set()
 
     async def _follow(self) -> None:
         wait_s = FIRST_WAIT_S
@@ -65,15 +68,12 @@ class Follower:
         except BaseException:
             connection.close()
             raise
-        self._line, self.connected, self._missed = line, True, False
-        try:
-            await line.lost.wait()
-        finally:
-            self.connected = False
+        self._line, self._missed = line, False
+        await line.lost.wait()
 
     def cut(self, reason: str) -> None:
         """The connection is of no use: a new one is tried."""
-        if self.connected and self._line is not None:
+        if self._line is not None and not self._line.lost.is_set():
             self._hearer.unreachable(reason)
             self._line.close()
 
@@ -86,6 +86,7 @@ class Follower:
 class _Line(asyncio.Protocol):
     def __init__(self, hearer: Hearer, frames: SealedFrames) -> None:
         self.lost = asyncio.Event()
+        self.heard = False
         self._hearer = hearer
         self._frames = frames
         self._decode = msgspec.msgpack.Decoder(KeeperMessage).decode
@@ -100,7 +101,9 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.feed(data):
-                self._hearer.told(self._decode(body))
+                message = self._decode(body)
+                self.heard = True
+                self._hearer.told(message)
         except (FrameError, msgspec.MsgspecError):
             self.close()
 

@@ -9,6 +9,7 @@ with SHA-256. The keys of the connection are HMACs of the same words with other 
 """
 
 import asyncio
+import contextlib
 import hmac
 import os
 import socket
@@ -43,7 +44,6 @@ class Verdict(IntEnum):
     WELCOME = 0
     WRONG_VERSION = 1
     WRONG_SECRET = 2
-    NO_ROOM = 3
 
 
 class HandshakeError(EngineDeadError):
@@ -78,14 +78,16 @@ async def receive(connection: socket.socket, secret: Secret, number: int) -> Gre
         verdict = Verdict.WRONG_VERSION
     elif not hmac.compare_digest(proof, _proof(secret, b"client", ours + theirs)):
         verdict = Verdict.WRONG_SECRET
-    words = ours + said
-    answer = _VERDICT.pack(verdict, number)
-    welcome = _proof(secret, b"gate", words + answer) if verdict is Verdict.WELCOME else bytes(_PROOF_BYTES)
-    await loop.sock_sendall(connection, answer + welcome)
+    if verdict is not Verdict.WELCOME:
+        with contextlib.suppress(OSError):  # it is gone, and was none of ours
+            await loop.sock_sendall(connection, _VERDICT.pack(verdict, 0) + bytes(_PROOF_BYTES))
     if verdict is Verdict.WRONG_VERSION:
         raise HandshakeError(f"it has {_shown(version, known)}, this is {_shown(VERSION, schema())}", verdict)
     if verdict is Verdict.WRONG_SECRET:
         raise HandshakeError("it has another secret", verdict)
+    words = ours + said
+    answer = _VERDICT.pack(verdict, number)
+    await loop.sock_sendall(connection, answer + _proof(secret, b"gate", words + answer))
     return Greeted(_keys(secret, words, to_engine=False), Purpose(wanted), number)
 
 
@@ -106,18 +108,12 @@ async def introduce(connection: socket.socket, secret: Secret, purpose: Purpose)
     answer = await _exactly(connection, _VERDICT.size + _PROOF_BYTES)
     code, number = _VERDICT.unpack(answer[: _VERDICT.size])
     if code != Verdict.WELCOME:
-        raise HandshakeError(*_refusal(code))
+        if code == Verdict.WRONG_SECRET:
+            raise HandshakeError("the engine has another secret", Verdict.WRONG_SECRET)
+        raise HandshakeError("the engine speaks another version of the protocol", Verdict.WRONG_VERSION)
     if not hmac.compare_digest(answer[_VERDICT.size :], _proof(secret, b"gate", words + answer[: _VERDICT.size])):
         raise HandshakeError("what answers there does not know the secret", Verdict.WRONG_SECRET)
     return Greeted(_keys(secret, words, to_engine=True), purpose, number)
-
-
-def _refusal(code: int) -> tuple[str, Verdict | None]:
-    if code == Verdict.WRONG_SECRET:
-        return "the engine has another secret", Verdict.WRONG_SECRET
-    if code == Verdict.NO_ROOM:
-        return "the engine has no room for more connections", Verdict.NO_ROOM
-    return "the engine speaks another version of the protocol", Verdict.WRONG_VERSION
 
 
 # --- both -----------------------------------------------------------------------------------------------------------

@@ -103,6 +103,11 @@ class StepMetrics:
             for family in (self._tokens, self._times, self._ratios, self._masks):
                 family.labels(self._model_name, str(engine))
 
+    def forget(self, engine: int) -> None:
+        """It is gone for good, and its series with it."""
+        for family in (self._tokens, self._times, self._ratios, self._masks):
+            family.drop(self._model_name, str(engine))
+
     def step(self, engine: int, record: StepRecord) -> None:
         self.count += 1
         self.newest.append((engine, record))

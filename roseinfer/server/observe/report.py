@@ -215,7 +215,7 @@ class Observation:
         if self._owner is None:
             engine.on_step(lambda record: steps.step(0, record))
         if engine.several:
-            self._routing = RoutingMetrics(self.tallies, self._model_name)
+            self._routing = RoutingMetrics(self.tallies, self._model_name, steps.forget)
             engine.on_routing(self._routing)
         slo_metrics = SloMetrics(self.tallies, self._values)
         reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts)

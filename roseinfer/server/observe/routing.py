@@ -1,5 +1,7 @@
 """What becomes of requests between several engines, counted by each process that sends them. See `RoutingObserver`."""
 
+from collections.abc import Callable
+
 from roseinfer.server.observe.metrics import LABELS
 from roseinfer.server.observe.tallies import Tallies
 
@@ -16,7 +18,9 @@ class RoutingMetrics:
     absent; of one that is gone for good there is nothing: its number never comes again.
     """
 
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
+    def __init__(self, tallies: Tallies, model_name: str, forget: Callable[[int], None] = lambda engine: None) -> None:
+        """`forget` is told of engines that are gone for good."""
+        self._forget = forget
         self._model_name = model_name
         counters, caused = tallies.counters, (*LABELS, "cause")
         help = "Requests that the router sent to the engine, by what spoke for it"
@@ -40,6 +44,7 @@ class RoutingMetrics:
         for family in (self._placements, self._retries, self._again, self._resumes):
             family.drop(self._model_name, str(engine))
         self._open.discard(engine)
+        self._forget(engine)
 
     def placed(self, engine: int, reason: str) -> None:
         self._placements.labels(self._model_name, str(engine), reason).inc()

@@ -7,6 +7,7 @@ format is used here.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -86,13 +87,17 @@ class Counters:
 
     def drop(self, *first: str) -> None:
         """All series whose labels begin with these."""
-        for values in [values for values in self._numbers if values[: len(first)] == first]:
-            del self._numbers[values]
-            self._series.pop(values, None)
+        _drop(self._numbers, self._series, first)
+
+
+def _drop(numbers: dict[Labels, list[float]], series: dict[Labels, Any], first: Labels) -> None:
+    for values in [values for values in numbers if values[: len(first)] == first]:
+        del numbers[values]
+        series.pop(values, None)
 
 
 class Histograms:
-    """A histogram by its labels. A series exists once somebody has asked for it."""
+    """A histogram by its labels. A series exists once somebody has asked for it, until it is dropped."""
 
     def __init__(self, bounds: Sequence[float], width: int, series: dict[Labels, list[float]]) -> None:
         self._bounds = bounds
@@ -106,6 +111,10 @@ class Histograms:
             numbers = self._numbers.setdefault(values, [0.0] * self._width)
             found = self._series[values] = Histogram(self._bounds, numbers)
         return found
+
+    def drop(self, *first: str) -> None:
+        """All series whose labels begin with these."""
+        _drop(self._numbers, self._series, first)
 
 
 class Tallies:

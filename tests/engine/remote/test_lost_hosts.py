@@ -20,12 +20,18 @@ from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.directory import Entry, ToldDirectory
+from roseinfer.engine.follow import follow_directory
+from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.routed import RoutedEngine
+from roseinfer.engine.slot import Way
+from roseinfer.engine.start import load_tokenizer
 from roseinfer.engine.transport import ProcessTransport
 from tests.helpers.distant_engine import AHEAD_S
 from tests.helpers.network import Wire, wire
-from tests.helpers.remote import LOOPBACK, SECRET, client, priced_config
+from tests.helpers.remote import LOOPBACK, SECRET, client, priced_config, tiny_config
 
 PATIENCE_S = 60.0
 QUIET_S, LOST_S = 1.0, 1.5
@@ -221,6 +227,35 @@ def test_a_clock_an_hour_ahead_changes_nothing(run: Callable[[Work], None]) -> N
         assert now_s <= times.arrival_s + 0.01 < times.first_token_s <= times.finished_s < now_s + AHEAD_S / 2
         why = chunks[0].why
         assert why is not None and all(0 <= seconds < 60 for _, seconds in why.waited)
+
+    run(work)
+
+
+def test_engines_come_and_go_as_a_directory_says(run: Callable[[Work], None]) -> None:
+    """A client that begins with one engine, is told of the other, and then that the first one retires."""
+
+    async def work(hosts: Hosts) -> None:
+        first, other = [Entry(str(each.address), incarnation="1", number=7 + n) for n, each in enumerate(hosts.wires)]
+        directory, engines = ToldDirectory([first]), RemoteEngines(SECRET, quiet_s=QUIET_S, lost_s=LOST_S)
+        tokenizer = load_tokenizer(tiny_config().model)
+
+        def way(entry: Entry, number: int) -> Way:
+            return engines.way(number, HostPort.parse(entry.address, "engines"))
+
+        engine = await follow_directory(directory, way, tokenizer, prefix="told-", patience_s=0.2)
+        streams = [Stream(ask(f"r{number}", number, 250)) for number in range(4)]
+        for stream in streams:
+            engine.submit(stream.request, stream)
+        await begun(streams)
+        directory.tell([first, other])
+        await until(lambda: [report.state for report in engine.reports()] == [EngineState.READY] * 2)
+        directory.tell([first._replace(retiring=True), other])
+        await until(lambda: [report.engine for report in engine.reports()] == [8])
+        await ended(streams)
+        assert engine.num_live == 0
+        await engine.close()
+        engines.close()
+        await check_whole(hosts, streams)
 
     run(work)
 

@@ -10,6 +10,7 @@ from roseinfer.core.config import ServerConfig
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.tallies import Tallies
@@ -153,8 +154,10 @@ def test_engines_are_shown_once_they_have_been_up_also_by_who_has_not_reached_an
 def test_of_an_engine_that_is_gone_for_good_there_is_no_series() -> None:
     """Else a fleet that grows and shrinks would leave some behind with every engine."""
     tallies = Tallies()
-    routing = RoutingMetrics(tallies, "m")
+    steps = StepMetrics(tallies, "m")
+    routing = RoutingMetrics(tallies, "m", steps.forget)
     for engine in (1, 11):
+        steps.step(engine, StepRecord(5, 0.1, predicted_s=0.1, mask_s=0.01))
         routing.came(engine)
         routing.placed(engine, "pace")
         routing.resumed(engine, "death")
