@@ -63,6 +63,7 @@ class Waits:
         self._liveness = liveness
         self._accounts: dict[str, _Account] = {}
         self._fresh: list[Request] = []  # came since the last plan
+        self._loaded: list[Request] = []  # since the last plan: nothing could start them before the next one
         self._parents: list[Request] = []  # started, and others wait for them to compute the prompt
         self._clocks = [0.0] * len(_CAUSES)
         self._named, self._line = Cause.OTHER, _NUMBER[Cause.OTHER]
@@ -84,6 +85,8 @@ class Waits:
             self._now_s = now_s
         if self._parents:
             self._release_samples()
+        if self._loaded:
+            self._join_loaded()
 
     def started(self, request: Request, step: int) -> None:
         """A request takes a seat in the plan of a step. To be called before the policy hears of it."""
@@ -110,11 +113,10 @@ class Waits:
 
     def loads(self, request: Request) -> None:
         """A waiting request has begun to wait for a load, or does so no longer: see `Request.loading`."""
-        account = self._accounts[request.request_id]
         if request.loading:
-            self._name(account, _LOAD)
+            self._name(self._accounts[request.request_id], _LOAD)
         else:
-            self._join(account)
+            self._loaded.append(request)
 
     def explain(self, decision: Decision, lacking: Cause | None, exhausted: Cause | None) -> None:
         """What those wait for whom the plan has not started. `lacking`: what kept one from starting whom the policy let
@@ -147,6 +149,14 @@ class Waits:
             if request.fork_of is None:
                 for other in self._queue.behind(request):
                     self._name(self._accounts[other.request_id], _NUMBER[cause])
+
+    def _join_loaded(self) -> None:
+        """Those whose load is over wait like all others from now on, if they still do."""
+        for request in self._loaded:
+            account = self._accounts.get(request.request_id)
+            if account is not None and account.cause == _LOAD:
+                self._join(account)
+        self._loaded.clear()
 
     def _release_samples(self) -> None:
         """Those whose prompt is computed, or will not be by sample 0, wait like all others from now on."""

@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
 from roseinfer.server.observe.metrics import LABELS
 from roseinfer.server.observe.tallies import Numbers, Tallies, total
@@ -87,6 +87,8 @@ def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) ->
     if up:
         yield from _objectives(stats.policy or PolicyStats())
     yield from _constraints(stats.guides or GuideStats())
+    if stats.offload is not None:
+        yield from _host_memory(stats.offload)
     yield from _fixed(info, stats)
 
 
@@ -140,6 +142,24 @@ def _constraints(guides: GuideStats) -> Iterator[_Sample]:
     yield _counter("roseinfer:engine_grammars_cached", "Grammars that it had compiled already", guides.cached)
 
 
+def _host_memory(offload: OffloadStats) -> Iterator[_Sample]:
+    """What goes to host memory and comes from there; not of engines without."""
+    used = offload.blocks_used / offload.blocks_total if offload.blocks_total else 0.0
+    yield _gauge("vllm:kv_offload_cpu_cache_usage_perc", "Share of the host blocks that hold something, 0 to 1", used)
+    help = "Requests that wait until K and V of their prefix have come from host memory, or to start behind that"
+    yield _gauge("roseinfer:num_requests_loading", help, offload.waiting)
+    help = "Tokens looked up in host memory, those that the KV cache did not hold"
+    yield _counter("vllm:external_prefix_cache_queries", help, offload.queries)
+    yield _counter("vllm:external_prefix_cache_hits", "Tokens loaded from host memory", offload.hits)
+    for way, blocks, seconds in (
+        ("CPU_to_GPU", offload.loaded, offload.loads_s),
+        ("GPU_to_CPU", offload.stored, offload.stores_s),
+    ):
+        help = "KV blocks copied between the KV cache and host memory"
+        yield _counter("roseinfer:kv_offload_blocks", help, blocks, transfer_type=way)
+        yield _counter("vllm:kv_offload_total_time", "Seconds that these copies took", seconds, transfer_type=way)
+
+
 def _objectives(policy: PolicyStats) -> Iterator[_Sample]:
     """What the scheduling policy goes by, as far as it has these figures."""
     utilisation = "Share of the machine that the objectives of running requests ask for; at 1 it is full"
@@ -172,14 +192,15 @@ def _gauge(name: str, help: str, value: float, **extra: str) -> _Sample:
     return _Sample(GaugeMetricFamily, name, help, value, extra)
 
 
-def _counter(name: str, help: str, value: float) -> _Sample:
-    return _Sample(CounterMetricFamily, name, help, value, {})
+def _counter(name: str, help: str, value: float, **extra: str) -> _Sample:
+    return _Sample(CounterMetricFamily, name, help, value, extra)
 
 
 def _dead(stats: SchedulerStats) -> SchedulerStats:
     """What is true while the engine is gone: it has counted what it had counted, and nothing runs, waits or is held."""
     guides = stats.guides and stats.guides._replace(grammars=0, waiting=0)
-    return stats._replace(running=0, waiting=0, blocks_used=0, policy=None, guides=guides)
+    offload = stats.offload and stats.offload._replace(blocks_used=0, waiting=0)
+    return stats._replace(running=0, waiting=0, blocks_used=0, policy=None, guides=guides, offload=offload)
 
 
 class _Collected:

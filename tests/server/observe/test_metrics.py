@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.core.outputs import GuideStats, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.core.slo import Cause
 from roseinfer.core.why import Why
 from roseinfer.engine.api import Route, StepRecord
@@ -100,6 +100,20 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
         assert server.metric(name, **LABELS) == value, name
     assert server.metric("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
     assert server.metric("roseinfer:startup_phase_seconds", phase="load") == 0.5
+
+
+def test_what_goes_to_host_memory_and_comes_back(server: LiveServer) -> None:
+    server.engine.snapshot = SchedulerStats()
+    assert "offload" not in server.get("/metrics").text, "an engine without host memory"
+    server.engine.snapshot = SchedulerStats(offload=OffloadStats(25, 100, 1, 70, 60, 5, 6, 0.25, 0.5))
+    for name, value in {
+        "vllm:kv_offload_cpu_cache_usage_perc": 0.25, "roseinfer:num_requests_loading": 1,
+        "vllm:external_prefix_cache_queries_total": 70, "vllm:external_prefix_cache_hits_total": 60,
+    }.items():  # fmt: skip
+        assert server.metric(name, **LABELS) == value, name
+    for way, blocks, seconds in (("CPU_to_GPU", 5, 0.25), ("GPU_to_CPU", 6, 0.5)):
+        assert server.metric("roseinfer:kv_offload_blocks_total", transfer_type=way, **LABELS) == blocks
+        assert server.metric("vllm:kv_offload_total_time_total", transfer_type=way, **LABELS) == seconds
 
 
 def test_steps(server: LiveServer) -> None:
