@@ -85,22 +85,22 @@ class Offload:
 
     # --- what a request gains -----------------------------------------------------------------------------------
     def behind(self, request: Request, hit: PrefixHit, in_flight: int, running: int) -> tuple[int, ...]:
-        """The host blocks that would be loaded behind a hit; none if it were computed sooner.
-
-        A request with a load starts when the steps in flight and the one that carries it are over, one without in this
-        step. `running`: requests, without which a step lasts as long as its copies.
-        """
+        """The host blocks that would be loaded behind a hit; none if it were computed sooner. See `seconds`."""
         hosts = self._kv.match_host(request.request_id, request.tokens, hit)
         if not hosts:
             return ()
         size = self._kv.block_size
-        waits_s = (in_flight + 1) * self._step_s if running else 0.0
         computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(hosts) * size)
-        return hosts if max(waits_s, self.seconds(len(hosts))) < computed_s else ()
+        return hosts if self.seconds(len(hosts), in_flight, running) < computed_s else ()
 
-    def seconds(self, blocks: int) -> float:
-        """Until so many blocks are loaded, behind those that wait to be."""
-        return self.load_s * (self._queued + blocks)
+    def seconds(self, blocks: int, in_flight: int, running: int) -> float:
+        """Until so many blocks are loaded, behind those that wait to be.
+
+        A request with a load starts when the steps in flight and the one that carries it are over, one without in this
+        step. `running`: requests, without which a step lasts as long as its copies.
+        """
+        waits_s = (in_flight + 1) * self._step_s if running else 0.0
+        return max(waits_s, self.load_s * (self._queued + blocks))
 
     @property
     def num_waiting(self) -> int:

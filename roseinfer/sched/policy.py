@@ -36,6 +36,11 @@ class Refusal(NamedTuple):
     rejection: Rejection
 
 
+def at_once(request: Request) -> float:
+    """Nothing is loaded for a request."""
+    return 0.0
+
+
 class View(NamedTuple):
     """The scheduler's state at the start of a step. What it hands out are snapshots: no decision changes them.
 
@@ -44,7 +49,8 @@ class View(NamedTuple):
     could not start while submitted steps still name it. The samples of one request wait as one entry, of which only
     the lead is shown: sample 0, then the first of those that wait for its prompt. `can_start(request)`: whether it is
     one of those in `waiting()`. `members(lead)`: the lead, then the samples that could start with it.
-    `uncached(request)`: how many tokens a waiting request would compute until it has its next one.
+    `uncached(request)`: how many tokens a waiting request would compute until it has its next one. `load_s(request)`:
+    how many seconds go by before it can, while the others come from host memory; 0 if none do.
     """
 
     now_s: float
@@ -60,6 +66,7 @@ class View(NamedTuple):
     members: Callable[[Request], Sequence[Request]]
     uncached: Callable[[Request], int]
     can_start: Callable[[Request], bool]
+    load_s: Callable[[Request], float] = at_once
 
 
 def rejectable(request: Request) -> bool:

@@ -42,6 +42,7 @@ from roseinfer.sched.policy import (
     Verdict,
     View,
     Yielding,
+    at_once,
     follows,
     rejectable,
 )
@@ -216,6 +217,7 @@ class Scheduler:
             self.waiting.members,
             self._uncached,
             self.waiting.leads,
+            at_once if self.offload is None else self._load_s,
         )
 
     def _ready_now(self) -> Sequence[Request]:
@@ -412,6 +414,16 @@ class Scheduler:
         if self.offload is not None:
             cached += self.kv.block_size * len(self.offload.behind(request, hit, *self._business()))
         return known - min(cached, known - 1)
+
+    def _load_s(self, request: Request) -> float:
+        """Seconds until what is loaded for a waiting request is there, if it begins now."""
+        assert self.offload is not None
+        known = len(request.tokens)
+        if request.fork_of is not None or (request.params.prompt_logprobs is not None and request.unscored):
+            return 0.0
+        hit = self.kv.match(request.request_id, request.tokens)
+        blocks = len(self.offload.behind(request, hit, *self._business())) if hit.tokens < known else 0
+        return self.offload.seconds(blocks, *self._business()) if blocks else 0.0
 
     def _business(self) -> tuple[int, int]:
         """Steps in flight, and requests that run."""

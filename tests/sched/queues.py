@@ -17,6 +17,7 @@ class State:
         self.now_s = 0.0
         self.running: list[Request] = []
         self.waiting: list[Request] = []
+        self.cached, self.load_s = 0, 0.0  # tokens of every prompt that come from host memory, and how long that takes
         self._budget, self._seats, self._free_blocks, self._step = budget, seats, free_blocks, 0
 
     def wait(
@@ -77,8 +78,9 @@ class State:
                 num_waiting=len(self.waiting),
                 waiting=lambda: [request for request in self.waiting if request.status is Status.WAITING],
                 members=lambda lead: (lead,),
-                uncached=lambda request: len(request.tokens),
+                uncached=lambda request: len(request.tokens) - self.cached,
                 can_start=lambda request: request.status is Status.WAITING,
+                load_s=lambda request: self.load_s,
             )
         )
 

@@ -15,6 +15,7 @@ from operator import itemgetter
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event, Queued, StepDone
 from roseinfer.core.outputs import COMPLETE, PolicyStats
+from roseinfer.core.request import Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
@@ -173,7 +174,8 @@ class QoServePolicy:
         late: list[tuple[float, Track, int]] = []
         for (track, left), own_s in zip(found, prefill_s, strict=True):
             due_s = track.due_s if track.due_s < inf else track.request.arrival_s + AGEING_S
-            missed = view.now_s + params.step_s + own_s > due_s
+            load_s = 0.0 if track.request.status is Status.RUNNING else view.load_s(track.request)
+            missed = view.now_s + load_s + params.step_s + own_s > due_s
             (late if missed else in_time).append((due_s + weight * left, track, left))
         self._late = sum(track.due_s < inf for _, track, _ in late)
         by_key = itemgetter(0)

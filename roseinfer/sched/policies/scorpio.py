@@ -168,10 +168,11 @@ class ScorpioPolicy:
         ready = [self._ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
         for track in sorted(ready, key=lambda track: track.due_s):
             own_s = self._prefill_s(track, view.uncached(track.request))
-            if track.due_s - view.now_s < ahead_s + own_s + ALLOWANCE_S and rejectable(track.request):
+            first_s = max(ahead_s, view.load_s(track.request)) + own_s
+            if track.due_s - view.now_s < first_s + ALLOWANCE_S and rejectable(track.request):
                 waited = view.now_s - track.request.arrival_s
                 cause = _stands_against(track, view, own_s)
-                rejection = Rejection(track.first_objective, waited + ahead_s + own_s, cause)
+                rejection = Rejection(track.first_objective, waited + first_s, cause)
                 rejections.append(Refusal(track.request, rejection))
             else:
                 ahead_s += own_s
@@ -193,7 +194,7 @@ class ScorpioPolicy:
             return refusal
         started = [(each, each.request.remaining) for each in self._ledger.filling.values()]
         ahead = [*started, *((each, view.uncached(each.request)) for each in admitted)]
-        wait_s = sum(self._prefill_s(each, tokens) for each, tokens in ahead)
+        wait_s = max(view.load_s(request), sum(self._prefill_s(each, tokens) for each, tokens in ahead))
         wait_s += self._prefill_s(track, view.uncached(request)) + 2 * ALLOWANCE_S
         first_s = view.now_s - request.arrival_s + wait_s
         if rejection.reason != "ttft":  # of the time for the whole request, what it left for the first token

@@ -88,7 +88,7 @@ class SlackAdmission:
             if track.uncached < 0:
                 track.uncached = self._view.uncached(request)
             cause = self._too_late_for(track) if rejection.cause is Cause.OTHER else rejection.cause
-            least_s = chances.least_s(track, rejection.reason)
+            least_s = chances.least_s(track, rejection.reason, self._view.load_s(request))
             self.rejections[name] = Refusal(request, rejection._replace(cause=cause, attainable_s=least_s))
 
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
@@ -129,7 +129,7 @@ class SlackAdmission:
 
     def _foresee(self, track: Track) -> Foreseen:
         """What is expected of one that is looked at for the first time: of its first token, if it starts now."""
-        p, waited_s = self._params, self._now_s - track.request.arrival_s
+        p, waited_s = self._params, self._now_s - track.request.arrival_s + self._view.load_s(track.request)
         ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
         if track.uncached < 0:
             track.uncached = self._view.uncached(track.request)
@@ -247,12 +247,12 @@ class SlackAdmission:
         own_s = p.prefill_s(0, prompt)
         if own_s > time_s:
             prompt = self._view.uncached(track.request)
-            own_s = p.prefill_s(len(track.tokens) - prompt, prompt)
-            if own_s > time_s and rejectable(track.request):
-                share = self._prefill_time(1.0)
+            own_s, load_s = p.prefill_s(len(track.tokens) - prompt, prompt), self._view.load_s(track.request)
+            if own_s > self._prefill_time(left_s - load_s) - ahead_s and rejectable(track.request):
                 if self._is_new:
                     track.waits_for = None
-                self._reject(track, track.first_objective, (ahead_s + own_s) / share + p.step_s)
+                wait_s = load_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s
+                self._reject(track, track.first_objective, wait_s)
                 return None
         for due_s, seconds in self._line:
             if due_s > track.due_s:

@@ -28,14 +28,14 @@ class Chances(NamedTuple):
     prefill_time: Callable[[float], float]
     has_place: Callable[[Track], bool]
 
-    def least_s(self, track: Track, reason: str) -> float | None:
-        """The least value of the objective `reason` with which the request could start now, and be in time; None if
-        that depends on when others end, or on how many come.
+    def least_s(self, track: Track, reason: str, load_s: float) -> float | None:
+        """The least value of the objective `reason` with which the request could start now, behind its load, and be in
+        time; None if that depends on when others end, or on how many come.
         """
         if not self.has_place(track):
             return None
         prefill_s = self.state.cost.params.prefill_s(len(track.tokens) - track.uncached, track.uncached)
-        first_s = self._first_s(track, prefill_s)
+        first_s = load_s + self._first_s(track, prefill_s)
         if reason == "ttft":
             return first_s if self._fits(track, track.tpot_s, prefill_s, first_s) else None
         if reason == "tpot" and first_s > track.ttft_s:

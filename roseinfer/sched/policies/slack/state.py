@@ -426,7 +426,7 @@ class SlackState:
         for track in self.backlog.overdue(now_s):
             if not rejectable(track.request):
                 continue
-            latest_s = track.due_s - self.prefill_s(view.uncached(track.request))
+            latest_s = track.due_s - view.load_s(track.request) - self.prefill_s(view.uncached(track.request))
             if latest_s < now_s and view.can_start(track.request):
                 found.append(track)
             elif track.due_s >= now_s:

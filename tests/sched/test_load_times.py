@@ -1,0 +1,43 @@
+"""Policies with objectives know how long a prefix takes to come from host memory."""
+
+import pytest
+
+from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.registry import make_policy, scheduler_config
+from tests.sched.queues import State
+
+COST = CostParams(step_s=0.01, token_s=0.001, row_s=0.0001, context_s=0.0)
+
+
+def state(policy: str) -> State:
+    """1,000 tokens take a second; a prompt of 900 has 890 of them in host memory."""
+    config = scheduler_config(scheduling_policy=policy)
+    made = State(make_policy(config, Estimates(CostModel(COST, fit=False))))
+    made.cached = 890
+    return made
+
+
+@pytest.mark.parametrize("policy", ["slack", "scorpio"])
+def test_a_first_token_that_the_load_makes_late_is_not_promised(policy: str) -> None:
+    made = state(policy)
+    made.load_s = 0.1
+    made.wait("in time", 900, ttft_s=0.3)
+    decision = made.begin()
+    assert not made.rejected(decision) and list(made.admitted(decision)) == ["in time"]
+    made = state(policy)
+    made.load_s = 0.4
+    made.wait("late", 900, ttft_s=0.3)
+    rejection = made.rejected(made.begin())["late"]
+    assert rejection.predicted_ttft_s >= 0.4
+    assert rejection.attainable_s is not None and 0.4 <= rejection.attainable_s < 0.6
+
+
+def test_qoserve_puts_who_would_be_late_for_the_load_behind_the_others() -> None:
+    for load_s, late in ((0.1, 0), (0.4, 1)):
+        made = state("qoserve")
+        made.load_s = load_s
+        made.wait("a", 900, ttft_s=0.3)
+        made.begin()
+        stats = made.policy.stats()
+        assert stats.demoted == late
