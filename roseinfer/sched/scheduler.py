@@ -166,6 +166,7 @@ class Scheduler:
         self._reject_all(decision, now_s)
         draft = StepDraft(self._step, self._budget(decision), self.kv)
         offload = self.offload
+        offload = self.offload
         preemptions = self._preemptions
         if follows(type(decision), Yielding):
             running = self._make_room(draft, cast(Yielding, decision), running)
