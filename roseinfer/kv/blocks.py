@@ -24,6 +24,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self.num_free = num_blocks
+        self.num_taken = 0  # so far
         self._on_reuse = on_reuse
         # The list is a ring closed by a sentinel with index num_blocks.
         self._next = [*range(1, num_blocks + 1), 0]
@@ -44,6 +45,7 @@ class BlockPool:
         following[sentinel] = block
         self._prev[block] = sentinel
         self.num_free -= count
+        self.num_taken += count
         if self._spare < sentinel and refs[self._spare]:
             self._spare = block  # all that lay before it were taken as well
         for block in taken:
@@ -77,6 +79,14 @@ class BlockPool:
         self._next[before], self._prev[after] = block, block
         self._prev[block], self._next[block] = before, after
         self.num_free += 1
+
+    def next_taken(self, count: int) -> list[int]:
+        """The free blocks that are taken next, in that order: `count`, or all that there are."""
+        found, block = [], self._next[self.num_blocks]
+        while len(found) < count and block != self.num_blocks:
+            found.append(block)
+            block = self._next[block]
+        return found
 
     def walk_free(self) -> Iterator[int]:
         """The free list in order of reuse; nothing may change meanwhile. For checks and tests."""

@@ -27,6 +27,8 @@ class HostCache:
         self._storing: dict[int, tuple[int, Entry | None]] = {}
         self._loading: dict[int, tuple[int, Entry | None]] = {}
         self._storing_keys: set[bytes] = set()
+        self._rescued: set[int] = set()  # KV blocks being stored before others get them
+        self._rescued_at = 0  # so many KV blocks were given away then
         self._loading_keys: set[bytes] = set()
 
     @property
@@ -83,11 +85,33 @@ class HostCache:
         self._storing_keys.add(entry.key)
         return HostCopy(block, host)
 
+    def rescue_due(self, ahead: int) -> bool:
+        """Whether a quarter of `ahead` KV blocks was given away since `rescue` has looked at all of them."""
+        return self._kv_pool.num_taken - self._rescued_at >= ahead // 4
+
+    def rescue(self, ahead: int, most: int) -> list[HostCopy]:
+        """Begin to keep up to `most` of the `ahead` KV blocks that are given to others next, whoever used them."""
+        found: list[HostCopy] = []
+        for block in self._kv_pool.next_taken(ahead):
+            if len(found) == most:
+                return found
+            copy = self.store(block)
+            if copy is not None:
+                self._rescued.add(block)
+                found.append(copy)
+        self._rescued_at = self._kv_pool.num_taken
+        return found
+
     def stored(self, copies: Sequence[HostCopy]) -> None:
-        """These stores are done; the head of a chain comes first, and makes room last."""
+        """These stores are done; the head of a chain comes first, and makes room last.
+
+        A block that was rescued is given to others as soon as it would have been.
+        """
         for block, host in reversed(copies):
             _, entry = self._storing.pop(host)
-            self._kv_pool.release((block,), self._kv_index.holds)
+            rescued = block in self._rescued
+            self._rescued.discard(block)
+            self._kv_pool.release((block,), _no if rescued else self._kv_index.holds)
             if entry is not None:
                 self._storing_keys.discard(entry.key)
                 self._index.insert(host, Entry(*entry))
@@ -168,3 +192,8 @@ class HostCache:
             keys = {entry.key for _, entry in under_way.values() if entry is not None}
             assert keys == known, "keys of copies under way"
         yield from self._index.audit(piece)
+
+
+def _no(block: int) -> bool:
+    """Nobody wants a copy's KV block back: host memory has what it holds."""
+    return False

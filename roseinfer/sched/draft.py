@@ -8,12 +8,12 @@ from roseinfer.kv.manager import Growth, KvManager
 
 
 class StepDraft:
-    """`tokens_left`: what remains of the step's token budget. `loads`, `stores`: as in the plan."""
+    """`budget`: tokens that the step may hold, `tokens_left`: what remains of it. `loads`, `stores`: as in the plan."""
 
     def __init__(self, step: int, token_budget: int, kv: KvManager) -> None:
         self.step = step
         self.tokens_left = token_budget
-        self._budget = token_budget
+        self.budget = token_budget
         self.admitted: list[Admission] = []
         self.loads: list[HostCopy] = []
         self.stores: list[HostCopy] = []
@@ -129,7 +129,7 @@ class StepDraft:
             admitted=self.admitted,
             copies=copies,
             released=released,
-            num_tokens=self._budget - self.tokens_left,
+            num_tokens=self.budget - self.tokens_left,
             num_drafts=self._num_drafts,
             guided=tuple(asking),
             loads=self.loads,

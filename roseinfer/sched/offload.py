@@ -1,8 +1,9 @@
 """K/V in host memory, as the scheduler uses it: what is stored there, and what is loaded instead of computed.
 
-A full block is stored when it is first used again, and when its request loses it to others. A request whose prefix goes
-on in host memory behind what the cache holds has it loaded before it starts, if that is sooner than computing it. Until
-then it waits: it has KV blocks, and no seat.
+A full block is stored when it is first used again, when its request loses it to others, and when it would be given to
+others next: most prefixes are used again long after that. A request whose prefix goes on in host memory behind what the
+cache holds has it loaded before it starts, if that is sooner than computing it. Until then it waits: it has KV blocks,
+and no seat.
 
 Copies run beside the rows of a step, which is not over before they are. So a step has no more of them than its rows
 take by themselves, as far as the cost model knows.
@@ -219,7 +220,9 @@ class Offload:
 
     def fill(self, draft: StepDraft) -> None:
         """Give a step its copies."""
-        if not (self._queue or self._begun or self._reused):
+        ahead = 2 * self._kv.blocks_for(draft.budget)
+        at_risk = len(draft) > 0 and self._host.rescue_due(ahead)
+        if not (at_risk or self._queue or self._begun or self._reused):
             return
         rows = draft.rows
         seconds = self._cost.seconds(work_of(rows)) if rows else IDLE_S
@@ -230,6 +233,10 @@ class Offload:
             del self._reused[block]
             if self._host.held(block) is entry:
                 self._store(block)
+        if at_risk:
+            # A block that is being stored is nobody's, so enough are left for the next step.
+            spare = self._kv.num_free - min(ahead // 2, self._kv.num_blocks // 4)
+            self._begun += self._host.rescue(ahead, max(0, min(room - len(self._begun), spare)))
         draft.stores, self._begun = self._begun, []
 
     def _room(self, seconds: float, each_s: float) -> int:

@@ -165,3 +165,42 @@ def test_a_remembered_look_up_does_not_survive_a_block_that_left_and_came_back()
     host.loaded(again)
     assert [copy.block for copy in again] == [3 - head - tail, tail]
     assert kv.match("w", tokens).blocks == kv.table("b")
+
+
+def test_what_others_would_be_given_next_is_kept_and_given_to_them_as_soon() -> None:
+    kv, host = manager(blocks=6)
+    first, second = list(range(10)), list(range(20, 28))
+    of_first = compute(kv, "first", first)
+    of_second = compute(kv, "second", second)
+    kv.close("first")  # a partly filled block too, which cannot be kept
+    kv.close("second")
+    copies = host.rescue(6, 3)
+    assert [copy.block for copy in copies] == [of_first[1], of_first[0], of_second[1]], "the oldest, tails first"
+    assert kv.num_free == 3 and not kv._index.full(of_first[2])
+    kv.open("a")
+    assert kv.match("a", first).tokens == 10, "meanwhile it is matched"
+    host.stored(copies)
+    kv.check_integrity()
+    assert kv.num_free == 6 and host.num_used == 3
+    kv.grow("a", 3 * SIZE)
+    assert set(kv.table("a")) == {copy.block for copy in copies}, "what is kept goes first, in the order that it would"
+    kv.open("b")
+    assert found(kv, "b", first) == (0, 2)
+    kv.open("c")
+    assert found(kv, "c", second) == (4, 1)
+
+
+def test_blocks_are_looked_at_once_until_a_part_of_them_is_gone() -> None:
+    kv, host = manager(blocks=12, host=12)
+    for number in range(3):
+        compute(kv, f"{number}", [10 * number + token for token in range(2 * SIZE)])
+        kv.close(f"{number}")
+    assert host.rescue_due(8)
+    copies = host.rescue(8, 1)
+    assert len(copies) == 1 and host.rescue_due(8), "it stopped at as many as there was time for"
+    host.stored(copies)
+    copies = host.rescue(8, 9)
+    assert len(copies) == 1 and not host.rescue_due(8), "six blocks that hold nothing, and the first, are given first"
+    kv.open("a")
+    kv.grow("a", 2 * SIZE)
+    assert host.rescue_due(8)

@@ -39,6 +39,7 @@ class Driver:
 
     def act(self) -> None:
         actions = [self.start, self.start, self.extend, self.end, self.preempt, self.store, self.finish_stores]
+        actions.append(self.rescue)
         self.rng.choice([*actions, self.finish_load, self.drop_load, self.fail, self.end_loading])()
         self.kv.check_integrity()
         for name, tokens in self.waiting.items():
@@ -133,6 +134,15 @@ class Driver:
         name = self.some()
         if name is not None:
             self.begin_stores(self.kv.table(name)[: self.rng.randrange(1, 5)])
+
+    def rescue(self) -> None:
+        """Blocks that nobody holds are being stored."""
+        free = self.kv.num_free
+        copies = self.host.rescue(self.rng.randrange(1, 12), self.rng.randrange(4))
+        assert self.kv.num_free == free - len(copies)
+        for copy in copies:
+            self.stores.append(copy)
+            self.host_holds[copy.host] = None
 
     def begin_stores(self, blocks: tuple[int, ...]) -> None:
         for block in blocks:
