@@ -82,7 +82,8 @@ class BlockPool:
 
     def next_taken(self, count: int) -> list[int]:
         """The free blocks that are taken next, in that order: `count`, or all that there are."""
-        found, block = [], self._next[self.num_blocks]
+        found: list[int] = []
+        block = self._next[self.num_blocks]
         while len(found) < count and block != self.num_blocks:
             found.append(block)
             block = self._next[block]

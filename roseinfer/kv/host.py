@@ -85,6 +85,11 @@ class HostCache:
         self._storing_keys.add(entry.key)
         return HostCopy(block, host)
 
+    @property
+    def num_rescued(self) -> int:
+        """KV blocks that nobody had when `rescue` began to store them, which goes on."""
+        return len(self._rescued)
+
     def rescue_due(self, ahead: int) -> bool:
         """Whether a quarter of `ahead` KV blocks was given away since `rescue` has looked at all of them."""
         return self._kv_pool.num_taken - self._rescued_at >= ahead // 4

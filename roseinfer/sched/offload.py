@@ -180,6 +180,8 @@ class Offload:
     def _reuse(self, blocks: Sequence[int]) -> None:
         """These full KV blocks, the head of a chain first, were used again: they are worth a copy."""
         self._host.touch(blocks)
+        if not self._pays(self._kv.max_tokens):
+            return
         for block in blocks:
             held = self._host.held(block)
             if held is not None and self._host.wants(block):
@@ -214,6 +216,14 @@ class Offload:
         return bool(self._queue or self._begun)
 
     @property
+    def blocks_on_call(self) -> int:
+        """KV blocks that are not free, but whoever starts can have them: those of requests that are loaded and wait to
+        start, of which one may be who starts; and in a step or two those that are being stored before others get them.
+        """
+        loaded = sum(len(self._kv.table(name)) for name in self._landed)
+        return loaded + self._host.num_rescued
+
+    @property
     def blocks_coming(self) -> int:
         """KV blocks that are free, but for the stores under way (an upper bound)."""
         return self._host.num_storing
@@ -226,22 +236,22 @@ class Offload:
             return
         rows = draft.rows
         seconds = self._cost.seconds(work_of(rows)) if rows else IDLE_S
-        draft.loads = self._next_loads(draft.step, self._room(seconds, self.load_s))
+        draft.loads = self._next_loads(draft.step, max(1, self._room(seconds, self.load_s)))
         room = self._room(seconds, self.store_s)
         while self._reused and len(self._begun) < room:
             block, entry = next(iter(self._reused.items()))
             del self._reused[block]
             if self._host.held(block) is entry:
                 self._store(block)
-        if at_risk:
+        if at_risk and self._pays(self._kv.max_tokens):
             # A block that is being stored is nobody's, so enough are left for the next step.
             spare = self._kv.num_free - min(ahead // 2, self._kv.num_blocks // 4)
             self._begun += self._host.rescue(ahead, max(0, min(room - len(self._begun), spare)))
         draft.stores, self._begun = self._begun, []
 
     def _room(self, seconds: float, each_s: float) -> int:
-        """Copies that a step of so many seconds has time for, one at least."""
-        return max(1, int(seconds / each_s)) if each_s > 0 else self._kv.num_blocks
+        """Copies that a step of so many seconds has time for."""
+        return int(seconds / each_s) if each_s > 0 else self._kv.num_blocks
 
     def _next_loads(self, step: int, room: int) -> list[HostCopy]:
         found: list[HostCopy] = []

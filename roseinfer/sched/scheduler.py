@@ -208,7 +208,7 @@ class Scheduler:
             now_s,
             self._step,
             len(self._free_seats),
-            max(0, self.kv.num_free - self._reserved_blocks()),
+            max(0, self._free_blocks() - self._reserved_blocks()),
             self.kv.block_size,
             self.config.max_num_batched_tokens,
             self.max_model_len,
@@ -220,6 +220,10 @@ class Scheduler:
             self.waiting.leads,
             at_once if self.offload is None else self._load_s,
         )
+
+    def _free_blocks(self) -> int:
+        """KV blocks for whoever starts."""
+        return self.kv.num_free + (0 if self.offload is None else self.offload.blocks_on_call)
 
     def _ready_now(self) -> Sequence[Request]:
         if self._ready is None:
