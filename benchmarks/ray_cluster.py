@@ -20,6 +20,7 @@ PATIENCE_S = 90.0
 CPUS, OBJECT_STORE_BYTES = 4, 80 * 2**20
 # What processes call themselves.
 ENGINE_ACTOR, API_ACTOR = "ray::ServeReplica:roseinfer:Engine", "ray::ServeReplica:roseinfer:Api"
+HAPROXY_ACTOR = "ray::HAProxyManager"
 DIRECTORY, ENGINE = "ray::DirectoryActor", "roseinfer.engine.process"
 
 
@@ -75,12 +76,10 @@ class RayCluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """All that has come of the head's process, wherever it has gone in the meantime."""
-        ours = list(self.processes())
-        self.head.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.head.wait(10)
-        for pid in {*ours, *self.processes()}:
+        """All that has come of the head's process, those first that would start others."""
+        ours = self.processes()
+        starters = [pid for name in ("gcs_server", "raylet", HAPROXY_ACTOR) for pid in self.processes(name)]
+        for pid in [*starters, *ours]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.head.kill()

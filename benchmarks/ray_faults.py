@@ -63,28 +63,30 @@ def victim(cluster: RayCluster, case: str) -> int:
 
 
 def run(cluster: RayCluster, case: str, planned: Sequence[Planned], at_s: float) -> tuple[list[Seen], float]:
-    """What clients saw, and the seconds until all was there again."""
+    """What clients saw, and the seconds until all was there again. `case`: or several, joined by +."""
     before = {name: len(cluster.processes(name)) for name in NAMES.values()}
-    killed: list[int] = []
-    times = []
+    times = [0.0]
 
     async def kill(began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
         if case != "none":
-            killed.append(victim(cluster, case))
-            os.kill(killed[0], signal.SIGKILL)
-            times.append(time.monotonic())
+            times.append(await asyncio.to_thread(killed))
 
-    def back() -> bool:
-        now = {name: cluster.processes(name) for name in NAMES.values()}
-        whole = all(len(now[name]) == count for name, count in before.items())
-        return (
-            whole and not any(pid in pids for pid in killed for pids in now.values()) and cluster.ready(before[ENGINE])
-        )
+    def killed() -> float:
+        pids, killed_s = [victim(cluster, each) for each in case.split("+")], time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
-    seen = asyncio.run(put(cluster.url, planned, texts=True, meanwhile=kill))
-    assert until(back, BACK_PATIENCE_S), f"not back after {case}"
-    return seen, time.monotonic() - times[0] if times else 0.0
+        def back() -> bool:
+            now = {name: cluster.processes(name) for name in NAMES.values()}
+            whole = all(len(now[name]) == count for name, count in before.items())
+            gone = not any(pid in running for pid in pids for running in now.values())
+            return whole and gone and cluster.ready(before[ENGINE])
+
+        assert until(back, BACK_PATIENCE_S), f"not back after {case}"
+        return time.monotonic() - killed_s
+
+    return asyncio.run(put(cluster.url, planned, texts=True, meanwhile=kill)), times[-1]
 
 
 def summary(case: str, seen: Sequence[Seen], base: Sequence[Seen], at_s: float, back_s: float) -> dict[str, Any]:
