@@ -28,6 +28,7 @@ def environment(plan: Plan) -> dict[str, str]:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # the server runs in the loop that reads its connections
         "RAY_SERVE_FREEZE_GC_ON_STARTUP": "0",  # the server sees to that itself
         "RAY_SERVE_LOG_TO_STDERR": "1",
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy")),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{DEREGISTER_S:g}",
         "ROSEINFER_HAPROXY": _haproxy(),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from roseinfer.deploy.scaling import PROMISED, REFUSED, USED, FleetSize, Point
 
 
@@ -76,4 +78,10 @@ def test_what_was_reported_of_fewer_engines_does_not_count() -> None:
 
 def test_nothing_changes_while_nothing_is_known() -> None:
     assert sizes(FleetSize(), Context(0, 2, 10.0, u=0.0)) == [2]
-    assert sizes(FleetSize(), Context(2, 2, 500.0, u=2.0, reported_s=100.0)) == [2]
+    assert sizes(FleetSize(), Context(2, 2, 500.0, u=2.0, reported_s=460.0)) == [2], "they were not two yet"
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_a_clock_that_is_an_hour_off_changes_nothing(off_s: float) -> None:
+    full = Context(2, 2, 5000.0, u=0.90, reported_s=5000.0 + off_s)
+    assert sizes(FleetSize(), full) == [3]
