@@ -118,6 +118,7 @@ SEEN = (
     "llm",
     "places",
     "prepare",
+    "prospects",
     "remote",
     "routed",
     "start",

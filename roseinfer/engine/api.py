@@ -9,6 +9,7 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection
@@ -141,7 +142,7 @@ class EngineReport:
 
     `restarts`: how often it was started again, as far as the reporter knows, `deaths` of these because it had ended or
     hung. `stats` go on counting over restarts as far as the reporter has seen them. `info`: of the newest start.
-    `visitors`: None: no other host reaches it.
+    `visitors`: None: no other host reaches it. `promise`: its newest, as a router is told; None: there is none.
     """
 
     engine: int
@@ -152,6 +153,7 @@ class EngineReport:
     deaths: int = 0
     info: EngineInfo | None = None
     visitors: Visitors | None = None
+    promise: Promise | None = None
 
 
 @dataclass(slots=True)

@@ -359,7 +359,8 @@ class Member:
         if self._phase is EngineState.STARTING:
             health = replace(health, alive=False, error=self._error)
         stats = self._stats if life is None else continued(self._stats, life.stats())
-        return EngineReport(self.index, self.state, health, stats, max(0, self.number - 1), self.deaths, self.info)
+        restarts, promise = max(0, self.number - 1), self._board.read(self.index)
+        return EngineReport(self.index, self.state, health, stats, restarts, self.deaths, self.info, promise=promise)
 
     def _say(self, phase: EngineState) -> None:
         self._phase = phase

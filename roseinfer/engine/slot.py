@@ -208,6 +208,7 @@ class EngineSlot:
             self.stats(),
             restarts=max(0, self._standing.number - 1),
             info=self.info,
+            promise=self._reader.read(self.number) if self.engine is not None else None,
         )
 
     def _state(self) -> EngineState:

@@ -34,12 +34,13 @@ from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_ap
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
 from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import HttpMetrics
+from roseinfer.server.observe.orca import load_header
 from roseinfer.server.observe.report import Gather, Observation
 from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import Inference
 from roseinfer.server.request.service import Service
-from roseinfer.server.routes import count_tokens, models, requests, status, tokenize
+from roseinfer.server.routes import count_tokens, loads, models, requests, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -119,12 +120,17 @@ def build_app(parts: ServerParts) -> Application:
     tokenize.add(app, service)
     count_tokens.add(app, service)
     status.add(app, service, parts.observation)
+    loads.add(app, service)
     requests.add(app, service, parts.observation.records, parts.colleagues)
     public = console.add(app, service, parts.observation, parts.colleagues) if config.console else []
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
-    app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public)
+
+    def load(wanted: str) -> str:
+        return load_header(wanted, service.reports(), service.clock.now())
+
+    app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public, load)
     app.state.service, app.state.traces = service, parts.traces
     return app
 
@@ -218,9 +224,10 @@ def _in_front(
     config: ServerConfig,
     http_metrics: HttpMetrics,
     public: Iterable[str],
+    load: Callable[[str], str],
 ) -> ASGIApp:
     """`app` behind everything that a request passes before its route, from the inside out. `public`: paths that need
-    no key.
+    no key; `load`: see `EdgeMiddleware`.
 
     Around the framework and not inside it: its own layers are for its own routes, and inference passes by them.
     """
@@ -240,7 +247,8 @@ def _in_front(
                 "retry-after-ms",
                 "x-should-retry",
                 DROPPED_REASON,
+                "endpoint-load-metrics",
             ],
         )
     dialects = {inference.path: inference.dialect for inference in inferences if inference.dialect is not OPENAI}
-    return EdgeMiddleware(app, http_metrics.observe, dialects)
+    return EdgeMiddleware(app, http_metrics.observe, dialects, load)

@@ -266,6 +266,52 @@ class Load(Answer):
     engines: list[EngineLoad] | None = None
 
 
+class EngineLoadReport(Answer):
+    """Of one engine, in SGLang's words. `num_waiting_uncached_tokens`: of prompts that wait; null if nobody counts
+    them. `num_used_tokens`: room in KV blocks that are in use, of `max_total_num_tokens`. `gen_throughput`: rows of the
+    newest step a second. `utilization`: share of the machine that objectives ask for, else of the seats.
+    """
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_waiting_uncached_tokens: int | None
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+
+
+class EngineLoads(Answer):
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[EngineLoadReport]
+
+
+class EnginePromise(Answer):
+    """`kept`: whether the objectives would be; null: there are none."""
+
+    engine: int
+    kept: bool | None
+    predicted_ttft_ms: float
+    utilisation: float
+
+
+class PromiseAnswer(Answer):
+    """Of the best engine, and of all, the best one first; null and none if no engine knows what steps cost."""
+
+    prompt_tokens: int
+    kept: bool | None
+    engine: int | None
+    predicted_ttft_ms: float | None
+    engines: list[EnginePromise]
+
+
 @dataclass(frozen=True, slots=True)
 class _Described:
     """An inference route: shapes of its request, its answer and its errors, and what its stream is."""

@@ -148,7 +148,7 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/tokenize", "/detokenize",
         "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/requests", "/v1/requests/{request_id}",
-        "/tokenizer_info", "/health", "/ping", "/ready", "/version", "/load", "/metrics",
+        "/v1/loads", "/v1/promise", "/tokenizer_info", "/health", "/ping", "/ready", "/version", "/load", "/metrics",
     }  # fmt: skip
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         route = document["paths"][path]["post"]

@@ -43,15 +43,23 @@ class EdgeMiddleware:
     `dialects`: those of the APIs that are not OpenAI's, by the path that all their paths begin with; `scope["state"]`
     has it as "dialect".
 
+    Who sends `endpoint-load-metrics-format` is told in `endpoint-load-metrics` what `load` makes of it, which raises
+    `ApiError` for what it does not know.
+
     Reports (path, method, status, seconds) of every answer when it has ended; status 0 = there was none.
     `scope["state"]["status"]` is that of the answer once it has begun.
     """
 
     def __init__(
-        self, app: ASGIApp, observe: Callable[[str, str, int, float], None], dialects: Mapping[str, Dialect]
+        self,
+        app: ASGIApp,
+        observe: Callable[[str, str, int, float], None],
+        dialects: Mapping[str, Dialect],
+        load: Callable[[str], str],
     ) -> None:
         self.app = app
         self._observe = observe
+        self._load = load
         self._dialects = [(f"{prefix}/", dialect) for prefix, dialect in dialects.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,8 +76,10 @@ class EdgeMiddleware:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
                 value = state["request_id"].encode()
-                ids = [(name, value) for name in dialect.id_headers]
-                message = {**message, "headers": [*message["headers"], *ids]}
+                more = [(name, value) for name in dialect.id_headers]
+                if "load" in state:
+                    more.append((b"endpoint-load-metrics", self._load(state["load"]).encode()))
+                message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
         try:
@@ -89,6 +99,10 @@ class EdgeMiddleware:
             if given is not None:
                 scope["state"]["request_id"] = check_request_id(given, "X-Request-Id")
                 scope["state"]["request_id_given"] = True
+            wanted = _header(scope, b"endpoint-load-metrics-format")
+            if wanted is not None:
+                self._load(wanted)  # refused before anything is done for it
+                scope["state"]["load"] = wanted
         except ApiError as error:
             await ErrorResponse(error)(scope, receive, send)
             return

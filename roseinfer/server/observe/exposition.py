@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -10,10 +11,12 @@ from prometheus_client.exposition import generate_latest
 
 from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
+from roseinfer.engine.prospects import prospects
 from roseinfer.server.observe.metrics import LABELS
 from roseinfer.server.observe.tallies import Numbers, Tallies, total
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TOLD_PROMPT_TOKENS = 1000  # of the prompt whose time to first token is told
 UP = frozenset({EngineState.READY, EngineState.DRAINING, EngineState.QUIET})
 
 
@@ -86,6 +89,7 @@ def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) ->
     yield from _work(stats)
     if up:
         yield from _objectives(stats.policy or PolicyStats())
+        yield from _prospects(report)
     yield from _constraints(stats.guides or GuideStats())
     if stats.offload is not None:
         yield from _host_memory(stats.offload)
@@ -178,6 +182,14 @@ def _objectives(policy: PolicyStats) -> Iterator[_Sample]:
     ):
         if value is not None:
             yield _gauge(name, help, value)
+
+
+def _prospects(report: EngineReport) -> Iterator[_Sample]:
+    """What a request without objectives could expect that came now."""
+    for prospect in prospects([report], monotonic(), TOLD_PROMPT_TOKENS):
+        help = "Expected time to first token of a prompt of so many tokens, none of which is in the prefix cache"
+        length = str(TOLD_PROMPT_TOKENS)
+        yield _gauge("roseinfer:predicted_ttft_seconds", help, prospect.ttft_s, prompt_tokens=length)
 
 
 def _fixed(info: EngineInfo, stats: SchedulerStats) -> Iterator[_Sample]:

@@ -185,7 +185,7 @@ def _said(
     said = [(name, _positive(name, value)) for name, value in (first, second) if value is not None]
     header = next((name for name in names if name in headers), None)
     if header is not None:
-        said.append((header, _number(header, headers[header])))
+        said.append((header, positive(header, headers[header])))
     return _agreed(said)
 
 
@@ -203,7 +203,8 @@ def _positive(name: str, value: float) -> float:
     return value
 
 
-def _number(name: str, text: str) -> float:
+def positive(name: str, text: str) -> float:
+    """Raises `ApiError` 400 for a text that is no positive number."""
     if not _NUMBER.fullmatch(text):
         raise bad_request(f"{name} must be a positive number, got {text[:40]!r}", name)
     return _positive(name, float(text))
@@ -219,9 +220,9 @@ def _timeout_s(request: Wishes, headers: Mapping[str, str], chosen: SloClass | N
     if request.deadline_ms is not None:
         said.append(("deadline_ms", _positive("deadline_ms", request.deadline_ms) / 1000))
     if TIMEOUT in headers:
-        said.append((TIMEOUT, _number(TIMEOUT, headers[TIMEOUT])))
+        said.append((TIMEOUT, positive(TIMEOUT, headers[TIMEOUT])))
     if DEADLINE in headers:
-        said.append((DEADLINE, _number(DEADLINE, headers[DEADLINE]) / 1000))
+        said.append((DEADLINE, positive(DEADLINE, headers[DEADLINE]) / 1000))
     agreed = _agreed(said)
     return agreed if agreed is not None or chosen is None else chosen.timeout_s
 
@@ -231,7 +232,7 @@ def _ttl_s(headers: Mapping[str, str]) -> float | None:
     if text is None:
         return None
     if _NUMBER.fullmatch(text):
-        return _number(TTL, text)
+        return positive(TTL, text)
     parts = _DURATION.findall(text) if len(text) <= 100 else []
     if not parts or "".join(number + unit for number, unit in parts) != text.removeprefix("+"):
         raise bad_request(f"{TTL} must be a duration such as 1500ms or 1m30s, got {text[:40]!r}", TTL)

@@ -154,9 +154,11 @@ class Service:
 
     def engines(self) -> list[EngineReport]:
         """How each does, if there are several, or may come to be."""
-        if self._backend is None or not self._backend.engine.several:
-            return []
-        return self._backend.engine.reports()
+        return self.reports() if self._backend is not None and self._backend.engine.several else []
+
+    def reports(self) -> list[EngineReport]:
+        """How each does; none while the engine is loading."""
+        return [] if self._backend is None else self._backend.engine.reports()
 
     def admit(self) -> Backend:
         """Raises `ApiError` 503, counted if the queue is full."""

@@ -1,0 +1,164 @@
+"""What gateways in front of several servers ask: how much is there to do, and what could be promised."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.core.slo import Slo
+from roseinfer.engine.api import EngineInfo, EngineReport
+from roseinfer.engine.prospects import Prospect, prospects
+from roseinfer.server.documents import EngineLoads, PromiseAnswer, docs
+from roseinfer.server.http.body import JsonResponse
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.observe.exposition import UP
+from roseinfer.server.request.objectives import positive
+from roseinfer.server.request.service import Service
+
+_SECTIONS = ("core", "all")
+_OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
+_COUNTS = ("prompt_tokens", "output_tokens", "n")
+_PLACES = 4
+
+
+def add(app: FastAPI, service: Service) -> None:
+    async def loads(request: Request) -> Response:
+        asked = _asked(request, ("dp_rank", "include", "format"))
+        backend = service.backend
+        reports = _chosen(backend.engine.reports(), asked)
+        return JsonResponse(
+            {
+                "timestamp": datetime.now(UTC).isoformat(),
+                "version": app.version,
+                "dp_rank_count": len(backend.engine.reports()),
+                "loads": [_load(report, report.info or backend.info) for report in reports],
+            }
+        )
+
+    async def promise(request: Request) -> Response:
+        asked = _asked(request, (*_COUNTS, *_OBJECTIVES))
+        backend = service.backend
+        prompt, output, n = (_count(asked, name, backend.info.max_model_len) for name in _COUNTS)
+        if prompt is None:
+            raise bad_request("prompt_tokens is required: the length of the prompt", "prompt_tokens")
+        slo = Slo(_seconds(asked, "ttft_ms"), _seconds(asked, "tpot_ms"), _seconds(asked, "e2e_ms"))
+        reports = backend.engine.reports()
+        found = prospects(reports, service.clock.now(), prompt, slo, output_tokens=output or 0, samples=n or 1)
+        return JsonResponse(_answer(prompt, found))
+
+    described = docs(EngineLoads, 400, 401, 503)
+    described["openapi_extra"] = {"parameters": [_parameter("dp_rank", "of this engine alone", "integer")]}
+    app.add_api_route("/v1/loads", loads, tags=["status"], **described)
+    described = docs(PromiseAnswer, 400, 401, 503)
+    described["openapi_extra"] = {"parameters": _PROMISE_PARAMETERS}
+    app.add_api_route("/v1/promise", promise, tags=["status"], **described)
+
+
+def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, str]:
+    """Raises `ApiError` 400 for what is not known or said twice."""
+    asked: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            raise bad_request(f"{name[:40]!r} is none of {', '.join(known)}", name[:40], "unsupported_field")
+        if name in asked:
+            raise bad_request(f"{name} is given twice", name)
+        asked[name] = value
+    return asked
+
+
+def _number(name: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= most):
+        raise bad_request(f"{name} must be an integer of at most {most}, got {text[:20]!r}", name)
+    return int(text)
+
+
+# --- loads --------------------------------------------------------------------------------------------------------
+def _chosen(reports: list[EngineReport], asked: Mapping[str, str]) -> list[EngineReport]:
+    for section in asked.get("include", "all").split(","):
+        if section not in _SECTIONS:
+            raise bad_request(f"include must be core or all, got {section[:20]!r}", "include", "unsupported_field")
+    if asked.get("format", "json") != "json":
+        raise bad_request("format must be json: GET /metrics has the others", "format", "unsupported_field")
+    if "dp_rank" not in asked:
+        return reports
+    rank = _number("dp_rank", asked["dp_rank"], max([report.engine for report in reports], default=0))
+    return [report for report in reports if report.engine == rank]
+
+
+def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
+    """Of an engine that is gone nothing runs, whatever it had said last."""
+    stats = report.stats if report.state in UP else SchedulerStats()
+    policy = stats.policy or PolicyStats()
+    total = stats.blocks_total or info.num_blocks
+    waiting = sum(report.promise.waiting_tokens) if report.promise is not None else None
+    per_second = stats.step_rows / stats.step_duration_s if stats.running and stats.step_duration_s else 0.0
+    seats = stats.running / info.max_num_seqs
+    return {
+        "dp_rank": report.engine,
+        "num_running_reqs": stats.running,
+        "num_waiting_reqs": stats.waiting,
+        "num_waiting_uncached_tokens": waiting,
+        "num_total_reqs": stats.running + stats.waiting,
+        "num_used_tokens": stats.blocks_used * info.block_size,
+        "max_total_num_tokens": total * info.block_size,
+        "token_usage": round(stats.blocks_used / total, _PLACES) if total else 0.0,
+        "gen_throughput": round(per_second, 1),
+        "cache_hit_rate": round(stats.prefix_hits / stats.prefix_queries, _PLACES) if stats.prefix_queries else 0.0,
+        "utilization": round(seats if policy.utilisation is None else policy.utilisation, _PLACES),
+        "max_running_requests": info.max_num_seqs,
+    }
+
+
+# --- promise ------------------------------------------------------------------------------------------------------
+def _count(asked: Mapping[str, str], name: str, most: int) -> int | None:
+    if name not in asked:
+        return None
+    value = _number(name, asked[name], most)
+    if value == 0:
+        raise bad_request(f"{name} must be at least 1", name)
+    return value
+
+
+def _seconds(asked: Mapping[str, str], name: str) -> float | None:
+    return positive(name, asked[name]) / 1000 if name in asked else None
+
+
+def _answer(prompt_tokens: int, found: list[Prospect]) -> dict[str, Any]:
+    best = found[0] if found else None
+    return {
+        "prompt_tokens": prompt_tokens,
+        "kept": None if best is None else best.keeps,
+        "engine": None if best is None else best.engine,
+        "predicted_ttft_ms": None if best is None else _ms(best),
+        "engines": [
+            {
+                "engine": one.engine,
+                "kept": one.keeps,
+                "predicted_ttft_ms": _ms(one),
+                "utilisation": round(one.utilisation, _PLACES),
+            }
+            for one in found
+        ],
+    }
+
+
+def _ms(prospect: Prospect) -> float:
+    return round(1000 * prospect.ttft_s, 3)
+
+
+def _parameter(name: str, description: str, kind: str, *, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": description, "required": required, "schema": {"type": kind}}
+
+
+_PROMISE_PARAMETERS = [
+    _parameter("prompt_tokens", "of the prompt, none of which is in the prefix cache", "integer", required=True),
+    _parameter("output_tokens", "expected; default: as many as others have lately", "integer"),
+    _parameter("n", "outputs of the prompt", "integer"),
+    _parameter("ttft_ms", "objective: time to first token", "number"),
+    _parameter("tpot_ms", "objective: time per output token", "number"),
+    _parameter("e2e_ms", "objective: time to the end", "number"),
+]
