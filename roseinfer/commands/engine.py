@@ -1,6 +1,5 @@
 """roseinfer engine: an engine without a server, for servers on other hosts."""
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +80,7 @@ async def _serve(kept: "EngineKeeper", config: KeeperConfig, model: str) -> None
             return
         starting.result()
         words = f"{model} waits for servers on {address}"
-        print(words, file=sys.stderr, flush=True)
+        print(words, flush=True)
         manager.ready(words)
         await first_of(signals.first.wait(), end_of(kept.failure))
         manager.stopping()

@@ -35,13 +35,17 @@ def priced(folder: Path, step_s: float = 0.01) -> tuple[str, ...]:
 
 
 class RealServer:
-    """Use as a context manager: up on entry, and gone on exit, whatever a test did to it. Leads its own group."""
+    """Use as a context manager: up on entry, and gone on exit, whatever a test did to it. Leads its own group.
+    `fixed`: the options that each has.
+    """
+
+    fixed: tuple[str, ...] = OPTIONS
 
     def __init__(self, *options: str) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
         self._temporary = tempfile.TemporaryDirectory()  # a short path: names of sockets may not be long
-        threads = () if "priced" in options else ("--threads", "1")  # which takes none
-        command = [sys.executable, "-m", "roseinfer.cli", "serve", *OPTIONS, *threads, *options]
+        threads = () if {"priced", "--engines"} & {*options} else ("--threads", "1")  # which take none
+        command = [sys.executable, "-m", "roseinfer.cli", "serve", *self.fixed, *threads, *options]
         environment = {**os.environ, "TMPDIR": self._temporary.name}
         self.process = subprocess.Popen(
             command,
@@ -68,7 +72,7 @@ class RealServer:
         greeting = self.process.stdout.readline() + self.process.stdout.readline()
         assert re.search(SERVED, greeting), self.log()
         self.url = greeting.split(" is served on ")[1].split(";")[0]
-        self.engine = self.engines()[0]
+        self.engine = next(iter(self.engines()), 0)  # 0: it has none of its own
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def engines(self) -> list[int]:

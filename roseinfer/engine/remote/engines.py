@@ -160,8 +160,9 @@ class _Remote:
         self.looks = 0
         self.refusal = None
         self.tidings = tidings
+        shift_s = self._all.clock.now() - tidings.now_s
         for step in tidings.steps:
-            self._all.stepped(self.number, step)
+            self._all.stepped(self.number, step._replace(ended_s=step.ended_s + shift_s))
 
     def refused(self, error: HandshakeError) -> None:
         if self.refusal is None or str(self.refusal) != str(error):

@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from roseinfer.core.clock import Clock
+from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import EngineConfig, ReplicasConfig
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord, Visitors
@@ -59,6 +59,7 @@ class EngineKeeper:
         replicas = replicas or ReplicasConfig()
         assert replicas.count == 1, "a keeper has one engine"
         self._bind = bind
+        self._clock = clock or MonotonicClock()
         self._make = make
         self._door: tuple[socket.socket, socket.socket] | None = None
         self._gate = Gate(secret, self._number, self._admit)
@@ -152,7 +153,7 @@ class EngineKeeper:
             self._steps.append(step)
 
     def _tidings(self, steps: list[StepRecord]) -> Tidings:
-        return Tidings(self._crew.standing(0), self.report(), steps)
+        return Tidings(self._crew.standing(0), self.report(), steps, self._clock.now())
 
     async def _tell(self) -> None:
         looks = 0

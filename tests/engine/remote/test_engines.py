@@ -139,10 +139,12 @@ def test_what_the_keeper_says_is_what_is_known() -> None:
         engines.on_step(lambda number, step: steps.append((number, step)))
         assert engines.standing(4) == Standing() and engines.report(4) is None
         keeper = await scene.keeper.line(Purpose.FOLLOW)
-        step = StepRecord(3, 0.1)
-        keeper.say(Tidings(READY, HEALTHY, [step]))
+        scene.clock.advance(40.0)
+        step = StepRecord(3, 0.1, ended_s=3599.5)
+        keeper.say(Tidings(READY, HEALTHY, [step], 3600.0))
         await scene.state(EngineState.READY)
-        assert engines.standing(4) == READY and engines.report(4) == HEALTHY and steps == [(4, step)]
+        assert engines.standing(4) == READY and engines.report(4) == HEALTHY
+        assert steps == [(4, step._replace(ended_s=scene.clock.now() - 0.5))], "on our clock"
         keeper.say(Tidings(Standing(EngineState.DRAINING, 2), HEALTHY))
         await scene.state(EngineState.DRAINING)
         keeper.say(Tidings(Standing(EngineState.DEAD, 5, True), HEALTHY))
