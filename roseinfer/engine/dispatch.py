@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from math import inf
 
 from roseinfer.core.clock import Clock
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 # A request that comes so soon after another one is placed by what was seen for that: promises change once a step.
 LOOK_AGAIN_S = 0.001
 # How many engines may be lost under a request that may be to blame for it, and under one that is not.
-MOST_LOSSES = 1
-MOST_OTHERS_LOSSES = 3
+MOST_BLAMED = 1
+MOST_LOSSES = 3
 
 
 class Unobserved:
@@ -145,7 +146,7 @@ class Dispatcher:
         self.look()
         for slot in self._slots:
             if slot.engine is not None and slot.quiet:
-                self._empty(slot, "quiet", self._may_hang_it)
+                self._empty(slot, "quiet", partial(_has_lost_enough, blamed=not slot.cut_off))
             elif slot.engine is not None and slot.draining:
                 self._empty(slot, "drain", _nobody if slot.spent else _has_begun)
         self._note_faults()
@@ -176,15 +177,10 @@ class Dispatcher:
             placement = self._placer.place(self._ask(live, now_s), now_s, (slot.number,))
             if placement is None:
                 return
-            if cause == "quiet":
-                _journey(live).losses += 1
+            if cause == "quiet":  # what stays is what may hang the next one as well
+                _journey(live).lose(blamed=not slot.cut_off)
             engine.withdraw(live)
             self._move(live, placement, cause)
-
-    @staticmethod
-    def _may_hang_it(live: LiveRequest) -> bool:
-        """An engine was lost under it before: that this one hangs may be its doing, and the next one would as well."""
-        return _journey(live).losses >= MOST_LOSSES
 
     def lost(self, slot: EngineSlot, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
         """See `Heir`; `slot` knows it already."""
@@ -197,24 +193,25 @@ class Dispatcher:
             if live not in self._requests:  # it was cancelled when another one failed
                 continue
             try:
-                self._survive(live, reason, "drain" if drained else "death", suspects)
+                blamed = live.wire_id in suspects if suspects else not slot.cut_off
+                self._survive(live, reason, "drain" if drained else "death", blamed=blamed, alone=len(suspects) == 1)
             except Exception:  # ours: it must not take the others along
                 log.exception("request %s could not go on elsewhere", live.request_id)
                 if live in self._requests:
                     live.fail(EngineDeadError(reason))
 
-    def _survive(self, live: LiveRequest, reason: str, cause: str, suspects: Collection[str]) -> None:
-        """An engine was lost under a request: it goes on elsewhere, unless it may be what ends engines."""
+    def _survive(self, live: LiveRequest, reason: str, cause: str, *, blamed: bool, alone: bool) -> None:
+        """An engine was lost under a request: it goes on elsewhere, unless it may be what ends engines. `blamed`: it
+        may be to blame for this one, `alone`: nobody else.
+        """
         if cause == "death":
-            journey = _journey(live)
-            suspected = not suspects or live.wire_id in suspects
-            if suspected and len(suspects) == 1:
+            if blamed and alone:
                 live.fail(EngineLostError(f"the engine failed when it computed this request: {reason}"))
                 return
-            if journey.losses >= (MOST_LOSSES if suspected else MOST_OTHERS_LOSSES):
+            if _has_lost_enough(live, blamed=blamed):
                 live.fail(EngineLostError(f"one engine after the other was lost under this request: {reason}"))
                 return
-            journey.losses += 1
+            _journey(live).lose(blamed=blamed)
         now_s = self._clock.now()
         ask = self._ask(live, now_s)
         placement = self._placer.place(ask, now_s)
@@ -311,6 +308,12 @@ def _in_turn(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
     """
     waiting, begun = [[live for live in requests if live.begun is which] for which in (False, True)]
     return [*waiting, *reversed(begun)]
+
+
+def _has_lost_enough(live: LiveRequest, *, blamed: bool) -> bool:
+    """Whether the next engine shall not have it, now that one more is lost: `blamed`: it may be to blame."""
+    journey = _journey(live)
+    return journey.losses >= MOST_LOSSES or (blamed and journey.blamed >= MOST_BLAMED)
 
 
 def _has_begun(live: LiveRequest) -> bool:

@@ -14,19 +14,25 @@ _WORD_BYTES = 8
 
 @dataclass(slots=True)
 class Journey:
-    """Of one live request. `losses`: engines that were lost under it. `route`: what others are told of it. `refusal`:
-    of the engine that turned it away.
+    """Of one live request. `losses`: engines that were lost under it; `blamed`: those of them that it may be to blame
+    for. `route`: what others are told of it. `refusal`: of the engine that turned it away.
     """
 
     placement: Placement
     route: Route
     losses: int = 0
+    blamed: int = 0
     refusal: Rejection | None = None
 
     @classmethod
     def to(cls, placement: Placement) -> "Journey":
         """Of one that has not been anywhere yet."""
         return cls(placement, Route(placement.engine, placement.reason))
+
+    def lose(self, *, blamed: bool) -> None:
+        """An engine is lost under it."""
+        self.losses += 1
+        self.blamed += blamed
 
     def go_on(self, placement: Placement, *, begun: bool, refused: bool) -> None:
         """It leaves the engine that it was in. `begun`: with tokens; `refused`: as that one turned it away."""

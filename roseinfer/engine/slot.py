@@ -87,6 +87,11 @@ class EngineSlot:
         return self.there and not self.draining and not self.quiet
 
     @property
+    def cut_off(self) -> bool:
+        """Whether the way to it is lost with all that is known of it, as of the last `look`: no request does that."""
+        return self._standing.cut_off
+
+    @property
     def there(self) -> bool:
         """Whether it could be given requests, if it must be. Its owner may know before us that it has ended."""
         return self.engine is not None and self._standing.state is not EngineState.DEAD

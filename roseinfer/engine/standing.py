@@ -8,12 +8,14 @@ from roseinfer.engine.api import EngineState
 
 class Standing(NamedTuple):
     """What the owner says of an engine. `number`: how many processes it has been, this one included; 0 = none yet.
-    `final`: it is not started again.
+    `final`: it is not started again. `cut_off`: the owner is not heard either, so that something between here and its
+    host is the matter, or all of the host; state and number are then as they were heard last.
     """
 
     state: EngineState = EngineState.STARTING
     number: int = 0
     final: bool = False
+    cut_off: bool = False
 
 
 class PromiseReader(Protocol):

@@ -786,3 +786,38 @@ def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Pat
         await fleet.routed.close()
 
     asyncio.run(main())
+
+
+@fleet_test(engines=6)
+async def test_for_a_host_that_is_cut_off_no_request_is_to_blame(fleet: Fleet) -> None:
+    """So one under which two were cut off goes on when an engine dies, and ends only when another one does."""
+    asked = fleet.submit()
+    for number in (0, 1):
+        assert fleet.where(asked) == number
+        fleet.models[number].step()
+        fleet.freeze(number, cut_off=True)
+        fleet.routed.look()
+    assert fleet.where(asked) == 2
+    fleet.models[2].step()
+    fleet.die(2)
+    assert fleet.where(asked) == 3
+    fleet.models[3].step()
+    fleet.die(3)
+    assert [type(error) for error in asked.reader.errors] == [EngineLostError]
+    for number in (0, 1):
+        fleet.thaw(number)
+
+
+@fleet_test(engines=6)
+async def test_a_request_under_which_three_hosts_were_cut_off_stays_with_the_fourth(fleet: Fleet) -> None:
+    asked = fleet.submit(max_tokens=9)
+    for number in range(4):
+        assert fleet.where(asked) == number
+        fleet.models[number].step()
+        fleet.freeze(number, cut_off=True)
+        fleet.routed.look()
+    assert fleet.where(asked) == 3 and not asked.ended
+    for number in range(4):
+        fleet.thaw(number)
+    fleet.finish()
+    asked.check_whole()

@@ -42,6 +42,18 @@ class NoBoard:
 NO_BOARD = NoBoard()
 
 
+class Cables:
+    """A `PromiseReader` of a board of which some rows come from hosts that are cut off."""
+
+    def __init__(self, board: Board, cut_off: set[int]) -> None:
+        self.written, self.read, self.close = board.written, board.read, board.close
+        self._board = board
+        self._cut_off = cut_off
+
+    def standing(self, engine: int) -> Standing:
+        return self._board.standing(engine)._replace(cut_off=engine in self._cut_off)
+
+
 class Reader:
     """A sink that keeps all, and sees that nothing comes behind the end."""
 
@@ -118,6 +130,7 @@ class Fleet:
         self.inflight = Inflight()
         self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")
         self.observed = Observed()
+        self.cut_off: set[int] = set()
         ways = [self._way(number) for number in range(engines)]
         self.routed = RoutedEngine(
             ways, self.requests, changing=changing, router=router, record=record, seed=FROM_THE_FIRST
@@ -128,7 +141,7 @@ class Fleet:
             self.stand(number, EngineState.READY, 1)
 
     def _way(self, number: int) -> Way:
-        return Way(lambda: self.models[number], self.board)
+        return Way(lambda: self.models[number], Cables(self.board, self.cut_off))
 
     @property
     def engines(self) -> list[int]:
@@ -177,11 +190,15 @@ class Fleet:
         self.models[number] = ModelEngine(clock=self.clock)
         await self.reach(number)
 
-    def freeze(self, number: int) -> None:
+    def freeze(self, number: int, *, cut_off: bool = False) -> None:
+        """`cut_off`: nothing is heard of its owner either."""
         self.models[number].frozen = True
+        if cut_off:
+            self.cut_off.add(number)
         self.stand(number, EngineState.QUIET)
 
     def thaw(self, number: int) -> None:
+        self.cut_off.discard(number)
         self.stand(number, EngineState.READY)
         self.models[number].thaw()
 

@@ -1,6 +1,7 @@
 """Whatever happens to engines, and in whichever order: each request ends once, and says what one engine would have."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from hypothesis import given, settings
@@ -42,7 +43,8 @@ class Story:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.asked: list[Asked] = []
-        self.losses: dict[str, int] = {}
+        self.losses: Counter[str] = Counter()
+        self.blamed: Counter[str] = Counter()
         self.cancelled: set[str] = set()
         self.excused: set[str] = set()  # no other engine was there, or their own failure named them
 
@@ -86,7 +88,7 @@ class Story:
         for n, here in frozen.items():
             for one in here:
                 if fleet.where(one) != n:
-                    self.losses[one.request.request_id] = self.losses.get(one.request.request_id, 0) + 1
+                    self._note_loss(one, blamed=n not in fleet.cut_off)
 
     async def _die(self, number: int, detail: int) -> None:
         if not self.fleet.models[number].dead:
@@ -120,7 +122,7 @@ class Story:
 
     async def _freeze(self, number: int, detail: int) -> None:
         if not self.fleet.models[number].dead:
-            self.fleet.freeze(number)
+            self.fleet.freeze(number, cut_off=detail % 2 == 0)
             self.fleet.models[number].step()
             await self._look(number, detail)
 
@@ -180,14 +182,15 @@ class Story:
         here = self._in(number)
         wire = {one.live.wire_id: one for one in here}
         others = self._candidates(number)
+        cut_off = number in fleet.cut_off
         shelter = [slot for slot in fleet.routed._slots if slot.number != number and slot.there]
         drained = fleet.routed._slots[number].draining and not suspects
         lose()
         for wire_id, one in wire.items():
             name = one.request.request_id
-            named = not suspects or wire_id in suspects
+            named = wire_id in suspects if suspects else not cut_off
             alone = suspects == {wire_id}
-            spent = not drained and self.losses.get(name, 0) >= (1 if named else 3)
+            spent = not drained and (self.losses[name] >= 3 or (named and self.blamed[name] >= 1))
             nowhere = not (others or (shelter and one.live.begun))
             if alone or spent or nowhere:
                 homeless = EngineDeadError if one.live.begun and not drained else EngineUnavailableError
@@ -195,7 +198,12 @@ class Story:
                 assert [type(error) for error in one.reader.errors] == [expected]
             else:
                 assert not one.ended and fleet.where(one) != number, "it goes on"
-            self.losses[name] = self.losses.get(name, 0) + (not drained)
+            if not drained:
+                self._note_loss(one, blamed=named)
+
+    def _note_loss(self, one: Asked, *, blamed: bool) -> None:
+        self.losses[one.request.request_id] += 1
+        self.blamed[one.request.request_id] += blamed
 
     # --- the end ------------------------------------------------------------------------------------------------
     async def end(self) -> None:

@@ -141,9 +141,9 @@ class _Remote:
         said = self.tidings.standing
         standing = said._replace(number=max(said.number, self._process))
         if not self._follower.connected:
-            return standing._replace(state=EngineState.DEAD)
-        if silent and standing.state in (EngineState.READY, EngineState.DRAINING):
-            return standing._replace(state=EngineState.QUIET)
+            return standing._replace(state=EngineState.DEAD, cut_off=True)
+        if silent and standing.state in (EngineState.READY, EngineState.DRAINING, EngineState.QUIET):
+            return standing._replace(state=EngineState.QUIET, cut_off=True)
         return standing
 
     def look(self, lost_looks: int) -> None:

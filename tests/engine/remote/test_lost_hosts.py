@@ -147,6 +147,7 @@ def test_what_is_behind_a_cut_network_goes_on_elsewhere(run: Callable[[Work], No
         hosts.wires[0].cut(**cut)
         await until(lambda: hosts.state(0) is EngineState.QUIET)
         await until(lambda: hosts.number_in(0) == 0)
+        assert hosts.engine._slots[0].cut_off and not hosts.engine._slots[1].cut_off
         hosts.wires[0].mend()
         await ended(streams)
         await check_whole(hosts, streams)
