@@ -183,7 +183,7 @@ def test_silence_is_quiet_and_then_the_connection_is_given_up(monkeypatch: pytes
             looks.append(remote.look(24))
         assert scene.engines.standing(4).state is EngineState.READY
         remote.look(24)
-        assert scene.engines.standing(4) == Standing(EngineState.QUIET, 1)
+        assert scene.engines.standing(4) == Standing(EngineState.QUIET, 1, cut_off=True)
         line.say(Promised(Promise(0.0, running=1), 0.0))
         await scene.state(EngineState.READY)  # heard again, though not by its keeper
         for _ in range(24):
