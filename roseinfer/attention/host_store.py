@@ -31,6 +31,7 @@ class HostStore:
             memory = pinned_pages(total) if store.blocks[0].is_cuda else fresh_pages(total)
         except OSError as error:
             raise ConfigError(f"there is no memory for {total / GIB:.1f} GiB: lower kv_offloading_size") from error
+        self._memory = memory  # its pages are pinned as long as it is there, whatever views are left
         self.parts = tuple(
             memory[start : start + num_blocks * width].view(num_blocks, width)
             for start, width in zip(starts, widths, strict=True)

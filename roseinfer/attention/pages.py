@@ -8,10 +8,11 @@ import torch
 from roseinfer.core.errors import ConfigError
 
 
-def fresh_pages(num_bytes: int) -> torch.Tensor:
+def fresh_pages(num_bytes: int, *, forked: bool = True) -> torch.Tensor:
     """[num_bytes] uint8, zeros, in pages that the kernel fills in when they are first used.
 
     Zeroing gigabytes that may never be used would take longer than loading a model, and count as used memory.
+    forked: a fork of this process has them too. It gets a copy of pages that a device holds, all of them at once.
     Raises `OSError` if the address space has no room.
     """
     if num_bytes < mmap.PAGESIZE or not hasattr(mmap, "MAP_ANONYMOUS"):
@@ -20,15 +21,18 @@ def fresh_pages(num_bytes: int) -> torch.Tensor:
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
+    if not forked and hasattr(mmap, "MADV_DONTFORK"):
+        pages.madvise(mmap.MADV_DONTFORK)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def pinned_pages(num_bytes: int) -> torch.Tensor:
     """`fresh_pages` that stay where they are, so that a GPU copies from and to them by itself.
 
-    Not torch's pinned memory, whose allocator takes the next power of two. Raises `ConfigError` if the driver refuses.
+    They are let go with the tensor: whoever has views of it keeps it. Not torch's pinned memory, whose allocator takes
+    the next power of two. Raises `ConfigError` if the driver refuses.
     """
-    pages = fresh_pages(num_bytes)
+    pages = fresh_pages(num_bytes, forked=False)
     pages.zero_()  # by all threads; the driver would ask for one page after the other
     driver = torch.cuda.cudart()
     error = int(driver.cudaHostRegister(pages.data_ptr(), num_bytes, 0))

@@ -1,9 +1,13 @@
+import gc
+import weakref
+
 import pytest
 import torch
 
 from roseinfer.attention import host_store
 from roseinfer.attention.host_store import GIB, HostStore, check_host_memory, num_host_blocks
 from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.pages import fresh_pages
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.fp8_codes import CODES
 from tests.helpers.attention import spec_of
@@ -25,6 +29,25 @@ def test_a_host_block_has_room_for_every_layer_of_a_block(dtype):
     (keys, values), (other, _) = store.layer(0), store.layer(1)
     assert bool(keys.view(torch.uint8)[2].eq(56).all()) and bool(values.view(torch.uint8)[2].eq(56).all())
     assert not other.view(torch.uint8).any() and not keys.view(torch.uint8)[[0, 1, 3, 4]].any()
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_the_memory_is_there_as_long_as_the_store_is(monkeypatch, mode):
+    gone = []
+
+    def watched(num_bytes: int) -> torch.Tensor:
+        pages = fresh_pages(num_bytes)
+        weakref.finalize(pages, gone.append, num_bytes)
+        return pages
+
+    monkeypatch.setattr(host_store, "fresh_pages", watched)
+    with mode():
+        host = HostStore(10, KVStore(1, 4, SPECS, torch.float32, torch.device("cpu")))
+    gc.collect()
+    assert not gone and host.parts
+    del host
+    gc.collect()
+    assert gone
 
 
 def test_blocks_of_a_size_in_gib():
