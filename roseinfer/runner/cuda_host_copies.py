@@ -84,9 +84,12 @@ class CudaCopier:
 
 
 class Addresses:
-    """Where blocks are. parts: [num_blocks, bytes of a block] uint8 each, contiguous."""
+    """Where blocks are. parts: [num_blocks, bytes of a block] uint8 each, contiguous; they live as long as this does,
+    for nobody else needs to hold those of the host.
+    """
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = tuple(parts)
         self._bases = np.array([[part.data_ptr()] for part in parts], np.uint64)
         self._widths = np.array([[part.shape[1]] for part in parts], np.uint64)
 

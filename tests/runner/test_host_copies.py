@@ -1,6 +1,7 @@
 """K and V in host memory: what is stored and loaded again is what was there, whatever runs beside it."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -149,3 +150,11 @@ def test_random_copies_between_random_steps_keep_every_byte():
         bench.store.data[written].normal_(generator=generator)
         device[written] = bench.store.data[written].clone()
     assert torch.equal(bench.store.data, torch.stack(device))
+
+
+def test_memory_lives_as_long_as_its_addresses() -> None:
+    part = torch.zeros(4, 16, dtype=torch.uint8)
+    watched = weakref.ref(part)
+    addresses = Addresses([part])
+    del part
+    assert watched() is not None and addresses.of([0]).tolist() == [watched().data_ptr()]  # type: ignore[union-attr]
