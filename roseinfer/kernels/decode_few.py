@@ -2,7 +2,7 @@
 
 With few rows nothing is bound by memory: what counts is how many times a kernel waits for what another one, or an
 earlier load, brings. So every program turns the queries that it needs by itself; the new key and value never pass
-through the cache; and contexts are divided into a number of parts that follows from the number of rows, without a plan.
+through the cache; and contexts are divided into parts that follow from their lengths alone, without a plan.
 Parts are merged by the program that happens to finish a row's last one.
 """
 
@@ -17,15 +17,17 @@ from roseinfer.kernels.kv_fp8 import narrow_queries, narrowed
 from roseinfer.kernels.paged import LOG2_E, blocks_of, no_peak, padded_dim
 from roseinfer.kernels.triton_support import tl, triton
 
-MOST_ROWS = 8
+MOST_ROWS: int = 16
 MOST_PARTS: int = 32  # of a row
 # Small programs wait least, for each other's warps and for K and V: see `docs/attention.md` for figures.
 _TILE, _WARPS, _STAGES = 32, 2, 3
 _PROGRAMS = 4  # of a multiprocessor, if contexts are long enough
 # Parts of a row that is not long, and tiles of each beyond which it is.
-_PARTS: tl.constexpr = tl.constexpr(16)
+_FEW_PARTS: int = 16
+_PARTS: tl.constexpr = tl.constexpr(_FEW_PARTS)
 _LONG: tl.constexpr = tl.constexpr(4)
 _MOST_PARTS: tl.constexpr = tl.constexpr(MOST_PARTS)
+_MOST_ROWS: tl.constexpr = tl.constexpr(MOST_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def decode_few(
     assert rows <= MOST_ROWS and qkv.stride(1) == 1 and k_cache.stride() == v_cache.stride()
     assert (k_cache.dtype == CODES) == (kv_scales is not None)
     k_scales, v_scales = kv_scales or (None, None)
-    parts = max(1, min(MOST_PARTS, _PROGRAMS * workspace.processors // (rows * kv_heads)))
+    budget = max(1, _PROGRAMS * workspace.processors // kv_heads)
+    parts = min(budget, max(_FEW_PARTS, min(MOST_PARTS, budget // rows)))
     _few_kernel[(kv_heads, rows, parts)](
         qkv,
         k_cache,
@@ -102,6 +105,7 @@ def decode_few(
         scale * LOG2_E,
         eps,
         parts,
+        budget,
         qkv.stride(0),
         k_cache.stride(0),
         tables.stride(0),
@@ -127,7 +131,7 @@ def _tile(head_dim: int, kept: torch.dtype) -> int:
     return max(16, min(_TILE, 2 * 128 * _TILE // (padded_dim(head_dim) * max(2, kept.itemsize))))
 
 
-@triton.jit(do_not_specialize=["slots", "parts"])
+@triton.jit(do_not_specialize=["slots", "parts", "budget"])
 def _few_kernel(
     qkv,
     k_cache,
@@ -148,6 +152,7 @@ def _few_kernel(
     scale,
     eps,
     parts,
+    budget,
     qkv_stride,
     block_stride,
     table_stride,
@@ -185,9 +190,11 @@ def _few_kernel(
         seen_from = tl.maximum(context - WINDOW, 0)
     first = seen_from // TILE
     tiles = tl.maximum(tl.cdiv(old, TILE) - first, 0)
-    length = tl.maximum(tl.cdiv(tiles, tl.minimum(parts, _PARTS)), 1)
+    # So many that all rows together have `budget` parts: a long row has many, and few are left to programs that wait.
+    least = tl.maximum(tl.cdiv(_tiles_of_all(context_len, TILE, WINDOW), budget), 1)
+    length = tl.maximum(tl.cdiv(tiles, tl.minimum(parts, _PARTS)), least)
     if length > _LONG:
-        length = tl.cdiv(tiles, parts)
+        length = tl.maximum(tl.cdiv(tiles, parts), least)
     parts = tl.maximum(tl.cdiv(tiles, length), 1)
     begin = first + part * length
     end = tl.minimum(begin + length, first + tiles)
@@ -252,6 +259,16 @@ def _few_kernel(
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1:
             tl.store(counter, 0)
             _merge(sums, peaks, out, row, kv_head, parts, HEADS, GROUP, D, D_PAD)
+
+
+@triton.jit
+def _tiles_of_all(context_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """About as many as all rows of the launch have."""
+    row = tl.arange(0, _MOST_ROWS)
+    lengths = tl.load(context_len + row, mask=row < tl.num_programs(1), other=0)
+    if WINDOW > 0:
+        lengths = tl.minimum(lengths, WINDOW)
+    return tl.sum(tl.cdiv(lengths, TILE), 0)
 
 
 @triton.jit

@@ -36,6 +36,8 @@ _SHARES = (1, 2, 3, 4, 6, 8)
 Shape = tuple[int, int, int, bool]
 # Fastest on an H200 (torch 2.11, CUDA 13.0, Triton 3.6; 2026-11-23), each with weights that come from memory, those of
 # 4,096 outputs with a residual; None where cuBLAS is faster, though it takes a kernel of its own to add a residual.
+# Those without a time were chosen in a chain of layers with attention. Programs of a kernel that starts early go where
+# there is room just then, so shared memory (`stages`) has to keep them from crowding on a few multiprocessors.
 MEASURED: dict[Shape, TileConfig | None] = {
     # Qwen3-8B, scales by channels
     (16, 6144, 4096, False): TileConfig(16, 64, 256, 1, 4, 4, True),  # 9.0 us, cuBLAS 13.4
@@ -69,7 +71,7 @@ MEASURED: dict[Shape, TileConfig | None] = {
     (128, 6144, 4096, True): TileConfig(64, 64, 128, 1, 4, 6, False),  # 13.0 us, cuBLAS 14.7
     (192, 6144, 4096, True): None,  # 15.5 us, cuBLAS 14.9
     (256, 6144, 4096, True): None,  # 17.1 us, cuBLAS 15.0
-    (16, 4096, 4096, True): TileConfig(16, 64, 128, 4, 4, 4, True),  # 8.9 us, cuBLAS 15.1
+    (16, 4096, 4096, True): TileConfig(16, 64, 128, 4, 4, 8, True),  # cuBLAS 15.1 us
     (32, 4096, 4096, True): TileConfig(32, 64, 128, 4, 4, 4, True),  # 9.4 us, cuBLAS 15.2
     (64, 4096, 4096, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 9.9 us, cuBLAS 15.3
     (128, 4096, 4096, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 11.3 us, cuBLAS 15.7
@@ -81,7 +83,7 @@ MEASURED: dict[Shape, TileConfig | None] = {
     (128, 24576, 4096, True): None,  # 38.9 us, cuBLAS 33.6
     (192, 24576, 4096, True): None,  # 51.3 us, cuBLAS 51.0
     (256, 24576, 4096, True): None,  # 60.6 us, cuBLAS 45.7
-    (16, 4096, 12288, True): TileConfig(16, 64, 128, 3, 4, 6, True),  # 17.4 us, cuBLAS 23.1
+    (16, 4096, 12288, True): TileConfig(16, 64, 128, 6, 4, 6, True),  # cuBLAS 23.1 us
     (32, 4096, 12288, True): TileConfig(32, 64, 128, 3, 4, 6, True),  # 19.2 us, cuBLAS 37.0
     (64, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 21.0 us, cuBLAS 37.2
     (128, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 22.7 us, cuBLAS 37.6

@@ -26,23 +26,6 @@ class SkinnyConfig:
     evict_first: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StreamConfig:
-    """How programs that stay cut the work, see `skinny_stream`. Terms as in `SkinnyConfig`.
-
-    stages: 1, or one more than the tiles that are on their way into shared memory. programs: of a multiprocessor.
-    prefetch: how many tiles before a program takes them they are asked into the L2 cache; 0: not at all.
-    """
-
-    block_n: int
-    block_k: int
-    warps: int = 4
-    stages: int = 2
-    programs: int = 2
-    prefetch: int = 0
-    evict_first: bool = True
-
-
 # About two programs for each multiprocessor of an H200.
 LEAST_PROGRAMS = 256
 

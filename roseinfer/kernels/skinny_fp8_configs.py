@@ -3,9 +3,30 @@
 A load of 16 bytes holds twice the columns, and there is half as much to read, so other cuts are the fastest.
 """
 
+from dataclasses import dataclass
+
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
-from roseinfer.kernels.skinny_configs import LEAST_PROGRAMS, UNMEASURED_ROWS, SkinnyConfig, StreamConfig
+from roseinfer.kernels.skinny_configs import LEAST_PROGRAMS, UNMEASURED_ROWS, SkinnyConfig
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
+
+
+@dataclass(frozen=True, slots=True)
+class PairsConfig:
+    """How `skinny_pairs` cuts the work, which has no LayerNorm. Terms as in `SkinnyConfig`.
+
+    block_k: a multiple of 128 that divides the columns. stages: 1, or one more than the tiles that are on their way
+    into shared memory. programs: of a multiprocessor; 0: one for each tile.
+    """
+
+    block_n: int
+    block_k: int
+    warps: int = 4
+    stages: int = 2
+    programs: int = 4
+    evict_first: bool = True
+
+
+Fp8Config = SkinnyConfig | PairsConfig
 
 
 def slices(config: SkinnyConfig, *, blocks: bool) -> int:
@@ -19,57 +40,56 @@ def slices(config: SkinnyConfig, *, blocks: bool) -> int:
 Fp8Shape = tuple[int, int, int, bool, bool]
 
 # Fastest on an H200 (torch 2.11, CUDA 13.0, Triton 3.6; 2026-11-23), with `overlap`; microseconds of each with weights
-# that come from memory, but chosen in a chain of layers with attention, where they overlap: at 1, 2 and 4 rows 56, 67
-# and 71 us a layer without attention, by blocks. None where `fp8_tiles`, which rounds its input, is faster.
-MEASURED: dict[Fp8Shape, SkinnyConfig | StreamConfig | None] = {
+# that come from memory, but chosen in a chain of layers with attention, where they overlap. By blocks, a layer with
+# attention takes 60, 72 and 79 us at 1, 2 and 4 rows; by channels 60 at 1. None where `fp8_tiles`, which rounds its
+# input, is faster.
+MEASURED: dict[Fp8Shape, Fp8Config | None] = {
     # Qwen3-8B, scales by channels
-    (1, 6144, 4096, False, False): SkinnyConfig(4, 4096, False, 4, 1, True, 0, True),  # 9.2 us
+    (1, 6144, 4096, False, False): PairsConfig(4, 4096),
     (2, 6144, 4096, False, False): SkinnyConfig(16, 1024, True, 4, 3, True, 2048, False),  # 9.7 us
     (4, 6144, 4096, False, False): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 11.2 us
     (8, 6144, 4096, False, False): None,  # 12.4 us
     (16, 6144, 4096, False, False): None,  # 15.2 us
-    (1, 4096, 4096, False, False): SkinnyConfig(4, 4096, False, 8, 1, True, 0, True),  # 5.9 us
+    (1, 4096, 4096, False, False): PairsConfig(8, 4096, 8, 1, 0),
     (2, 4096, 4096, False, False): SkinnyConfig(8, 1024, True, 4, 3, True, 2048, False),  # 6.5 us
     (4, 4096, 4096, False, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 7.0 us
     (8, 4096, 4096, False, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 8.0 us
     (16, 4096, 4096, False, False): None,  # 10.6 us
-    (1, 24576, 4096, True, False): SkinnyConfig(4, 4096, False, 4, 1, True, 0, True),  # 26.9 us
+    (1, 24576, 4096, True, False): PairsConfig(4, 4096, 4, 1, 4),
     (2, 24576, 4096, True, False): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 32.9 us
     (4, 24576, 4096, True, False): None,  # 33.7 us
     (8, 24576, 4096, True, False): None,  # 35.7 us
     (16, 24576, 4096, True, False): None,  # 47.2 us
-    (1, 4096, 12288, False, False): SkinnyConfig(8, 2048, False, 4, 2, True, 0, True),  # 13.9 us
+    (1, 4096, 12288, False, False): PairsConfig(4, 4096, 4, 1, 4),
     (2, 4096, 12288, False, False): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 17.8 us
     (4, 4096, 12288, False, False): None,  # 19.9 us
     (8, 4096, 12288, False, False): None,  # 17.6 us
     (16, 4096, 12288, False, False): None,  # 20.1 us
     # Qwen3-8B, scales by blocks
-    (1, 6144, 4096, False, True): StreamConfig(4, 4096, 4, 2, 4),  # 8.6 us
-    (2, 6144, 4096, False, True): SkinnyConfig(16, 1024, True, 4, 3, True, 2048, False),  # 9.7 us
+    (1, 6144, 4096, False, True): PairsConfig(4, 4096),
+    (2, 6144, 4096, False, True): PairsConfig(4, 4096),
     (4, 6144, 4096, False, True): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 11.2 us
     (8, 6144, 4096, False, True): None,  # 12.4 us
     (16, 6144, 4096, False, True): None,  # 15.2 us
-    (1, 4096, 4096, False, True): SkinnyConfig(4, 4096, False, 4, 1, True, 0, True),  # 6.4 us
-    (2, 4096, 4096, False, True): SkinnyConfig(8, 1024, True, 4, 3, True, 2048, False),  # 6.5 us
+    (1, 4096, 4096, False, True): PairsConfig(8, 4096, 8, 1, 0),
+    (2, 4096, 4096, False, True): PairsConfig(8, 4096, 8, 1, 0),
     (4, 4096, 4096, False, True): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 7.0 us
     (8, 4096, 4096, False, True): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 8.0 us
     (16, 4096, 4096, False, True): None,  # 10.6 us
-    (1, 24576, 4096, True, True): StreamConfig(4, 4096, 4, 2, 3),  # 27.5 us
-    (2, 24576, 4096, True, True): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 32.9 us
+    (1, 24576, 4096, True, True): PairsConfig(4, 4096, 4, 1, 4),
+    (2, 24576, 4096, True, True): PairsConfig(4, 4096, 4, 3, 3),
     (4, 24576, 4096, True, True): SkinnyConfig(16, 512, True, 4, 3, True, 2048, False),  # 33.7 us
     (8, 24576, 4096, True, True): None,  # 35.7 us
     (16, 24576, 4096, True, True): None,  # 47.2 us
-    (1, 4096, 12288, False, True): SkinnyConfig(8, 2048, False, 4, 2, True, 0, True),  # 13.9 us
-    (2, 4096, 12288, False, True): SkinnyConfig(16, 1024, True, 8, 3, True, 2048, False),  # 19.7 us
+    (1, 4096, 12288, False, True): PairsConfig(4, 4096, 4, 1, 4),
+    (2, 4096, 12288, False, True): PairsConfig(4, 4096, 4, 1, 0),
     (4, 4096, 12288, False, True): SkinnyConfig(8, 1024, True, 4, 3, True, 2048, False),  # 19.9 us
     (8, 4096, 12288, False, True): None,  # 17.6 us
     (16, 4096, 12288, False, True): None,  # 20.1 us
 }
 
 
-def choose_fp8_config(
-    bucket: int, weight_rows: int, columns: int, gated: bool, *, blocks: bool
-) -> SkinnyConfig | StreamConfig | None:
+def choose_fp8_config(bucket: int, weight_rows: int, columns: int, gated: bool, *, blocks: bool) -> Fp8Config | None:
     """The config for `bucket` (1, 2, 4, 8, 16) rows and a weight of [weight_rows, columns]; None if it does not pay.
 
     `blocks`: each block of 128 x 128 has a scale, not each row.

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from roseinfer.kernels import early_start
 from roseinfer.kernels.activation import activate_reference
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
-from roseinfer.kernels.skinny_configs import SkinnyConfig, StreamConfig, choose_config, rule
-from roseinfer.kernels.skinny_fp8_configs import choose_fp8_config, fp8_rule, slices
+from roseinfer.kernels.skinny_configs import choose_config, rule
+from roseinfer.kernels.skinny_fp8_configs import Fp8Config, PairsConfig, choose_fp8_config, fp8_rule, slices
 from roseinfer.kernels.skinny_kernel import skinny_kernel
-from roseinfer.kernels.skinny_stream import skinny_stream_kernel
+from roseinfer.kernels.skinny_pairs import skinny_pairs_kernel
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2
 
 # Above this, the input no longer is small beside the weight, and the library's kernels are as fast.
@@ -105,9 +105,7 @@ def supports(rows: int, weight: torch.Tensor, gated: bool = False, scales: torch
     return scales.ndim == 1 or not gated or weight.shape[0] % (2 * SCALE_BLOCK) == 0
 
 
-def _choose(
-    bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None
-) -> SkinnyConfig | StreamConfig | None:
+def _choose(bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None) -> Fp8Config | None:
     if scales is None:
         return choose_config(bucket, *weight.shape, gated)
     return choose_fp8_config(bucket, *weight.shape, gated, blocks=scales.ndim == 2)
@@ -126,7 +124,7 @@ def skinny_linear(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     overlap: bool = False,
-    config: SkinnyConfig | StreamConfig | None = None,
+    config: Fp8Config | None = None,
 ) -> torch.Tensor:
     """activation(norm(x) @ weight.T + bias) + residual; gated: activation(gate) * up.
 
@@ -152,6 +150,8 @@ def skinny_linear(
     if config is None:
         default = rule if scales is None else fp8_rule
         config = _choose(bucket, weight, gated, scales) or default(bucket, *weight.shape, gated)
+    if isinstance(config, PairsConfig) and norm is not None and norm.kind == "layer":
+        config = fp8_rule(bucket, *weight.shape, gated)
     overlap = overlap and early_start.capable(x.device)
     absent = weight  # stands for a pointer that is not read
     arguments = (
@@ -189,11 +189,11 @@ def skinny_linear(
     if overlap:
         options["launch_pdl"] = True
     tiles = cdiv(width, config.block_n)
-    ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0
-    if isinstance(config, StreamConfig):
-        programs = min(tiles, config.programs * _processors(x.device))
-        skinny_stream_kernel[(programs,)](*arguments, PREFETCH=ahead, **options)
+    if isinstance(config, PairsConfig):
+        programs = min(tiles, (config.programs or tiles) * _processors(x.device))
+        skinny_pairs_kernel[(programs,)](*arguments, STAY=programs < tiles, COMPILED=x.is_cuda, **options)
     else:
+        ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0
         options |= {"DOT": config.dot, "SLICES": slices(config, blocks=kind == "block"), "PRELOAD": config.preload}
         skinny_kernel[(tiles,)](*arguments, PREFETCH=min(ahead, in_features), **options)
     return out

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.skinny_configs import SkinnyConfig, StreamConfig
+from roseinfer.kernels.skinny_configs import SkinnyConfig
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 
 CONFIGS = {
@@ -11,8 +11,6 @@ CONFIGS = {
     "tensor cores, no preload": SkinnyConfig(block_n=16, block_k=64, dot=True, warps=4, stages=3, preload=False),
     "elementwise": SkinnyConfig(block_n=4, block_k=64, dot=False, warps=2, stages=1, preload=True),
     "elementwise, no preload": SkinnyConfig(block_n=8, block_k=32, dot=False, warps=1, stages=2, preload=False),
-    "streaming": StreamConfig(block_n=4, block_k=64, warps=2, stages=2, programs=3),
-    "streaming, all columns at once": StreamConfig(block_n=8, block_k=256, warps=1, stages=1, programs=2),
 }
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-6}
 KINDS = ["float16", "bfloat16"]

@@ -10,10 +10,9 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from roseinfer.kernels.skinny_configs import StreamConfig
 from roseinfer.kernels.skinny_fp8_configs import slices
 from roseinfer.kernels.skinny_kernel import skinny_kernel
-from roseinfer.kernels.skinny_stream import skinny_stream_kernel
+from roseinfer.kernels.skinny_pairs import skinny_pairs_kernel
 from tests.helpers.skinny import CONFIGS
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -36,7 +35,6 @@ def read(kernel, constants, pointers) -> None:
 
 def main() -> None:
     for config, scales, gated in itertools.product(CONFIGS.values(), ("none", "channel", "block"), (False, True)):
-        streams = isinstance(config, StreamConfig)
         constants = {
             "ROWS": 2,
             "K": 96,
@@ -52,15 +50,15 @@ def main() -> None:
             "HAS_RESIDUAL": not gated,
             "OVERLAP": True,
             "SCALES": scales,
+            "DOT": config.dot,
+            "SLICES": slices(config, blocks=scales == "block"),
+            "PRELOAD": config.preload,
         }
-        if not streams:
-            constants |= {
-                "DOT": config.dot,
-                "SLICES": slices(config, blocks=scales == "block"),
-                "PRELOAD": config.preload,
-            }
         pointers = {} if scales == "none" else {"w_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
-        read(skinny_stream_kernel if streams else skinny_kernel, constants, pointers)
+        read(skinny_kernel, constants, pointers)
+        if scales != "none":
+            pairs = {"K": 256, "BLOCK_N": 4, "BLOCK_K": 128, "NORM": "rms", "STAY": True, "COMPILED": True}
+            read(skinny_pairs_kernel, constants | pairs, pointers)
 
 
 if __name__ == "__main__":

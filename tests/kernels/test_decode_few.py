@@ -97,7 +97,8 @@ def test_one_launch_is_two(heads, kv_heads, dim, llama, block_size, window, code
 
 
 def test_more_parts_than_tiles_and_as_many_rows_as_there_may_be(device) -> None:
-    layer = layer_of((1, 2, 64, 65, 66, 129, 1, 200), 4, 2, 16, 16, torch.float32, device, llama=True)
+    contexts = (1, 2, 64, 65, 66, 129, 1, 200, *range(30, 38))
+    layer = layer_of(contexts, 4, 2, 16, 16, torch.float32, device, llama=True)
     assert layer.rows == MOST_ROWS
     for parts in (2, 16):
         found = layer.run(workspace_of(layer, parts)).clone()

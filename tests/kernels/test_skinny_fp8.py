@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from roseinfer.kernels.skinny_fp8_configs import choose_fp8_config, fp8_rule, slices
+from roseinfer.kernels.skinny_fp8_configs import PairsConfig, choose_fp8_config, fp8_rule, slices
 from roseinfer.kernels.skinny_linear import MAX_ROWS, SkinnyNorm, pays, skinny_linear, skinny_linear_reference, supports
 from tests.helpers.skinny import CONFIGS, KINDS, assert_close, case, dtype_of, exact
 
@@ -152,6 +152,7 @@ def test_chosen_configs_can_run(bucket, weight_rows, columns, gated, blocks):
         assert value & (value - 1) == 0
     assert config.block_n <= 128  # rows of one block of scales
     assert config.block_k >= 16 * config.warps
+    assert not isinstance(config, PairsConfig) or columns % config.block_k == 0
     if getattr(config, "dot", False):
         width = config.block_k // slices(config, blocks=blocks)
         assert width >= 16 and (not blocks or 128 % width == 0)
