@@ -23,8 +23,6 @@ from roseinfer.sched.rotation import decodes, prompt_token_s
 FIXED_SHARE = 0.03
 LONGEST_STEP_S = 0.2
 QUIET_S = 60.0
-# Products of many tokens are computed by so many rows at a time: those of a step that are left over cost as many.
-_ROWS = 256
 # Steps that the model has seen, before which what it says of long ones is a guess.
 _LEARNT = 50
 
@@ -86,4 +84,4 @@ class Bursts:
         rows_s = p.row_s * len(view.running) + p.context_s * sum([len(request.tokens) for request in view.running])
         pays = (1 / FIXED_SHARE - 1) * p.step_s / token_s
         fits = (LONGEST_STEP_S - p.step_s - rows_s) / token_s
-        return int(min(self._config.largest_step, pays, fits)) // _ROWS * _ROWS
+        return int(min(self._config.largest_step, pays, fits))

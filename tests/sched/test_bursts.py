@@ -74,17 +74,14 @@ def test_no_step_is_longer_than_a_fifth_of_a_second(slower: int) -> None:
     found = steps(prompts(256), cost, slack_burst_tokens=1 << 16)
     durations = [later[0] - before[0] for before, later in pairwise(found) if later[1] > BUDGET]
     assert durations and max(durations) < 1.03 * LONGEST_STEP_S
-    assert slower == 1 or max(durations) > 0.75 * LONGEST_STEP_S
+    assert slower == 1 or max(durations) > 0.9 * LONGEST_STEP_S
 
 
 def test_a_step_is_no_longer_than_pays() -> None:
-    """Behind which its fixed costs are a small share of it; where they always are, it does not grow. It is of whole
-    rows of the tiles that products are cut into.
-    """
-    cheap = CostParams(step_s=1.3e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
+    """Behind which its fixed costs are a small share of it; where they always are, it does not grow."""
+    cheap = CostParams(step_s=0.4e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
     pays = cheap.step_s / cheap.token_s / FIXED_SHARE
-    found = longest(steps(prompts(128), cheap))
-    assert BUDGET < 0.85 * pays < found < 1.05 * pays < BURST and found % 256 == 0
+    assert BUDGET < 0.9 * pays < longest(steps(prompts(128), cheap)) < 1.1 * pays < BURST
     cheaper = CostParams(step_s=0.1e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
     assert longest(steps(prompts(128), cheaper)) == BUDGET
 
