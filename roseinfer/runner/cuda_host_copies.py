@@ -66,6 +66,7 @@ class CudaCopier:
 
     def __init__(self, store: KVStore, host: HostStore) -> None:
         device = store.parts[0].device
+        self._memory = store, host  # the pages are pinned as long as the host store is there, not its parts
         self._steps = torch.cuda.current_stream(device)
         driver = CopyDriver()
         self._loads = _Lane(driver, host.parts, store.blocks, device)
