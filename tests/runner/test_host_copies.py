@@ -1,8 +1,13 @@
 """K and V in host memory: what is stored and loaded again is what was there, whatever runs beside it."""
 
+import ctypes
+import gc
+import itertools
 import random
 import weakref
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +15,9 @@ from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import HostCopy, StepPlan
 from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.runner import cuda_host_copies
 from roseinfer.runner.cuda_host_copies import Addresses
-from roseinfer.runner.host_copies import CpuCopier, time_copies
+from roseinfer.runner.host_copies import Copier, CpuCopier, time_copies
 from roseinfer.runner.threaded import ThreadedRunner
 from tests.helpers.attention import spec_of
 from tests.runner.tiny import Bench, greedy
@@ -66,10 +72,83 @@ def submit(bench: Bench, *args: object, **more: object) -> tuple[StepPlan, objec
     return plan, handle
 
 
+class LaterDriver:
+    """Moves bytes as the driver of a GPU does: by address, some time after it was told to."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, list[tuple[int, int, int]]] = {}
+
+    def copy(self, targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray, stream: int) -> None:
+        self.told.setdefault(stream, []).extend(zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True))
+
+    def catch_up(self, stream: int) -> None:
+        for target, source, size in self.told.pop(stream, []):
+            ctypes.memmove(target, source, size)
+
+
+@pytest.fixture
+def copier_of_a_gpu(monkeypatch) -> Callable[[KVStore, HostStore], Copier]:
+    """What copies on a GPU, on stand-ins for its streams and events: waiting for one makes all before it happen."""
+    driver, numbers = LaterDriver(), itertools.count(1)
+
+    class Stream:
+        def __init__(self, device: object = None) -> None:
+            self.cuda_stream = next(numbers)
+
+        def wait_event(self, event: "Event") -> None:
+            assert event.stream is steps, "behind what steps were given"
+
+        def synchronize(self) -> None:
+            driver.catch_up(self.cuda_stream)
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.timed, self.stream = enable_timing, steps
+
+        def record(self, stream: Stream) -> None:
+            self.stream = stream
+
+        def synchronize(self) -> None:
+            self.stream.synchronize()
+
+        def elapsed_time(self, other: "Event") -> float:
+            assert self.timed and other.timed and other.stream is self.stream
+            return 2.0
+
+    steps = Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: steps)
+    monkeypatch.setattr(cuda_host_copies, "CopyDriver", lambda: driver)
+    return cuda_host_copies.CudaCopier
+
+
+def test_what_copies_on_a_gpu_holds_its_memory_and_is_done_when_it_was_waited_for(copier_of_a_gpu):
+    store = filled(torch.bfloat16)
+    host = HostStore(8, store)
+    watched = weakref.ref(host)
+    copier = copier_of_a_gpu(store, host)
+    del host
+    gc.collect()
+    assert watched() is not None, "its pages go with it"
+    before = [part.clone() for part in store.blocks]
+    stored = copier.start([], [HostCopy(1, 5), HostCopy(4, 0)])
+    assert stored.wait() == (0.0, 0.002)
+    for part in store.blocks:
+        part[[1, 4]] = 0
+    loaded = copier.start([HostCopy(3, 5), HostCopy(1, 0)], [HostCopy(2, 7)])
+    assert [int(part[1].sum()) for part in store.blocks] == [0, 0], "later"
+    assert loaded.wait() == (0.002, 0.002)
+    for part, old in zip(store.blocks, before, strict=True):
+        assert torch.equal(part[[0, 1, 2, 3, 5]], old[[0, 4, 2, 1, 5]])
+    copier.close()
+
+
+@pytest.mark.parametrize("of_gpu", [False, True])
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_request_goes_on_from_blocks_that_were_away(threaded):
+def test_a_request_goes_on_from_blocks_that_were_away(threaded, of_gpu, request):
     """Its K and V are stored while it decodes, its own blocks get another's, and others are loaded for it."""
-    bench = Bench(host_blocks=4)
+    bench = Bench(host_blocks=4, copier_of=request.getfixturevalue("copier_of_a_gpu") if of_gpu else CpuCopier)
     want = greedy(bench.model, PROMPT, 4)
     inner = bench.runner
     if threaded:

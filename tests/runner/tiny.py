@@ -1,5 +1,7 @@
 """A one-layer attention model small enough to read, and a hand-driven runner around it."""
 
+from collections.abc import Callable
+
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
@@ -8,7 +10,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, StepLimits, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.forward import EagerForward, Prepared, build_batch
-from roseinfer.runner.host_copies import CpuCopier
+from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import store_of
@@ -70,7 +72,14 @@ class Bench:
     """A runner with its parts in reach, and plans made by hand. Blocks are handed out in order, never reused."""
 
     def __init__(
-        self, *, seats: int = 4, length: int = 64, block_size: int = 4, bad: bool = False, host_blocks: int = 0
+        self,
+        *,
+        seats: int = 4,
+        length: int = 64,
+        block_size: int = 4,
+        bad: bool = False,
+        host_blocks: int = 0,
+        copier_of: Callable[[KVStore, HostStore], Copier] = CpuCopier,
     ) -> None:
         blocks = seats * -(-length // block_size) + 8
         device = torch.device("cpu")
@@ -80,7 +89,7 @@ class Bench:
         forward = EagerForward(
             self.model, LoopAttention(), self.store, lambda columns: Prepared(build_batch(columns, self.seats))
         )
-        copier = CpuCopier(self.store, HostStore(host_blocks, self.store)) if host_blocks else None
+        copier = copier_of(self.store, HostStore(host_blocks, self.store)) if host_blocks else None
         limits = StepLimits(seats, seats * length)
         self.runner = ModelRunner(self.model, forward, self.store, self.seats, limits, copier)
         self.block_size = block_size
