@@ -7,8 +7,7 @@ from typing import Any
 from roseinfer.deploy.api import ApiReplica
 from roseinfer.deploy.engine import EngineReplica
 from roseinfer.deploy.plan import EVERYWHERE, Plan
-from roseinfer.deploy.register import WINDOW_S
-from roseinfer.deploy.scaling import POLICY
+from roseinfer.deploy.scaling import POLICY, WINDOW_S
 
 API, ENGINE = "Api", "Engine"
 # How long HAProxy may take to hear that an API process goes, and what its end takes beside its streams.

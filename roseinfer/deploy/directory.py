@@ -28,7 +28,7 @@ class DirectoryActor:
         clock = MonotonicClock()
         anew = ray.get_runtime_context().was_current_actor_reconstructed
         self._register = Register(clock, time.time_ns(), anew)
-        self._attainment = Attainment(clock)
+        self._attainment = Attainment()
         self._changed = asyncio.Event()
 
     async def tell(self, address: str, secret: bytes, number: int | None, retiring: bool) -> int | None:
@@ -62,8 +62,9 @@ class DirectoryActor:
         """Of an API process: see `Attainment`."""
         self._attainment.report(process, Fared(*counted))
 
-    async def lately(self) -> Fared:
-        return self._attainment.lately()
+    async def fared(self) -> Fared:
+        """How all requests fared since this actor began."""
+        return self._attainment.total
 
     def _say_changes(self, before: int) -> None:
         if self._register.version != before:

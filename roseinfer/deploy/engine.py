@@ -58,17 +58,14 @@ class EngineReplica:
             raise EngineDeadError(str(self._keeper.failure.exception()))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """See `roseinfer.deploy.scaling`."""
+        """See `roseinfer.deploy.scaling`. Of requests only if the directory can be asked."""
         promise = None if self._keeper is None else self._keeper.promise()
-        fared = Fared()
-        with contextlib.suppress(Exception):  # the directory is being started again
+        stats = {USED: 0.0 if promise is None else fullness(promise)}
+        with contextlib.suppress(Exception):  # it is being started again
             async with asyncio.timeout(ASK_S):
-                fared = Fared(*await find_directory().lately.remote())
-        return {
-            USED: 0.0 if promise is None else fullness(promise),
-            PROMISED: float(fared.promised),
-            REFUSED: float(fared.refused),
-        }
+                fared = Fared(*await find_directory().fared.remote())
+                stats |= {PROMISED: float(fared.promised), REFUSED: float(fared.refused)}
+        return stats
 
     # --- the directory ------------------------------------------------------------------------------------------
     async def _tell(self) -> None:

@@ -1,7 +1,5 @@
 """What the directory of a deployment knows: which engines there are, and how their requests fared lately."""
 
-from collections import deque
-from collections.abc import Iterable
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -11,7 +9,6 @@ from roseinfer.core.clock import Clock
 TELL_S, EXPIRE_S = 2.0, 15.0
 # A directory that was started again waits so long for the numbers that are taken, before it gives new ones.
 SETTLE_S = 3 * TELL_S
-WINDOW_S = 60.0
 
 
 class Engine(NamedTuple):
@@ -96,30 +93,14 @@ class Fared(NamedTuple):
 
 
 class Attainment:
-    """How requests fared in the last `window_s` seconds, from what each API process has counted since it began."""
+    """How requests fared, from what each API process has counted since it began."""
 
-    def __init__(self, clock: Clock, window_s: float = WINDOW_S) -> None:
-        self._clock = clock
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._counted: dict[str, Fared] = {}
-        self._news: deque[tuple[float, Fared]] = deque()
+        self.total = Fared()
 
     def report(self, process: str, counted: Fared) -> None:
-        """`counted` by that process, ever. What it had counted when it was first heard of says nothing of lately."""
-        before = self._counted.get(process)
+        """`counted` by that process, ever. What it had counted when it was first heard of, another attainment has."""
+        before = self._counted.get(process, counted)
         self._counted[process] = counted
-        if before is not None and counted != before:
-            self._news.append(
-                (self._clock.now(), Fared(*(now - then for now, then in zip(counted, before, strict=True))))
-            )
-
-    def lately(self) -> Fared:
-        since_s = self._clock.now() - self._window_s
-        while self._news and self._news[0][0] < since_s:
-            self._news.popleft()
-        return _sum(fared for _, fared in self._news)
-
-
-def _sum(parts: Iterable[Fared]) -> Fared:
-    rows = list(parts)
-    return Fared(*map(sum, zip(*rows, strict=True))) if rows else Fared()
+        self.total = Fared(*(ever + now - then for ever, now, then in zip(self.total, counted, before, strict=True)))

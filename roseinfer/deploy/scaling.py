@@ -3,20 +3,20 @@
 Serve calls the policy in its controller, ten times a second, with what it has collected from the engines.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from roseinfer.deploy.register import WINDOW_S
 from roseinfer.router.fleet_size import Seen, SizeRule, fleet_size, refusing
 
 POLICY = "roseinfer.deploy.scaling:FleetSize"
+WINDOW_S = 60.0  # which is looked at
+# What an engine reports: how full it is, and of the requests of all engines, ever, those that had objectives and those
+# of them that were refused though an idle engine would have kept them.
+USED, PROMISED, REFUSED = "u", "promised", "refused"
 # Reports are sent every few seconds: one that is further from now than this is not old, or early.
 SKEW_S = WINDOW_S
-# What an engine reports: how full it is, and of the requests of all engines in the last `WINDOW_S` those that had
-# objectives and those of them that were refused though an idle engine would have kept them.
-USED, PROMISED, REFUSED = "u", "promised", "refused"
 
 
 class Point(NamedTuple):
@@ -73,12 +73,10 @@ def wanted(rule: SizeRule, context: Context, state: State) -> tuple[int, State]:
     grown_s = now_s if running > state.running else state.grown_s
     metrics = context.raw_metrics or {}
     since_s = max(now_s - rule.window_s, grown_s)
-    used = list(_since(metrics.get(USED, {}), since_s, now_s))
+    used = [value for values in _since(metrics.get(USED, {}), since_s, now_s) for value in values]
     if not running or not used:
         return context.target_num_replicas, State(running, grown_s, None)
-    promised, refused = (
-        max(_since(metrics.get(name, {}), since_s, now_s), default=0.0) for name in (PROMISED, REFUSED)
-    )
+    promised, refused = (_growth(_since(metrics.get(name, {}), since_s, now_s)) for name in (PROMISED, REFUSED))
     seen = Seen(now_s, running, context.target_num_replicas - running, fmean(used), refusing(rule, promised, refused))
     size, calm_s = fleet_size(rule, seen, state.calm_s)
     if size < context.target_num_replicas:
@@ -86,12 +84,17 @@ def wanted(rule: SizeRule, context: Context, state: State) -> tuple[int, State]:
     return size, State(running, grown_s, calm_s)
 
 
-def _since(engines: Mapping[Any, Iterable[Point]], since_s: float, now_s: float) -> Iterable[float]:
-    """What was reported since then. A clock that is further off than `SKEW_S` is one that goes wrong: the newest report
-    of its engine is then taken to be of now.
+def _since(engines: Mapping[Any, Iterable[Point]], since_s: float, now_s: float) -> Iterator[list[float]]:
+    """What each engine has reported since then. A clock that is further off than `SKEW_S` is one that goes wrong: the
+    newest report of its engine is then taken to be of now.
     """
     for series in engines.values():
         points = list(series)
         off_s = points[-1].timestamp - now_s if points else 0.0
         from_s = since_s + (off_s if abs(off_s) > SKEW_S else 0.0)
-        yield from (point.value for point in points if point.timestamp >= from_s)
+        yield [point.value for point in points if point.timestamp >= from_s]
+
+
+def _growth(reports: Iterable[list[float]]) -> float:
+    """Of a number that all of them report, by the one who has seen most of it. It begins anew with the directory."""
+    return max((values[-1] - values[0] for values in reports if values), default=0.0)

@@ -10,7 +10,7 @@ from roseinfer.deploy.scaling import PROMISED, REFUSED, USED, FleetSize, Point
 
 @dataclass
 class Context:
-    """What Serve would give: engines that have all reported the same lately."""
+    """What Serve would give: engines that have all reported the same. `promised`, `refused`: in the last 20 s."""
 
     current_num_replicas: int
     target_num_replicas: int
@@ -26,14 +26,21 @@ class Context:
     @property
     def raw_metrics(self) -> dict[str, dict[str, list[Point]]]:
         at_s = self.current_time if self.reported_s is None else self.reported_s
-        names = {USED: self.u, PROMISED: self.promised, REFUSED: self.refused}
+        ever = {PROMISED: (7000.0, self.promised), REFUSED: (50.0, self.refused)}
+        found = {
+            name: [Point(at_s - 20.0, before), Point(at_s, before + more)] for name, (before, more) in ever.items()
+        }
+        found[USED] = [Point(at_s, self.u)]
         engines = [f"engine{number}" for number in range(self.current_num_replicas)]
-        return {name: {engine: [Point(at_s, value)] for engine in engines} for name, value in names.items()}
+        return {name: dict.fromkeys(engines, points) for name, points in found.items()}
 
 
-def sizes(policy: FleetSize, *contexts: Context) -> list[int]:
+GROWN = {"running": 2, "grown_s": 0.0}  # long ago
+
+
+def sizes(policy: FleetSize, *contexts: Context, before: dict[str, Any] | None = None) -> list[int]:
     """What it says to one after the other, each with the state that it left."""
-    state: dict[str, Any] = {}
+    state: dict[str, Any] = dict(before or {})
     found = []
     for context in contexts:
         context.policy_state = state
@@ -52,10 +59,12 @@ def test_more_engines_when_they_are_full() -> None:
 
 def test_more_engines_when_requests_are_refused_that_could_be_kept() -> None:
     policy = FleetSize()
-    assert sizes(policy, Context(2, 2, 100.0, u=0.5, promised=100, refused=1)) == [2]
-    assert sizes(policy, Context(2, 2, 100.0, u=0.5, promised=100, refused=2)) == [3]
-    assert sizes(policy, Context(2, 3, 100.0, u=0.5, promised=100, refused=9)) == [3], "one is coming"
-    assert sizes(policy, Context(2, 2, 100.0, u=0.5, promised=10, refused=5)) == [2], "too few to say"
+    assert sizes(policy, Context(2, 2, 100.0, u=0.5, promised=100, refused=1), before=GROWN) == [2]
+    assert sizes(policy, Context(2, 2, 100.0, u=0.5, promised=100, refused=2), before=GROWN) == [3]
+    assert sizes(policy, Context(2, 3, 100.0, u=0.5, promised=100, refused=9), before=GROWN) == [3], "one is coming"
+    assert sizes(policy, Context(2, 2, 100.0, u=0.5, promised=10, refused=5), before=GROWN) == [2], "too few to say"
+    just_grown = {"running": 1, "grown_s": 0.0}
+    assert sizes(policy, Context(2, 2, 100.0, u=0.5, promised=100, refused=9), before=just_grown) == [2]
 
 
 def test_fewer_engines_only_after_a_while_and_one_at_a_time() -> None:
