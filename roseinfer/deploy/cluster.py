@@ -105,15 +105,10 @@ def check(plan: Plan) -> Plan:
     """The same plan with its device decided. Raises `ResourceError` and `ConfigError` for what could not work."""
     import ray
 
-    if not plan.deploy.allow_no_authentication and not authenticated():
-        raise ResourceError(
-            "the Ray cluster has no token authentication: who reaches its ports runs code on it. Start it with "
-            "RAY_AUTH_MODE=token, or give --allow-no-authentication"
-        )
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if plan.deploy.bind not in EVERYWHERE and len(nodes) > 1:
         raise ConfigError(f"bind: {plan.deploy.bind} is of one machine, and the cluster has {len(nodes)}: give 0.0.0.0")
-    _check_disk()
+    check_disk(ray._private.worker._global_node.get_session_dir_path())
     there = ray.cluster_resources()
     if plan.engine.model.device == "auto":
         model = replace(plan.engine.model, device="cuda" if there.get("GPU") else "cpu")
@@ -131,20 +126,23 @@ def check(plan: Plan) -> Plan:
     return plan
 
 
-def authenticated() -> bool:
-    from ray._private.authentication.authentication_utils import is_token_auth_enabled
-
-    return bool(is_token_auth_enabled())
-
-
-def _check_disk() -> None:
-    """Of this machine: Ray writes its logs and spilled objects below its session's folder."""
-    import ray
-
-    folder = ray._private.worker._global_node.get_session_dir_path()
+def check_disk(folder: str) -> None:
+    """Of this machine: Ray writes its logs and what does not fit its memory there. Raises `ResourceError`."""
     room = shutil.disk_usage(folder)
     if room.free < LEAST_DISK_SHARE * room.total:
         raise ResourceError(f"the disk of {folder} has only {room.free / 2**30:.1f} GiB left: Ray does not work on it")
+
+
+def _check_authentication(directory: Any) -> None:
+    """Raises `ResourceError` if the cluster asks nobody for a token, and leaves nothing behind."""
+    import ray
+
+    if not ray.get(directory.authenticated.remote()):
+        ray.kill(directory)
+        raise ResourceError(
+            "the Ray cluster has no token authentication: who reaches its ports runs code on it. Start it with "
+            "RAY_AUTH_MODE=token, or give --allow-no-authentication"
+        )
 
 
 def deploy(plan: Plan, say: Callable[[str], None]) -> None:
@@ -155,7 +153,9 @@ def deploy(plan: Plan, say: Callable[[str], None]) -> None:
     from ray import serve
 
     _quiet()
-    start_directory()
+    directory = start_directory()
+    if not plan.deploy.allow_no_authentication:
+        _check_authentication(directory)
     serve.start(http_options={"host": plan.deploy.bind, "port": plan.server.port}, proxy_location=_proxies(plan))
     target = serve.RunTarget(application(plan), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)

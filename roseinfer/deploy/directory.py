@@ -31,6 +31,12 @@ class DirectoryActor:
         self._attainment = Attainment()
         self._changed = asyncio.Event()
 
+    async def authenticated(self) -> bool:
+        """Whether the cluster that this runs on asks for a token; who deploys may have one that nobody asks for."""
+        from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+        return bool(is_token_auth_enabled())
+
     async def tell(self, address: str, secret: bytes, number: int | None, retiring: bool) -> int | None:
         """See `Register`."""
         before = self._register.version

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer import cli
+from roseinfer.core.errors import ResourceError
 from roseinfer.deploy import cluster
 
 
@@ -52,6 +53,13 @@ def test_a_missing_extra_is_told_in_one_line(
         assert cli.main(argv) == 1
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and "pip install 'roseinfer[ray]'" in told
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.check_disk(str(tmp_path))
+    monkeypatch.setattr(cluster, "LEAST_DISK_SHARE", 1.1)
+    with pytest.raises(ResourceError, match=r"the disk of .* has only [\d.]+ GiB left: Ray does not work on it"):
+        cluster.check_disk(str(tmp_path))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed")
