@@ -180,7 +180,6 @@ class _Remote:
             self.written += 1
 
     def promised(self, promise: Promise, age_s: float) -> None:
-        """A promise that was made before what we have sent within the time of its way is rather thought older."""
         self.looks = 0
         self.promise = promise._replace(at_s=self._all.clock.now() - age_s)
         self.written += 1

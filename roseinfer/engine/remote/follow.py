@@ -61,7 +61,7 @@ class Follower:
 
     async def _reach(self) -> None:
         """Returns when a connection has ended that was there."""
-        connection, greeted = await tcp.connect(self._address, self._secret, Purpose.FOLLOW)
+        connection, greeted, _ = await tcp.connect(self._address, self._secret, Purpose.FOLLOW)
         line = _Line(self._hearer, SealedFrames(greeted.keys))
         try:
             await asyncio.get_running_loop().create_connection(lambda: line, sock=connection)

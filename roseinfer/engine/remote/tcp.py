@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.engine.remote.address import HostPort
@@ -54,19 +54,27 @@ def prepare(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def connect(address: HostPort, secret: Secret, purpose: Purpose) -> tuple[socket.socket, Greeted]:
+class Connected(NamedTuple):
+    """`round_trip_s`: about how long a packet takes there and another one back."""
+
+    socket: socket.socket
+    greeted: Greeted
+    round_trip_s: float
+
+
+async def connect(address: HostPort, secret: Secret, purpose: Purpose) -> Connected:
     """A connection that both sides accept. Raises `HandshakeError` if one does not, `OSError` if nothing is there."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_S):
             found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            connection = await _first(found)
+            connection, round_trip_s = await _first(found)
     except TimeoutError:
         raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
     try:
         prepare(connection)
         async with asyncio.timeout(HANDSHAKE_S):
-            return connection, await introduce(connection, secret, purpose)
+            return Connected(connection, await introduce(connection, secret, purpose), round_trip_s)
     except BaseException as error:
         connection.close()
         if isinstance(error, TimeoutError):
@@ -74,15 +82,17 @@ async def connect(address: HostPort, secret: Secret, purpose: Purpose) -> tuple[
         raise
 
 
-async def _first(found: Iterable[tuple[Any, ...]]) -> socket.socket:
-    """The first of a host's addresses that answers."""
+async def _first(found: Iterable[tuple[Any, ...]]) -> tuple[socket.socket, float]:
+    """The first of a host's addresses that answers, and after how many seconds."""
     last: OSError | None = None
+    loop = asyncio.get_running_loop()
     for family, kind, protocol, _, address in found:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(connection, address)
-            return connection
+            began_s = loop.time()
+            await loop.sock_connect(connection, address)
+            return connection, loop.time() - began_s
         except OSError as error:
             connection.close()
             last = error

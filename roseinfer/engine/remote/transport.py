@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from typing import Protocol
 
 from roseinfer.core.promise import Promise
@@ -16,6 +15,8 @@ from roseinfer.engine.transport import Link, LinkTransport, OnDeath, OnMessage
 
 # What waits to be sent to an engine that does not read.
 MAX_UNSENT_BYTES = 2**28
+# What took longer was not the network, but this process, which had other things to do.
+MAX_ROUND_TRIP_S = 0.3
 
 
 class Listener(Protocol):
@@ -41,12 +42,12 @@ class TcpTransport(LinkTransport):
 
     async def open(self, on_message: OnMessage, on_death: OnDeath) -> Link:
         try:
-            connection, greeted = await tcp.connect(self._where, self._secret, Purpose.ENGINE)
+            connection, greeted, round_trip_s = await tcp.connect(self._where, self._secret, Purpose.ENGINE)
         except HandshakeError as error:
             self._listener.refused(error)
             raise
         try:
-            link = await self._link_over(connection, greeted, on_message, on_death)
+            link = await self._link_over(connection, greeted, self._apart(on_message, round_trip_s), on_death)
         except BaseException:
             connection.close()
             raise
@@ -56,14 +57,19 @@ class TcpTransport(LinkTransport):
     async def _link_over(
         self, connection: socket.socket, greeted: Greeted, on_message: OnMessage, on_death: OnDeath
     ) -> Link:
-        link = Link(self._apart(on_message), on_death, SealedFrames(greeted.keys), MAX_UNSENT_BYTES)
+        link = Link(on_message, on_death, SealedFrames(greeted.keys), MAX_UNSENT_BYTES)
         await asyncio.get_running_loop().create_connection(lambda: link, sock=connection)
         return link
 
-    def _apart(self, on_message: OnMessage) -> Callable[[EngineMessage], None]:
+    def _apart(self, on_message: OnMessage, round_trip_s: float) -> OnMessage:
+        """A promise knows nothing of what was on its way to the engine, nor of what was sent while it came here: so it
+        is taken for one that is older by both ways, and nothing that it may not know of counts as known.
+        """
+        older_s = min(round_trip_s, MAX_ROUND_TRIP_S)
+
         def take(message: EngineMessage) -> None:
             if isinstance(message, Promised):
-                self._listener.promised(message.promise, message.age_s)
+                self._listener.promised(message.promise, message.age_s + older_s)
             else:
                 on_message(message)
 

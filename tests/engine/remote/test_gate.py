@@ -42,8 +42,7 @@ class Scene:
         return reader, writer
 
     async def friend(self, secret: Secret = SECRET) -> None:
-        connection, _ = await tcp.connect(self.address, secret, Purpose.ENGINE)
-        connection.close()
+        (await tcp.connect(self.address, secret, Purpose.ENGINE)).socket.close()
 
 
 def play(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
