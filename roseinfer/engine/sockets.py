@@ -55,6 +55,7 @@ class ClientSockets:
         self._by_number: dict[int, _Client] = {}
         self._next_number = 0
         self._greeting: EngineMessage | None = None
+        self._promise: Promise | None = None
         self._next_promise_s = 0.0
         self._gone: list[int] = []
         self._encoder = msgspec.msgpack.Encoder()
@@ -95,13 +96,14 @@ class ClientSockets:
                 self._write(client, data)
 
     def publish(self, promise: Promise) -> None:
-        """Tell clients on other hosts, as often as they need it."""
+        """Tell clients on other hosts, as often as they need it; who comes later is told the newest at once."""
+        self._promise = promise
         peers = [client for client in self._by_number.values() if client.sealed is not None]
         now_s = time.monotonic()
         if not peers or (now_s < self._next_promise_s and 0 < promise.step_s < PROMISE_EVERY_S):
             return
         self._next_promise_s = now_s + PROMISE_EVERY_S
-        data = self._encode(Promised(promise, max(0.0, now_s - promise.at_s)))
+        data = self._encode(_as_of(promise, now_s))
         for peer in peers:
             self._write(peer, data)
 
@@ -144,6 +146,8 @@ class ClientSockets:
         self._poll.register(connection, select.POLLIN)
         if self._greeting is not None:
             self._write(client, self._encode(self._greeting))
+        if sealed is not None and self._promise is not None:
+            self._write(client, self._encode(_as_of(self._promise, time.monotonic())))
 
     def _drop(self, client: _Client) -> None:
         if self._by_number.pop(client.number, None) is None:
@@ -215,3 +219,7 @@ class ClientSockets:
             return 0
         except OSError:
             return len(data)  # it is gone, as the next reading finds out
+
+
+def _as_of(promise: Promise, now_s: float) -> Promised:
+    return Promised(promise, max(0.0, now_s - promise.at_s))

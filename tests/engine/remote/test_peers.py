@@ -153,6 +153,15 @@ def test_peers_are_told_promises_with_their_age_and_not_too_often(place: Place) 
         place.owner.recv(1)  # who can read the board is told nothing
 
 
+def test_a_peer_that_comes_late_is_told_the_newest_promise_at_once(place: Place) -> None:
+    place.clients.greet(BEAT)
+    place.clients.publish(Promise(time.monotonic() - 5.0, steps=7))
+    peer = place.peer()
+    assert peer.read() == BEAT
+    promised = peer.read()
+    assert isinstance(promised, Promised) and promised.promise.steps == 7 and promised.age_s >= 5.0
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_bytes_that_are_no_message_end_that_peer_alone(
     place: Place, seed: int, caplog: pytest.LogCaptureFixture
