@@ -25,6 +25,7 @@ from roseinfer.sched.estimates import CostOptions, Estimates
 
 IDLE_S = 0.01  # of copies in a step without rows: who comes meanwhile waits for its end
 _NEARLY = 1.1
+_OTHERS = 0.25  # what a step's length counts of each that runs, beside who waits for its first token
 _GAIN = 0.25  # of a step's copies, as far as their speed is followed
 
 
@@ -86,13 +87,20 @@ class Offload:
 
     # --- what a request gains -----------------------------------------------------------------------------------
     def behind(self, request: Request, hit: PrefixHit, in_flight: int, running: int) -> tuple[int, ...]:
-        """The host blocks that would be loaded behind a hit; none if it were computed sooner. See `seconds`."""
+        """The host blocks that are to be loaded behind a hit; none if they had better be computed.
+
+        Copies must take less than computing does. The steps that go by meanwhile (see `seconds`) hold up this request
+        only, where computing would hold up all that run in the same step: that counts, but a first token for more than
+        the next one of another.
+        """
         hosts = self._kv.match_host(request.request_id, request.tokens, hit)
         if not hosts:
             return ()
         size = self._kv.block_size
         computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(hosts) * size)
-        return hosts if self.seconds(len(hosts), in_flight, running) < computed_s else ()
+        if self.seconds(len(hosts), 0, 0) >= computed_s:
+            return ()
+        return hosts if self.seconds(0, in_flight, running) < computed_s * (1 + _OTHERS * running) else ()
 
     def seconds(self, blocks: int, in_flight: int, running: int) -> float:
         """Until so many blocks are loaded, behind those that wait to be.

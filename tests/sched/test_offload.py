@@ -98,16 +98,30 @@ def test_waiting_for_a_load_is_named() -> None:
 
 
 def test_what_is_computed_sooner_is_not_loaded() -> None:
-    core = engine(offloading=priced(0.005))
+    """12 tokens take 12 ms."""
+    for load_s, loads in ((0.005, 0), (0.0039, 3)):
+        core = engine(offloading=priced(0.0))
+        keep(core, PROMPT)
+        assert core.scheduler.offload is not None
+        core.scheduler.offload.load_s = load_s
+        run(core, "c", PROMPT)
+        assert sum(len(plan.loads) for plan in submitted(core)) == loads
+
+
+def test_steps_that_go_by_are_weighed_against_what_computing_takes_from_all_that_run() -> None:
+    """12 tokens take 12 ms; beside others a load takes the step in flight and its own, of 20 ms each."""
+    core = engine(offloading=priced(0.0))
     keep(core, PROMPT)
-    waiting = core.scheduler.kv
-    run(core, "c", PROMPT)
-    assert not any(plan.loads for plan in submitted(core)), "12 tokens take 12 ms, 3 blocks 15"
-    assert waiting.host is not None and waiting.host.num_used >= 3
-    core = engine(offloading=priced(0.0039))
-    keep(core, PROMPT)
-    run(core, "c", PROMPT)
-    assert sum(len(plan.loads) for plan in submitted(core)) == 3
+    offload = core.scheduler.offload
+    assert offload is not None
+    offload._step_s = 0.02
+    add(core, "c", PROMPT)
+    (request,) = core.scheduler.waiting
+    hit = core.scheduler.kv.match("c:0", request.tokens)
+    assert len(offload.behind(request, hit, 1, 0)) == 3, "nobody runs"
+    assert [len(offload.behind(request, hit, 1, running)) for running in (1, 9, 10)] == [0, 0, 3]
+    core.abort(["c:0"])
+    run_dry(core)
 
 
 def test_policies_see_what_is_left_behind_a_load() -> None:
