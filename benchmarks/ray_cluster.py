@@ -20,7 +20,7 @@ PATIENCE_S = 90.0
 CPUS, OBJECT_STORE_BYTES = 4, 80 * 2**20
 # What processes call themselves.
 ENGINE_ACTOR, API_ACTOR = "ray::ServeReplica:roseinfer:Engine", "ray::ServeReplica:roseinfer:Api"
-HAPROXY_ACTOR = "ray::HAProxyManager"
+HAPROXY_ACTOR, HAPROXY = "ray::HAProxyManager", "bin/haproxy -db"
 DIRECTORY, ENGINE = "ray::DirectoryActor", "roseinfer.engine.process"
 
 

@@ -20,11 +20,10 @@ from typing import Any
 
 from benchmarks.faults.server import ServerUnderTest
 from benchmarks.fleet_load import Planned, put
-from benchmarks.ray_cluster import API_ACTOR, ENGINE, RayCluster, until
+from benchmarks.ray_cluster import API_ACTOR, ENGINE, HAPROXY, RayCluster, until
 from benchmarks.ray_faults import load, well
 from roseinfer.bench.report import header, host, table, write_json
 
-HAPROXY = "bin/haproxy -db"
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 Pids = Callable[[], list[int]]
 

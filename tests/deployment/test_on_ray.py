@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ray_cluster import RayCluster, until
+from benchmarks.ray_cluster import API_ACTOR, ENGINE_ACTOR, HAPROXY, RayCluster, free_port, until
 from benchmarks.ray_faults import load, run, summary, well
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed")
 
 
-def listeners(pids: set[int]) -> dict[int, set[str]]:
-    """By port: the addresses on which one of these processes listens, IPv6 as it stands in /proc/net."""
+def listeners(cluster: RayCluster, name: str) -> dict[int, set[str]]:
+    """By port: the addresses on which the processes of this name listen, as they stand in /proc/net."""
     sockets = set()
-    for pid in pids:
+    for pid in cluster.processes(name):
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
             try:
                 sockets.add(os.readlink(descriptor))
@@ -38,17 +38,17 @@ def test_what_is_killed_is_replaced_and_streams_go_on() -> None:
     """Streams of 1.2 s each time: without a fault, and with one a third of the way in."""
     planned, at_s = load(rate=6.0, seconds=2.0, output=60), 0.7
     with RayCluster() as cluster:
-        done = cluster.deploy(*cluster.options("--engines", "2"))
+        ports = free_port()
+        done = cluster.deploy(*cluster.options("--engines", "2", "--engine-ports", f"{ports}-{min(ports + 50, 65535)}"))
         assert done.returncode == 0, done.stderr
         assert until(lambda: cluster.ready(2)), cluster.get("/ready")
         base, _ = run(cluster, "none", planned, at_s)
         assert all(map(well, base)), [each.error for each in base]
-        # What listens of ours and of HAProxy; Ray's own servers have ports of their own.
-        environment = cluster.environment
-        named = {cluster.port, 7100, 7101, 30000}
-        named |= {int(environment[f"RAY_SERVE_HAPROXY_{name}_PORT"]) for name in ("METRICS", "STATS")}
-        bound = listeners(set(cluster.processes()))
-        assert {port: bound.get(port) for port in named} == {port: {LOOPBACK} for port in named}
+        # Ray's own servers, which all its processes have, are in other ranges.
+        ranges = {HAPROXY: range(65536), API_ACTOR: range(30000, 31000), ENGINE_ACTOR: range(ports, ports + 51)}
+        for name, its in ranges.items():
+            bound = {port: addresses for port, addresses in listeners(cluster, name).items() if port in its}
+            assert bound and all(addresses == {LOOPBACK} for addresses in bound.values()), (name, bound)
         for case in ("engine+directory", "actor"):
             seen, back_s = run(cluster, case, planned, at_s)
             row = summary(case, seen, base, at_s, back_s)
