@@ -110,6 +110,12 @@ class Option:
             return tuple(self._one(item) for item in value)
         return (self._one(value),) if self.many else self._one(value)
 
+    def as_in_file(self, value: Any) -> Any:
+        """What `from_file` makes this value of."""
+        if self.many:
+            return [self._as_text(item) if isinstance(item, tuple) else item for item in value]
+        return self._as_text(value) if isinstance(value, tuple) else value
+
     def as_flags(self, value: Any) -> list[str]:
         """The command line that gives the option this value; none for None."""
         if value is None:
@@ -212,15 +218,19 @@ class OptionSet:
         given[name] = value
 
     def _read_file(self, path: Path) -> dict[str, Any]:
+        return self.read_values(load_file(path), str(path))
+
+    def read_values(self, found: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """The options that a config file holds, or another mapping like it. Raises `ConfigError` naming `source`."""
         values = {}
-        for key, value in load_file(path).items():
+        for key, value in found.items():
             name = self.resolve(key.replace("-", "_"))
             if name not in self.options:
-                raise ConfigError(f"{path}: unknown option {key!r}")
+                raise ConfigError(f"{source}: unknown option {key!r}")
             try:
                 values[name] = self.options[name].from_file(value)
             except ConfigError as error:
-                raise ConfigError(f"{path}: {error}") from error
+                raise ConfigError(f"{source}: {error}") from error
         return values
 
 

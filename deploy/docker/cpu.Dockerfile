@@ -8,7 +8,9 @@ RUN python -m venv /opt/roseinfer
 RUN /opt/roseinfer/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} 'torch>=2.11,<=2.13.0'
 COPY pyproject.toml README.md LICENSE /src/
 COPY roseinfer /src/roseinfer
-RUN /opt/roseinfer/bin/pip install --no-cache-dir '/src[otel]'
+# With ray as well, for a cluster of KubeRay: --build-arg EXTRAS=otel,ray
+ARG EXTRAS=otel
+RUN /opt/roseinfer/bin/pip install --no-cache-dir "/src[${EXTRAS}]"
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/roseinfer /opt/roseinfer

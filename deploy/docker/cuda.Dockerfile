@@ -7,7 +7,9 @@ RUN python -m venv /opt/roseinfer
 RUN /opt/roseinfer/bin/pip install --no-cache-dir 'torch>=2.11,<=2.13.0'
 COPY pyproject.toml README.md LICENSE /src/
 COPY roseinfer /src/roseinfer
-RUN /opt/roseinfer/bin/pip install --no-cache-dir '/src[cuda,otel]'
+# With ray as well, for a cluster of KubeRay: --build-arg EXTRAS=cuda,otel,ray
+ARG EXTRAS=cuda,otel
+RUN /opt/roseinfer/bin/pip install --no-cache-dir "/src[${EXTRAS}]"
 
 FROM python:${PYTHON}-slim
 # Triton compiles what starts its kernels with a C compiler, when they first run.

@@ -1,4 +1,4 @@
-"""roseinfer deploy: engines and API processes on a Ray cluster."""
+"""roseinfer deploy: engines and API processes on a Ray cluster, or manifests for Kubernetes."""
 
 import os
 from argparse import Namespace
@@ -9,7 +9,7 @@ from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.commands.serve import with_keys
 from roseinfer.core.config import DEFAULT_ROUTER, ReplicasConfig, ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.deploy.plan import EVERYWHERE, DeployConfig, Plan
+from roseinfer.deploy.plan import EVERYWHERE, RAY_SERVICE, DeployConfig, Plan
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.router.registry import ROUTERS
 
@@ -22,7 +22,8 @@ HELP = "serve a model with engines on a Ray cluster"
 NOT_OURS = frozenset({"replicas", "devices", "engines", "secret_file"})
 ENGINES = Group(ReplicasConfig, "routing", skip=NOT_OURS, choices={"router": ROUTERS})
 SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"}))
-OPTIONS = OptionSet(*ENGINE, Group(DeployConfig, "deployment"), ENGINES, SERVER)
+DEPLOYMENT = Group(DeployConfig, "deployment")
+OPTIONS = OptionSet(*ENGINE, DEPLOYMENT, ENGINES, SERVER)
 
 
 def configure(parser: OptionParser) -> None:
@@ -34,6 +35,9 @@ def run(args: Namespace) -> int:
 
     given = OPTIONS.read(args)
     config = OPTIONS.build(DeployConfig, given)
+    if config.print is not None:
+        print(_manifests(config.print, given), end="")
+        return 0
     if config.status or config.down:
         cluster.connect(config.address)
         if config.down:
@@ -42,7 +46,7 @@ def run(args: Namespace) -> int:
         else:
             _show(cluster.status())
         return 0
-    plan = _plan(config, given)
+    plan = _plan(config, given, os.environ)
     cluster.require_ray()
     cluster.connect(config.address, cluster.environment(plan))
     cluster.deploy(cluster.check(plan), print)
@@ -50,10 +54,41 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _plan(config: DeployConfig, given: Mapping[str, Any]) -> Plan:
+def app(arguments: dict[str, Any]) -> Any:
+    """The application that Ray Serve builds of a config file with `import_path: roseinfer.commands.deploy:app`, and
+    options of `roseinfer deploy` as `args`. The cluster has been switched to HAProxy by its environment.
+
+    Raises `ConfigError` for wrong options.
+    """
+    from roseinfer.deploy.application import application
+    from roseinfer.deploy.directory import start_directory
+
+    given = OPTIONS.read_values(arguments, "args")
+    plan = _plan(OPTIONS.build(DeployConfig, given), given, os.environ)
+    start_directory()
+    return application(plan)
+
+
+def _manifests(kind: str, given: Mapping[str, Any]) -> str:
+    """What `--print` writes. Raises `ConfigError` for what manifests cannot say."""
+    from roseinfer.deploy.manifests import check_printable, manifests
+
+    check_printable(kind, given)
+    ours = {option.name for option in DEPLOYMENT.options()}
+    told = dict(given)
+    if kind == RAY_SERVICE:
+        device = given.get("device", "auto")
+        told |= {"bind": "0.0.0.0", "device": "cuda" if device == "auto" else device}
+    plan = _plan(OPTIONS.build(DeployConfig, told), told, {})
+    flags = [flag for name in given if name not in ours for flag in OPTIONS.options[name].as_flags(given[name])]
+    kept = {name: value for name, value in told.items() if name not in ("print", "image")}
+    return manifests(kind, plan, flags, {name: OPTIONS.options[name].as_in_file(kept[name]) for name in kept})
+
+
+def _plan(config: DeployConfig, given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     """Raises `ConfigError` for what there is on one machine only."""
     replicas = ReplicasConfig(**{name: given[name] for name in ("engine_timeout", "drain_timeout") if name in given})
-    engine, server = engine_config(OPTIONS, given), with_keys(OPTIONS.build(ServerConfig, given), os.environ)
+    engine, server = engine_config(OPTIONS, given), with_keys(OPTIONS.build(ServerConfig, given), environment)
     for name, value in (("record", engine.profile.record), ("profile", engine.profile.profile)):
         if value is not None:
             raise ConfigError(f"{name}: engines on Ray write no files; use `roseinfer serve`")

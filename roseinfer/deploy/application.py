@@ -21,20 +21,26 @@ LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """What all processes of the deployment find in their environment: Serve is switched to HAProxy by it."""
-    found = {
+    """What all processes of the deployment find in their environment."""
+    ours = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("RAY_SERVE_")}
+    return ours | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy())
+
+
+def serve_variables(bind: str, wrapper: str, haproxy: str) -> dict[str, str]:
+    """What switches Serve to HAProxy. `wrapper`: the path of the script `haproxy` beside this file, where it is to run;
+    `haproxy`: that of what it starts.
+    """
+    return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # the server runs in the loop that reads its connections
         "RAY_SERVE_FREEZE_GC_ON_STARTUP": "0",  # the server sees to that itself
         "RAY_SERVE_LOG_TO_STDERR": "1",
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy")),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": wrapper,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{DEREGISTER_S:g}",
-        "ROSEINFER_HAPROXY": _haproxy(),
-        "ROSEINFER_HAPROXY_STATS_HOST": "127.0.0.1" if plan.deploy.bind in EVERYWHERE else plan.deploy.bind,
+        "ROSEINFER_HAPROXY": haproxy,
+        "ROSEINFER_HAPROXY_STATS_HOST": "127.0.0.1" if bind in EVERYWHERE else bind,
     }
-    ours = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("RAY_SERVE_")}
-    return ours | found
 
 
 def _haproxy() -> str:

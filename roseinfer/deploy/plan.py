@@ -7,6 +7,7 @@ from roseinfer.core.config import (
     EngineConfig,
     ReplicasConfig,
     ServerConfig,
+    check_choices,
     check_positive,
     option,
 )
@@ -15,6 +16,8 @@ from roseinfer.core.errors import ConfigError
 APPLICATION = NAMESPACE = "roseinfer"
 DIRECTORY = "directory"
 EVERYWHERE = ("0.0.0.0", "::")
+# What `print` writes: a Deployment and what it needs, a pool of its pods for gateways, or a Ray cluster by KubeRay.
+K8S, INFERENCE_POOL, RAY_SERVICE = PRINTED = ("k8s", "inferencepool", "rayservice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,17 @@ class DeployConfig:
     allow_no_authentication: bool = option(
         False, "deploy to a cluster without token authentication: who reaches its ports runs code on it"
     )
+    print: str | None = option(
+        None, "write manifests for Kubernetes to standard output instead, and deploy nothing", choices=PRINTED
+    )
+    image: str | None = option(
+        None, "the container image that manifests name (default: roseinfer:cuda, without a GPU roseinfer:cpu)"
+    )
     status: bool = option(False, "say how the deployment does, and change nothing")
     down: bool = option(False, "stop the deployment; the Ray cluster stays")
 
     def __post_init__(self) -> None:
+        check_choices(self)
         check_positive(self, "engines", "min_engines", "max_engines", "api_replicas", "scale_down_after")
         if not self.least <= self.engines <= self.most:
             raise ConfigError(

@@ -1,0 +1,188 @@
+"""What Kubernetes, gateways and KubeRay take of the manifests that are printed, as JSON schemas.
+
+Written after the reference pages of the fields: Kubernetes API v1.37 (`apps/v1` Deployment, `v1` Pod, Service and
+PersistentVolumeClaim), Gateway API Inference Extension v1 (`InferencePool`), KubeRay v1.6 (`ray.io/v1` RayService).
+They have the fields that we write and no other, so that a new one is looked up before it is printed.
+"""
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+YES_NO: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+POSITIVE: Schema = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+NAME: Schema = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
+PORT_NAME: Schema = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 15}
+QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(m|Ki|Mi|Gi|Ti)?$"}
+LABEL: Schema = {"type": "string", "maxLength": 63, "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"}
+
+
+def one(value: str) -> Schema:
+    return {"const": value}
+
+
+def any_of(*values: str) -> Schema:
+    return {"enum": list(values)}
+
+
+def many(item: Schema, least: int = 0, most: int = 1000) -> Schema:
+    return {"type": "array", "items": item, "minItems": least, "maxItems": most}
+
+
+def by_name(value: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": value}
+
+
+def fields(*required: str, **known: Schema) -> Schema:
+    """An object with these fields only."""
+    assert set(required) <= known.keys()
+    return {"type": "object", "properties": known, "required": list(required), "additionalProperties": False}
+
+
+LABELS = by_name(LABEL)
+METADATA = fields("name", name=NAME, labels=LABELS)
+RESOURCES = fields(requests=by_name(QUANTITY), limits=by_name(QUANTITY))
+HTTP_GET = fields("port", path=TEXT, port={"anyOf": [PORT, PORT_NAME]})
+PROBE = fields("httpGet", httpGet=HTTP_GET, periodSeconds=POSITIVE, timeoutSeconds=POSITIVE, failureThreshold=POSITIVE)
+CONTAINER = fields(
+    "name",
+    "image",
+    name=NAME,
+    image=TEXT,
+    args=many(TEXT),
+    env=many(fields("name", name=TEXT, value={"type": "string"})),
+    envFrom=many(fields(secretRef=fields("name", name=NAME))),
+    ports=many(fields("containerPort", name=PORT_NAME, containerPort=PORT)),
+    startupProbe=PROBE,
+    readinessProbe=PROBE,
+    livenessProbe=PROBE,
+    resources=RESOURCES,
+    securityContext=fields(
+        allowPrivilegeEscalation=YES_NO, readOnlyRootFilesystem=YES_NO, capabilities=fields(drop=many(TEXT))
+    ),
+    volumeMounts=many(fields("name", "mountPath", name=NAME, mountPath=TEXT)),
+)
+VOLUME = fields(
+    "name",
+    name=NAME,
+    persistentVolumeClaim=fields("claimName", claimName=NAME),
+    emptyDir=fields(medium=any_of("", "Memory"), sizeLimit=QUANTITY),
+)
+POD = fields(
+    "containers",
+    terminationGracePeriodSeconds=COUNT,
+    automountServiceAccountToken=YES_NO,
+    securityContext=fields(
+        runAsNonRoot=YES_NO,
+        runAsUser=COUNT,
+        runAsGroup=COUNT,
+        fsGroup=COUNT,
+        seccompProfile=fields("type", type=any_of("RuntimeDefault", "Unconfined", "Localhost")),
+    ),
+    containers=many(CONTAINER, 1),
+    volumes=many(VOLUME),
+)
+TEMPLATE = fields("spec", metadata=fields(labels=LABELS, annotations=by_name({"type": "string"})), spec=POD)
+
+
+def document(version: str, kind: str, spec: Schema) -> Schema:
+    known = {"apiVersion": one(version), "kind": one(kind), "metadata": METADATA, "spec": spec}
+    return fields(*known, **known)
+
+
+DEPLOYMENT = document(
+    "apps/v1",
+    "Deployment",
+    fields(
+        "selector",
+        "template",
+        replicas=COUNT,
+        selector=fields(matchLabels=LABELS),
+        strategy=fields(
+            type=any_of("Recreate", "RollingUpdate"), rollingUpdate=fields(maxUnavailable=COUNT, maxSurge=COUNT)
+        ),
+        template=TEMPLATE,
+    ),
+)
+SERVICE_PORT = fields("port", name=PORT_NAME, port=PORT, targetPort={"anyOf": [PORT, PORT_NAME]})
+SERVICE = document("v1", "Service", fields(selector=LABELS, ports=many(SERVICE_PORT, 1)))
+CLAIM = document(
+    "v1",
+    "PersistentVolumeClaim",
+    fields(
+        accessModes=many(any_of("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"), 1),
+        resources=fields(requests=by_name(QUANTITY)),
+    ),
+)
+# The port is required where the kind is Service, which is the default.
+PICKER = fields(
+    "name",
+    "port",
+    group={"type": "string", "maxLength": 253},
+    kind=one("Service"),
+    name=NAME,
+    port=fields("number", number=PORT),
+    failureMode=any_of("FailOpen", "FailClose"),
+)
+POOL = document(
+    "inference.networking.k8s.io/v1",
+    "InferencePool",
+    fields(
+        "selector",
+        "targetPorts",
+        "endpointPickerRef",
+        selector=fields("matchLabels", matchLabels=LABELS),
+        targetPorts=many(fields("number", number=PORT), 1, 8) | {"uniqueItems": True},
+        endpointPickerRef=PICKER,
+    ),
+)
+START_PARAMETERS = by_name({"type": "string"})
+RAY_SERVICE = document(
+    "ray.io/v1",
+    "RayService",
+    fields(
+        "rayClusterConfig",
+        upgradeStrategy=fields(type=any_of("NewCluster", "NewClusterWithIncrementalUpgrade", "None")),
+        serveConfigV2=TEXT,
+        rayClusterConfig=fields(
+            "headGroupSpec",
+            rayVersion=TEXT,
+            authOptions=fields(mode=any_of("disabled", "token"), secretName=NAME),
+            enableInTreeAutoscaling=YES_NO,
+            headGroupSpec=fields("template", rayStartParams=START_PARAMETERS, template=TEMPLATE),
+            workerGroupSpecs=many(
+                fields(
+                    "groupName",
+                    "template",
+                    groupName=NAME,
+                    replicas=COUNT,
+                    minReplicas=COUNT,
+                    maxReplicas=COUNT,
+                    rayStartParams=START_PARAMETERS,
+                    template=TEMPLATE,
+                )
+            ),
+        ),
+    ),
+)
+# Ray Serve's own config file: `ServeDeploySchema`, as far as it is used.
+SERVE_CONFIG = fields(
+    "applications",
+    proxy_location=any_of("Disabled", "HeadOnly", "EveryNode"),
+    http_options=fields(host=TEXT, port=PORT),
+    applications=many(
+        fields(
+            "name",
+            "import_path",
+            name=TEXT,
+            route_prefix={"type": "string", "pattern": "^/"},
+            import_path={"type": "string", "pattern": "^[a-z_.]+:[a-z_]+$"},
+            args={"type": "object"},
+        ),
+        1,
+    ),
+)
+BY_KIND = {schema["properties"]["kind"]["const"]: schema for schema in (DEPLOYMENT, SERVICE, CLAIM, POOL, RAY_SERVICE)}
