@@ -168,7 +168,8 @@ class ClientSockets:
                 data = b""
             try:
                 received += [(client.number, self._message(client, frame)) for frame in client.frames.feed(data)]
-            except (FrameError, msgspec.DecodeError, ValueError, TypeError) as error:
+            # A RecursionError is one of the decoder, at lists in lists in lists.
+            except (FrameError, msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
                 log.warning("a client of the engine is let go, as it says what nobody understands: %s", error)
                 data = b""
             if not data:
@@ -198,7 +199,12 @@ class ClientSockets:
     def _write(self, client: _Client, data: bytes | bytearray) -> None:
         """`data`: as `_encode` made it."""
         if client.sealed is not None:
-            data = client.sealed.wrap(bytes(data[HEADER_BYTES:]))
+            try:
+                data = client.sealed.wrap(bytes(data[HEADER_BYTES:]))
+            except OverflowError as error:
+                log.error("a client on another host is let go, as it could not be told: %s", error)
+                self._drop(client)
+                return
         sent = 0 if client.unsent else self._try_send(client, data)
         if sent == len(data):
             return

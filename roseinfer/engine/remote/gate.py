@@ -69,6 +69,8 @@ class Gate:
             task = loop.create_task(self._greet(connection, str(address[0])))
             self._strangers[task] = None
             task.add_done_callback(lambda done: self._strangers.pop(done, None))
+            # `sock_accept` does not wait while others do: everybody has a turn, and this one begins before it may end.
+            await asyncio.sleep(0)
 
     async def _greet(self, connection: socket.socket, host: str) -> None:
         try:

@@ -153,7 +153,9 @@ class EngineKeeper:
             self._steps.append(step)
 
     def _tidings(self, steps: list[StepRecord]) -> Tidings:
-        return Tidings(self._crew.standing(0), self.report(), steps, self._clock.now())
+        # Promises are the engine's to tell, as of an age: their times here are of this host's clock.
+        report = replace(self.report(), promise=None)
+        return Tidings(self._crew.standing(0), report, steps, self._clock.now())
 
     async def _tell(self) -> None:
         looks = 0

@@ -130,6 +130,20 @@ def test_many_slow_strangers_do_not_keep_others_out(monkeypatch: pytest.MonkeyPa
     play(act)
 
 
+def test_of_a_burst_all_are_taken_in_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are there before the gate looks, so that none has said anything when the next one comes."""
+    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
+
+    async def act(scene: Scene) -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(socket.create_connection(scene.address))
+            await refusals(scene, 8)
+            assert scene.gate.refused == 8 and len(scene.gate._strangers) == 4
+
+    play(act)
+
+
 def test_an_engine_that_takes_no_connections_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
         scene.has_room = False

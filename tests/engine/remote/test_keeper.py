@@ -9,6 +9,7 @@ from typing import Any
 
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.routed import RoutedEngine
 from tests.helpers.remote import client, keeper, priced_config
@@ -54,12 +55,15 @@ def test_clients_on_other_hosts_are_served_and_see_how_the_engine_does(tmp_path:
             both = await asyncio.gather(answer(one, ask("a")), answer(other, ask("a")))
             assert both[0] == both[1] and len(both[0]) == 12
             board = one._slots[0]._reader
+            assert isinstance(board, RemoteEngines)
             await until(lambda: board.standing(0).state is EngineState.READY)
             assert board.standing(0).number == 1
             await until(lambda: board.read(0) is not None)
             promise = board.read(0)
             assert promise is not None and promise.running == 0 and promise.steps >= 12
             assert one.reports()[0].state is EngineState.READY
+            report = board.report(0)
+            assert report is not None and report.promise is None, "its times would be those of another clock"
 
     run(work())
 

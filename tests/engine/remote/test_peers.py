@@ -27,7 +27,7 @@ from roseinfer.engine.messages import (
     Shutdown,
 )
 from roseinfer.engine.remote.door import door, pass_on
-from roseinfer.engine.remote.sealed import Keys, SealedFrames
+from roseinfer.engine.remote.sealed import MAX_FRAME_BYTES, Keys, SealedFrames
 from roseinfer.engine.sockets import ClientSockets
 
 PATIENCE_S = 10.0
@@ -181,8 +181,13 @@ def test_bytes_that_are_no_message_end_that_peer_alone(
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\xc1", b"\x00", b"\x93\xa3add", b"\x91\xa7nothing", b"\x80", msgspec.msgpack.encode(["add", 3, "x"])],
-    ids=repr,
+    [
+        *(b"", b"\xc1", b"\x00", b"\x93\xa3add", b"\x91\xa7nothing", b"\x80"),
+        msgspec.msgpack.encode(["add", 3, "x"]),
+        b"\x91" * 100_000 + b"\xc0",
+        b"\x93\xa3add\xa1r" + b"\x91" * 100_000 + b"\xc0",
+    ],
+    ids=lambda body: repr(body[:12]),
 )
 def test_a_sealed_frame_that_is_no_message_ends_that_peer_alone(place: Place, body: bytes) -> None:
     good, bad = place.peer(), place.peer()
@@ -207,6 +212,16 @@ def test_a_huge_frame_is_not_waited_for(place: Place) -> None:
     peer.socket.sendall((2**32 - 1).to_bytes(4, "little"))
     assert [message for _, message in place.receive(1)] == [Left()]
     assert peer.cut
+
+
+def test_a_message_that_is_too_long_for_a_peer_ends_that_peer_alone(place: Place) -> None:
+    good, other = place.peer(), place.peer()
+    good.send(Drain())
+    [(number, _)] = place.receive(1)
+    place.clients.send(number + 1, Rejected("r", "x" * MAX_FRAME_BYTES, None, None))
+    assert place.receive(1) == [(number + 1, Left())] and other.cut
+    place.clients.broadcast(BEAT)
+    assert good.read() == BEAT
 
 
 def test_a_peer_without_keys_is_let_go_at_its_first_word(place: Place) -> None:
