@@ -166,7 +166,6 @@ class Scheduler:
         self._reject_all(decision, now_s)
         draft = StepDraft(self._step, self._budget(decision), self.kv)
         offload = self.offload
-        offload = self.offload
         preemptions = self._preemptions
         if follows(type(decision), Yielding):
             running = self._make_room(draft, cast(Yielding, decision), running)
@@ -460,7 +459,8 @@ class Scheduler:
         else:
             self._seat(draft, request, start, cached, count)
             self._prefix_queries += known
-            self._prefix_hits += start - loaded
+            # Of a whole prompt that was loaded the last token is computed again, and what was distrusted since is, too.
+            self._prefix_hits += max(0, start - loaded)
             if offload is not None:
                 offload.started(request, cached, loaded)
             return Start.NOW

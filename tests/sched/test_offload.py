@@ -84,6 +84,16 @@ def test_a_hit_in_host_memory_is_loaded_before_its_request_starts() -> None:
     assert stats.prefix_hits == 12, "of the second request: what is loaded is no hit of the KV cache"
 
 
+def test_a_prompt_that_is_loaded_whole_takes_nothing_from_the_count_of_hits() -> None:
+    core = engine()
+    keep(core, PROMPT[:12])
+    before = core.scheduler.stats()
+    assert run(core, "c", PROMPT[:12]).cached_tokens == 11, "the last one is computed for its logits"
+    after = core.scheduler.stats()
+    assert after.offload is not None and after.offload.loaded == 3
+    assert after.prefix_hits == before.prefix_hits
+
+
 def test_waiting_for_a_load_is_named() -> None:
     core = engine()
     keep(core, PROMPT)
