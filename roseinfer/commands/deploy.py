@@ -3,10 +3,12 @@
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
-from roseinfer.commands.serve import with_keys
+from roseinfer.commands.otlp import with_traces
+from roseinfer.commands.serve import check_classes, check_predictor, with_keys
 from roseinfer.core.config import DEFAULT_ROUTER, ReplicasConfig, ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.deploy.plan import EVERYWHERE, RAY_SERVICE, DeployConfig, Plan
@@ -22,6 +24,8 @@ HELP = "serve a model with engines on a Ray cluster"
 NOT_OURS = frozenset({"replicas", "devices", "engines", "secret_file"})
 ENGINES = Group(ReplicasConfig, "routing", skip=NOT_OURS, choices={"router": ROUTERS})
 SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"}))
+# Variables that the deployment needs and Ray must not show, beside those of OpenTelemetry, which may hold keys.
+HIDDEN = frozenset({"HF_TOKEN"})
 DEPLOYMENT = Group(DeployConfig, "deployment")
 OPTIONS = OptionSet(*ENGINE, DEPLOYMENT, ENGINES, SERVER)
 
@@ -46,7 +50,7 @@ def run(args: Namespace) -> int:
         else:
             _show(cluster.status())
         return 0
-    plan = _plan(config, given, os.environ)
+    plan = _checked(_plan(config, given, os.environ))
     cluster.require_ray()
     cluster.connect(config.address, cluster.environment(plan))
     cluster.deploy(cluster.check(plan), print)
@@ -64,7 +68,7 @@ def app(arguments: dict[str, Any]) -> Any:
     from roseinfer.deploy.directory import start_directory
 
     given = OPTIONS.read_values(arguments, "args")
-    plan = _plan(OPTIONS.build(DeployConfig, given), given, os.environ)
+    plan = _checked(_plan(OPTIONS.build(DeployConfig, given), given, os.environ))
     start_directory()
     return application(plan)
 
@@ -83,6 +87,17 @@ def _manifests(kind: str, given: Mapping[str, Any]) -> str:
     flags = [flag for name in given if name not in ours for flag in OPTIONS.options[name].as_flags(given[name])]
     kept = {name: value for name, value in told.items() if name not in ("print", "image")}
     return manifests(kind, plan, flags, {name: OPTIONS.options[name].as_in_file(kept[name]) for name in kept})
+
+
+def _checked(plan: Plan) -> Plan:
+    """The same with what this machine's environment and files say. Raises `ConfigError` for what they say wrong."""
+    server = with_traces(plan.server, os.environ)
+    if server.length_predictor is not None:
+        check_predictor(server.length_predictor, plan.engine)
+    if server.slo_classes is not None:
+        check_classes(server, plan.engine)
+    hidden = {name: value for name, value in os.environ.items() if name in HIDDEN or name.startswith("OTEL_")}
+    return replace(plan, server=server, variables=hidden)
 
 
 def _plan(config: DeployConfig, given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:

@@ -40,9 +40,9 @@ def run(args: Namespace) -> int:
     _check_owner(replicas, given)
     server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
     if server.length_predictor is not None:
-        _check_predictor(server.length_predictor, None if replicas.engine_list else engine)
+        check_predictor(server.length_predictor, None if replicas.engine_list else engine)
     if server.slo_classes is not None:
-        _check_classes(server, engine)
+        check_classes(server, engine)
     _serve(engine, replicas, server)
     return 0
 
@@ -92,14 +92,14 @@ def _keys_in(path: Path) -> list[str]:
     return keys
 
 
-def _check_classes(server: ServerConfig, engine: EngineConfig) -> None:
+def check_classes(server: ServerConfig, engine: EngineConfig) -> None:
     """Raises `ConfigError` before anything is downloaded or loaded."""
     from roseinfer.server.request.slo_classes import configured_classes
 
     configured_classes(server, engine.model.model)
 
 
-def _check_predictor(path: str, engine: EngineConfig | None, tokenizer: Path | None = None) -> None:
+def check_predictor(path: str, engine: EngineConfig | None, tokenizer: Path | None = None) -> None:
     """Raises `ConfigError` before anything is downloaded or loaded; with the tokenizer's folder, for its vocabulary.
     `engine`: None: others', with policies that nobody here knows.
     """
@@ -133,7 +133,7 @@ def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig)
 
     folder = _fetched(engine.model, weights=not replicas.engine_list)
     if server.length_predictor is not None:
-        _check_predictor(server.length_predictor, None if replicas.engine_list else engine, folder)
+        check_predictor(server.length_predictor, None if replicas.engine_list else engine, folder)
     workers = worker_count(server.api_workers, engine.model.device)
     if workers == 1:
         running = _one(engine, replicas, server, folder)

@@ -25,12 +25,13 @@ def option(
     metavar: str | None = None,
     aliases: tuple[str, ...] = (),
     spaced: bool = False,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line option. `aliases` are other names for its flag. `spaced`: several
-    values may follow the flag once, with spaces between them.
+    values may follow the flag once, with spaces between them. `secret`: who shows the dataclass does not show it.
     """
     metadata = {"help": help, "choices": choices, "metavar": metavar, "aliases": aliases, "spaced": spaced}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +357,9 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 = any free one")
     api_workers: int | None = option(None, "processes that answer requests; default: 1 to 4, by the cores there are")
-    api_key: tuple[str, ...] = option((), "a key that requests must carry; may be given several times", metavar="KEY")
+    api_key: tuple[str, ...] = option(
+        (), "a key that requests must carry; may be given several times", metavar="KEY", secret=True
+    )
     api_key_file: str | None = option(None, "a file with such keys, one in a line", metavar="FILE")
     served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")

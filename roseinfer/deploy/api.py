@@ -17,7 +17,7 @@ import uvicorn.protocols.http.auto
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roseinfer.core.slo import Cause
-from roseinfer.deploy.directory import find_directory
+from roseinfer.deploy.directory import directory
 from roseinfer.deploy.plan import Plan
 from roseinfer.deploy.register import TELL_S, Engine, Fared
 from roseinfer.engine.directory import Entry, ToldDirectory
@@ -51,6 +51,7 @@ class ApiReplica:
     """A replica of Ray Serve, wrapped by `serve.ingress`. It answers from the start, 503 until an engine is up."""
 
     async def __init__(self, plan: Plan, engines: Any = None) -> None:  # type: ignore[misc]  # Serve awaits it
+        plan.set_variables()
         configure_logging(plan.server)
         self._plan = plan
         self._process = uuid4().hex[:12]
@@ -104,7 +105,7 @@ class ApiReplica:
         while True:
             try:
                 async with asyncio.timeout(NEWS_S + ASK_S):
-                    seen, engines = await find_directory().engines.remote(seen, NEWS_S)
+                    seen, engines = await (await directory()).engines.remote(seen, NEWS_S)
                 self._secrets = {engine.incarnation: Secret(engine.secret) for engine in engines}
                 self._told.tell(_entry(engine) for engine in engines)
             except Exception as error:
@@ -118,7 +119,7 @@ class ApiReplica:
             with contextlib.suppress(Exception):  # said by `_follow`
                 async with asyncio.timeout(ASK_S):
                     fared = fared_of(self._parts.observation.tallies.numbers())
-                    await find_directory().report.remote(self._process, tuple(fared))
+                    await (await directory()).report.remote(self._process, tuple(fared))
 
     # --- the end ------------------------------------------------------------------------------------------------
     async def __del__(self) -> None:

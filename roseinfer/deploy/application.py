@@ -15,8 +15,9 @@ DEREGISTER_S, LAST_S = 5.0, 15.0
 # More than any server admits: the server has a limit of its own, and says 503 in its clients' language.
 NO_LIMIT = 10**6
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
-# Of the environment of the command, what its deployment gets too, beside Serve's own variables.
-PASSED = ("PYTHONPATH", "HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE")
+# Of the environment of the command, what its deployment gets too, beside Serve's own variables. Ray shows it to
+# everybody: secrets are in `Plan.variables`.
+PASSED = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 

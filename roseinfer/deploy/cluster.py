@@ -133,12 +133,34 @@ def check_disk(folder: str) -> None:
         raise ResourceError(f"the disk of {folder} has only {room.free / 2**30:.1f} GiB left: Ray does not work on it")
 
 
-def _check_authentication(directory: Any) -> None:
-    """Raises `ResourceError` if the cluster asks nobody for a token, and leaves nothing behind."""
+def check_listening(plan: Plan, host: str, port: int) -> None:
+    """Ray Serve is there already, and listens where it was told first. Raises `ResourceError` if that is elsewhere."""
+    if (host, port) != (plan.deploy.bind, plan.server.port):
+        raise ResourceError(
+            f"Ray Serve on this cluster listens on {host}, port {port}, until it is stopped: deploy with --bind {host} "
+            f"--port {port}, or stop it first with --down"
+        )
+
+
+def _check_serve(plan: Plan) -> None:
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        check_listening(plan, str(client.http_config.host), int(client.http_config.port))
+
+
+def _check_authentication() -> None:
+    """Raises `ResourceError` if the cluster asks nobody for a token. What was not there before is not there then."""
     import ray
 
+    try:
+        directory, ours = find_directory(), False
+    except ValueError:
+        directory, ours = start_directory(), True
     if not ray.get(directory.authenticated.remote()):
-        ray.kill(directory)
+        if ours:
+            ray.kill(directory)
         raise ResourceError(
             "the Ray cluster has no token authentication: who reaches its ports runs code on it. Start it with "
             "RAY_AUTH_MODE=token, or give --allow-no-authentication"
@@ -153,9 +175,10 @@ def deploy(plan: Plan, say: Callable[[str], None]) -> None:
     from ray import serve
 
     _quiet()
-    directory = start_directory()
+    _check_serve(plan)
     if not plan.deploy.allow_no_authentication:
-        _check_authentication(directory)
+        _check_authentication()
+    start_directory()
     serve.start(http_options={"host": plan.deploy.bind, "port": plan.server.port}, proxy_location=_proxies(plan))
     target = serve.RunTarget(application(plan), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)

@@ -85,6 +85,11 @@ def find_directory() -> Any:
     return ray.get_actor(DIRECTORY, namespace=NAMESPACE)
 
 
+async def directory() -> Any:
+    """The same for an event loop, which must not wait for Ray: that may be away."""
+    return await asyncio.to_thread(find_directory)
+
+
 def start_directory() -> Any:
     """The actor's handle; it is made if there is none. It is started again whenever it dies, and outlives whoever made
     it.

@@ -2,21 +2,21 @@
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
-import socket
-from typing import Any
+from collections.abc import Callable
 
 from roseinfer.core import logs
 from roseinfer.core.errors import EngineDeadError, ResourceError
-from roseinfer.deploy.directory import find_directory
+from roseinfer.deploy.directory import directory
 from roseinfer.deploy.plan import EVERYWHERE, Plan
 from roseinfer.deploy.register import TELL_S, Fared
 from roseinfer.deploy.scaling import PROMISED, REFUSED, USED
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.tcp import AddressTakenError
+from roseinfer.hub import model_folder
 from roseinfer.router.fleet_size import fullness
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class EngineReplica:
 
     async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Serve awaits it
         """Raises what keeps the engine from starting."""
+        plan.set_variables()
         logs.configure(as_json=plan.server.log_format == "json")
         self._plan = plan
         self._secret = Secret(os.urandom(SECRET_BYTES))
@@ -45,12 +46,14 @@ class EngineReplica:
         self._tasks.append(asyncio.create_task(self._tell()))
 
     async def _launch(self) -> tuple[EngineKeeper, HostPort]:
-        plan, host = self._plan, _host(self._plan.deploy.bind)
-        bind = HostPort(host, free_port(host, plan.deploy.port_range))
-        keeper = EngineKeeper(
-            plan.engine, bind, self._secret, replicas=plan.replicas, stall_s=plan.server.stall_timeout
-        )
-        return keeper, await keeper.launch()
+        plan = self._plan
+        await asyncio.to_thread(model_folder, plan.engine.model)  # which may be downloaded
+
+        def keeper_at(bind: HostPort) -> EngineKeeper:
+            stall_s = plan.server.stall_timeout
+            return EngineKeeper(plan.engine, bind, self._secret, replicas=plan.replicas, stall_s=stall_s)
+
+        return await launched(keeper_at, _host(plan.deploy.bind), plan.deploy.port_range)
 
     async def check_health(self) -> None:
         """Raises `EngineDeadError` when the engine is not started again."""
@@ -63,7 +66,7 @@ class EngineReplica:
         stats = {USED: 0.0 if promise is None else fullness(promise)}
         with contextlib.suppress(Exception):  # it is being started again
             async with asyncio.timeout(ASK_S):
-                fared = Fared(*await find_directory().fared.remote())
+                fared = Fared(*await (await directory()).fared.remote())
                 stats |= {PROMISED: float(fared.promised), REFUSED: float(fared.refused)}
         return stats
 
@@ -75,12 +78,10 @@ class EngineReplica:
             await asyncio.sleep(TELL_S)
 
     async def _tell_once(self) -> None:
-        directory: Any = None
         try:
             async with asyncio.timeout(ASK_S):
-                directory = find_directory()
                 told = str(self._address), self._secret.value, self._number, self._retiring
-                self._number = await directory.tell.remote(*told)
+                self._number = await (await directory()).tell.remote(*told)
         except Exception as error:
             log.warning("the directory is not told of this engine, which serves on: %s", error)
 
@@ -98,18 +99,22 @@ class EngineReplica:
         await keeper.close()
         with contextlib.suppress(Exception):
             async with asyncio.timeout(ASK_S):
-                await find_directory().gone.remote(self._secret.value)
+                await (await directory()).gone.remote(self._secret.value)
 
 
-def free_port(host: str, ports: range) -> int:
-    """The first that nobody listens on. Raises `ResourceError` if all are taken."""
+async def launched(
+    keeper_at: Callable[[HostPort], EngineKeeper], host: str, ports: range
+) -> tuple[EngineKeeper, HostPort]:
+    """A keeper on the first port that nobody listens on, whoever else looks for one, and its address.
+
+    Raises `ResourceError` if all are taken, and what `EngineKeeper.launch` raises.
+    """
     for port in ports:
+        keeper = keeper_at(HostPort(host, port))
         try:
-            with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-                return port
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ResourceError(f"cannot listen on {host}: {error.strerror}") from error
+            return keeper, await keeper.launch()
+        except AddressTakenError:
+            continue
     raise ResourceError(f"no port of {ports[0]}-{ports[-1]} is free on {host}: give more with --engine-ports")
 
 

@@ -1,6 +1,8 @@
 """What is to be deployed, as the command says it and as the processes of Ray are told."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from roseinfer.core.config import (
     PRICED,
@@ -75,13 +77,20 @@ class DeployConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that the processes of a deployment are told. `replicas`: of one engine."""
+    """All that the processes of a deployment are told. `replicas`: of one engine. `variables`: of the command's
+    environment, what Ray is not to see: it writes the environments of its jobs into logs, and shows them.
+    """
 
     deploy: DeployConfig
     engine: EngineConfig
     replicas: ReplicasConfig
     router: str
     server: ServerConfig
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def set_variables(self) -> None:
+        """In this process, and those that it starts."""
+        os.environ.update(self.variables)
 
     @property
     def gpus(self) -> int:

@@ -1,13 +1,18 @@
 """What `roseinfer deploy` says before it asks a cluster for anything."""
 
 import importlib.util
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from roseinfer import cli
+from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
 from roseinfer.core.errors import ResourceError
-from roseinfer.deploy import cluster
+from roseinfer.deploy import application, cluster
+from roseinfer.deploy.plan import DeployConfig, Plan
 
 
 @pytest.fixture
@@ -30,6 +35,9 @@ def cost(tmp_path: Path) -> Path:
         (["--record", "steps.jsonl"], "--record: engines on Ray write no files"),
         (["--slow", "1,2"], "--slow: engines on Ray are all alike"),
         (["--port", "0"], "--port: all processes of a deployment must know it"),
+        (["--otlp-endpoint", "nowhere"], "--otlp-endpoint: 'nowhere/v1/traces' is no URL"),
+        (["--slo-classes", "/nowhere/classes.toml"], "--slo-classes"),
+        (["--length-predictor", "/nowhere/predictor"], "/nowhere/predictor"),
         (["--api-workers", "2"], "unrecognized arguments: --api-workers"),
     ],
 )
@@ -75,3 +83,57 @@ def test_a_cluster_that_is_not_there_is_told_in_one_line(
 ) -> None:
     assert cli.main(["deploy", "--status", "--address", address]) in (1, 2)
     assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_ray_shows_of_a_deployment_holds_no_secret(cost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray writes the environment of a job into its logs; a plan is an argument of actors."""
+    secrets = {"HF_TOKEN": "hf-abc", "OTEL_EXPORTER_OTLP_HEADERS": "key=abc-otel", "ROSEINFER_API_KEY": "abc-key"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(application, "_haproxy", lambda: "haproxy")
+    plans: list[Plan] = []
+    monkeypatch.setattr(cluster, "require_ray", lambda: None)
+    monkeypatch.setattr(cluster, "connect", lambda address, shown: shown_to_ray.update(shown))
+    monkeypatch.setattr(cluster, "check", lambda plan: plan)
+    monkeypatch.setattr(cluster, "deploy", lambda plan, say: plans.append(plan))
+    shown_to_ray: dict[str, str] = {}
+    assert cli.main(["deploy", "--device", "priced", "--cost", str(cost)]) == 0
+    [plan] = plans
+    assert plan.server.api_key == ("abc-key",)
+    assert plan.variables == {name: value for name, value in secrets.items() if name != "ROSEINFER_API_KEY"}
+    assert "RAY_SERVE_ENABLE_HA_PROXY" in shown_to_ray
+    for value in secrets.values():
+        assert value not in repr(plan) and value not in shown_to_ray.values()
+    for name in plan.variables:
+        monkeypatch.delenv(name)
+    plan.set_variables()
+    assert {name: os.environ.get(name) for name in plan.variables} == plan.variables
+
+
+def test_a_serve_that_listens_elsewhere_is_no_place_for_a_deployment(cost: Path) -> None:
+    """It would be told, take no notice, and requests would be sent where nobody listens."""
+    plan = Plan(
+        deploy=DeployConfig(), engine=EngineConfig(), replicas=ReplicasConfig(), router="pace", server=ServerConfig()
+    )
+    cluster.check_listening(plan, "127.0.0.1", 8000)
+    for host, port in (("127.0.0.1", 8001), ("0.0.0.0", 8000)):
+        with pytest.raises(ResourceError, match=f"listens on {host}, port {port}"):
+            cluster.check_listening(plan, host, port)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_cluster_without_tokens_is_left_as_it_was(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory that is there may be that of a deployment that was to have no tokens."""
+    killed: list[object] = []
+    actor = SimpleNamespace(authenticated=SimpleNamespace(remote=lambda: False))
+
+    def find(name: str, namespace: str) -> object:
+        if not there:
+            raise ValueError(name)
+        return actor
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=bool, kill=killed.append, get_actor=find))
+    monkeypatch.setattr(cluster, "start_directory", lambda: actor)
+    with pytest.raises(ResourceError, match="has no token authentication"):
+        cluster._check_authentication()
+    assert killed == ([] if there else [actor])

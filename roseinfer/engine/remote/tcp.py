@@ -1,6 +1,7 @@
 """Sockets between hosts: how they are set, and how long anything may take on them."""
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Iterable
@@ -18,8 +19,12 @@ BACKLOG = 128
 PROBE_S, GONE_S = 5, 20
 
 
+class AddressTakenError(ConfigError):
+    """Somebody listens there already."""
+
+
 def listen(bind: HostPort) -> socket.socket:
-    """Raises `ConfigError` if that address cannot be used."""
+    """Raises `ConfigError` if that address cannot be used, `AddressTakenError` if it is used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -34,7 +39,8 @@ def listen(bind: HostPort) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"bind: cannot listen on {bind}: {reason(error)}") from error
+        error_type = AddressTakenError if error.errno == errno.EADDRINUSE else ConfigError
+        raise error_type(f"bind: cannot listen on {bind}: {reason(error)}") from error
     return listener
 
 
