@@ -48,7 +48,7 @@ class _Done(NamedTuple):
 
 
 class CpuCopier:
-    """Between two tensors of the same memory: `start` does it at once."""
+    """Between two tensors of the same memory: `start` does it at once, so the rows of the step wait for it."""
 
     def __init__(self, store: KVStore, host: HostStore) -> None:
         self._parts = tuple(zip(store.blocks, host.parts, strict=True))

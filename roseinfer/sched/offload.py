@@ -6,7 +6,7 @@ cache holds has it loaded before it starts, if that is sooner than computing it.
 and no seat.
 
 Copies run beside the rows of a step, which is not over before they are. So a step has no more of them than its rows
-take by themselves, as far as the cost model knows.
+take by themselves, as far as the cost model knows. (On a CPU they run before the rows: then it takes that much longer.)
 """
 
 from collections import deque

@@ -47,7 +47,8 @@ class PlannedDecision:
         return running[-1] if self._victim_key is None else max(running, key=self._victim_key)
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        return (request for request in self._starts if request.seat is None)  # else it started with its lead
+        # One that has a seat by then, or waits for a load, was dealt with as a sample of another.
+        return (request for request in self._starts if request.seat is None and not request.loading)
 
     def admit(self, request: Request) -> Verdict:
         return Verdict.ADMIT if request.request_id in self._chunks else Verdict.SKIP

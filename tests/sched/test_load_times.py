@@ -4,6 +4,7 @@ import pytest
 
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.planned import PlannedDecision
 from roseinfer.sched.registry import make_policy, scheduler_config
 from tests.sched.queues import State
 
@@ -41,3 +42,12 @@ def test_qoserve_puts_who_would_be_late_for_the_load_behind_the_others() -> None
         made.begin()
         stats = made.policy.stats()
         assert stats.demoted == late
+
+
+def test_a_sample_whose_load_began_with_its_lead_is_not_named_again() -> None:
+    made = state("fifo")
+    lead, loads, other = (made.wait(name) for name in ("lead", "loads", "other"))
+    named = iter(PlannedDecision([], {}, [lead, loads, other]).order([]))
+    assert next(named) is lead
+    loads.loading = True  # as one of its samples
+    assert list(named) == [other]
