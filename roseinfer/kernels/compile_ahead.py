@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from roseinfer.kernels.triton_support import HAS_TRITON, triton
@@ -39,10 +39,14 @@ def compiling(processes: int | None = None) -> Iterator[bool]:
     with triton.AsyncCompileMode(forks, ignore_errors=True):  # who launches the kernel finds the error again
         JITFunction.run = lambda self, *args, grid, warmup, **kwargs: run(self, *args, grid=grid, warmup=True, **kwargs)
         try:
-            yield True
-        finally:
-            JITFunction.run = run
+            try:
+                yield True
+            finally:
+                JITFunction.run = run
             forks.finish()
+        except BaseException:
+            forks.give_up()
+            raise
 
 
 class Forks(Executor):
@@ -76,6 +80,17 @@ class Forks(Executor):
                 future.set_result(fn())
             except Exception as error:
                 future.set_exception(error)
+
+    def give_up(self) -> None:
+        """End all forks; futures that are not done never will be: whoever waits for one gets an error."""
+        for child in self._running:
+            with suppress(ProcessLookupError, ChildProcessError):  # `_look` was interrupted between its end and this
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        self._running.clear()
+        for _, future in self._calls:
+            if not future.done():
+                future.set_exception(RuntimeError("what was to be compiled ahead was given up"))
 
     def _look(self) -> None:
         """Wait for a moment, and forget who has ended."""

@@ -69,6 +69,42 @@ def test_a_fork_that_fails_or_hangs_leaves_it_to_this_process(monkeypatch: pytes
         third.result()
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interruption_ends_the_forks_and_compiles_nothing_here(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it among the launches or, `late`, while the forks are waited for."""
+    from triton.runtime._async_compile import active_mode
+
+    mine, here = os.getpid(), []
+    forks: list[int] = []
+
+    def interrupted(self: Forks) -> None:
+        raise KeyboardInterrupt
+
+    def compiles() -> None:
+        if os.getpid() != mine:
+            time.sleep(60)
+        here.append(1)
+
+    def launch_one() -> None:
+        with compiling(2) as ahead:
+            assert ahead
+            mode = active_mode.get()
+            mode.submit("kernel", compiles, lambda kernel: None)
+            forks.extend(mode.executor._running)
+            if not late:
+                raise KeyboardInterrupt
+
+    if late:
+        monkeypatch.setattr(Forks, "_look", interrupted)
+    monkeypatch.setattr(compile_ahead, "PATIENCE_S", 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        launch_one()
+    assert active_mode.get() is None and not here and len(forks) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(forks[0], 0)
+
+
 def test_one_core_compiles_as_ever() -> None:
     with compiling(1) as ahead:
         assert not ahead
