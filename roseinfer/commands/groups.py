@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config import (
+    CacheConfig,
+    EngineConfig,
+    KvEventsConfig,
+    ModelConfig,
+    PricedConfig,
+    ProfileConfig,
+    SchedulerConfig,
+)
 from roseinfer.options import Group, OptionSet
 from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
 
@@ -16,7 +24,8 @@ SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED, choices={"schedulin
 POLICY = Group(all_options(), "scheduling policies (an option that the chosen one does not have is an error)")
 PROFILE = Group(ProfileConfig, "profiling")
 PRICED = Group(PricedConfig, "an engine without a model")
-ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED)
+KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank"}))
+ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED, KV_EVENTS)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
@@ -27,6 +36,7 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
         scheduler=scheduler_config(**scheduler_options(given)),
         profile=options.build(ProfileConfig, given),
         priced=options.build(PricedConfig, given),
+        kv_events=options.build(KvEventsConfig, given),
     )
 
 

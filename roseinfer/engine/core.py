@@ -81,12 +81,21 @@ class Core(Protocol):
     def close(self) -> None: ...
 
 
+class StepEnd(Protocol):
+    """What is to be done at the end of each turn."""
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class EngineCore:
     """`depth` 1: plan, run, commit. `depth` 2: plan and submit step k + 1 while step k runs, then commit k.
 
     `eos_ids` end every request that does not ignore them. `seed` seeds the requests that bring none: the n-th such
     request always draws the same way. `guides` constrain the outputs of requests that ask for it; without them such
     requests are refused. `observer` sees the phases `plan` and `commit`; those of the runner are an `ObservedRunner`'s.
+    `step_end` is flushed by each `settle`, and closed with the core.
     """
 
     def __init__(
@@ -101,6 +110,7 @@ class EngineCore:
         seed: int = 0,
         guides: Guides | None = None,
         observer: StepObserver | None = None,
+        step_end: StepEnd | None = None,
     ) -> None:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
@@ -115,6 +125,7 @@ class EngineCore:
         self.eos_ids = frozenset(eos_ids)
         self.vocab_size = vocab_size
         self._span = unobserved if observer is None else observer.span
+        self._step_end = step_end
         self._seeds = Seeds(seed)
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
@@ -311,6 +322,8 @@ class EngineCore:
         if self._held_back and self._held:
             self._guided.wait(HELD_BACK_S)
             self._held_back = False
+        if self._step_end is not None:
+            self._step_end.flush()
         return outputs
 
     def _sample_guided(self) -> list[RequestOutput]:
@@ -400,6 +413,8 @@ class EngineCore:
     def close(self) -> None:
         if self._guided.guides is not None:
             self._guided.guides.close()
+        if self._step_end is not None:
+            self._step_end.close()
         self._runner.close()
 
 

@@ -10,7 +10,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from roseinfer.core.clock import Clock, MonotonicClock
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config import (
+    CacheConfig,
+    EngineConfig,
+    KvEventsConfig,
+    ModelConfig,
+    PricedConfig,
+    ProfileConfig,
+    SchedulerConfig,
+)
 from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
@@ -41,7 +49,7 @@ from roseinfer.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 Prompt = str | list[int]
-Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig, PricedConfig)
+Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig, PricedConfig, KvEventsConfig)
 
 
 @dataclass(slots=True)
@@ -77,9 +85,9 @@ class Completion:
 class LLM:
     """An engine in this process. Not thread safe; one call at a time.
 
-    Options are the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `ProfileConfig` and `PricedConfig`,
-    and those of the scheduling policy. `observer` is told of every step. Raises `ConfigError` for an unknown or
-    contradictory option, `ModelNotFoundError` and `UnsupportedModelError` for a model that cannot be had.
+    Options are the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `ProfileConfig`, `PricedConfig` and
+    `KvEventsConfig`, and those of the scheduling policy. `observer` is told of every step. Raises `ConfigError` for an
+    unknown or contradictory option, `ModelNotFoundError` and `UnsupportedModelError` for a model that cannot be had.
     """
 
     def __init__(self, model: str = "tiny", *, observer: StepObserver | None = None, **options: Any) -> None:
@@ -367,6 +375,7 @@ def make_engine_config(**options: Any) -> EngineConfig:
         scheduler=_take_scheduler(options),
         profile=_take(ProfileConfig, options),
         priced=_take(PricedConfig, options),
+        kv_events=_take(KvEventsConfig, options),
     )
     if options:
         raise ConfigError(f"unknown option {min(options)!r}")

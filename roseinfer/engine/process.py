@@ -29,6 +29,7 @@ from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.board import Board
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.garbage import IdleGarbageCollector
+from roseinfer.engine.kv_events import KvEventsPublisher
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.record import Recorder, RecordingCore
@@ -63,6 +64,26 @@ def build_engine(
 
     `learnt`: what steps cost, as an engine on such a device has learnt. Raises typed errors for what the user can mend.
     """
+    if config.kv_events.endpoint is None:
+        return _build(config, folder, observer, learnt, None)
+    # Before the model is loaded: an address that cannot be had is told at once, and subscribers find their way back.
+    publisher = KvEventsPublisher(config.kv_events, config.model.model)
+    try:
+        built = _build(config, folder, observer, learnt, publisher)
+    except BaseException:
+        publisher.close()
+        raise
+    publisher.clear()
+    return built
+
+
+def _build(
+    config: EngineConfig,
+    folder: Path,
+    observer: StepObserver | None,
+    learnt: CostParams | None,
+    publisher: KvEventsPublisher | None,
+) -> tuple[Core, EngineInfo]:
     started = time.monotonic()
     record = config.profile.record
     make_core: Callable[..., Core] = EngineCore if record is None else partial(RecordingCore, Recorder(record))
@@ -91,6 +112,7 @@ def build_engine(
         prefix_caching=config.cache.enable_prefix_caching,
         spare_from=facts.spare_from,
         num_host_blocks=facts.num_host_blocks,
+        events=None if publisher is None else publisher.events,
     )
     options = options_of(config.scheduler)
     estimates = Estimates.of(options, learnt)
@@ -114,6 +136,7 @@ def build_engine(
         seed=config.model.seed,
         guides=guides,
         observer=observer,
+        step_end=publisher,
     )
     info = EngineInfo(
         model=config.model.model,

@@ -4,7 +4,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class BlockPool:
@@ -109,11 +109,22 @@ def sha256(data: bytes) -> bytes:
 
 
 class Entry(NamedTuple):
-    """What a cached block holds: `tokens` that follow the prefix whose key is `parent`."""
+    """What a cached block holds: `tokens` that follow the prefix whose key is `parent`. `salted`: only requests with
+    the same cache salt find it.
+    """
 
     key: bytes
     parent: bytes
     tokens: tuple[int, ...]
+    salted: bool = False
+
+
+class IndexListener(Protocol):
+    """Is told of the full entries that an index gains and loses."""
+
+    def inserted(self, entry: Entry) -> None: ...
+
+    def forgotten(self, entry: Entry) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +173,11 @@ def block_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[b
 class Chain:
     """The keys of one sequence's full blocks, computed once each as its tokens become known."""
 
-    __slots__ = ("_block_size", "_digest", "keys", "root")
+    __slots__ = ("_block_size", "_digest", "keys", "root", "salted")
 
-    def __init__(self, root: bytes, block_size: int, digest: Digest) -> None:
+    def __init__(self, root: bytes, block_size: int, digest: Digest, salted: bool = False) -> None:
         self.root = root
+        self.salted = salted
         self.keys: list[bytes] = []
         self._block_size = block_size
         self._digest = digest
@@ -184,11 +196,11 @@ class Chain:
         held = self._held(tokens, index)
         full = len(held) == self._block_size
         if full and index < len(keys):
-            return Entry(keys[index], parent, held)
+            return Entry(keys[index], parent, held, self.salted)
         key = self._key(parent, held)
         if full:
             keys.append(key)
-        return Entry(key, parent, held)
+        return Entry(key, parent, held, self.salted)
 
     def _parent(self, index: int) -> bytes:
         return self.keys[index - 1] if index else self.root
@@ -206,9 +218,12 @@ class PrefixIndex:
     A partial entry covers the first slots of a block only, so it stays true while its owner appends behind them.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, digest: Digest = sha256) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, digest: Digest = sha256, listener: IndexListener | None = None
+    ) -> None:
         self._block_size = block_size
         self._digest = digest
+        self._listener = listener
         self._blocks: dict[bytes, int] = {}
         self._following: dict[bytes, int] = {}  # how many entries have this key as their parent
         # Entries that went although others follow them. As a rule a chain's tail goes first; but two sequences may have
@@ -222,7 +237,7 @@ class PrefixIndex:
         return len(self._blocks)
 
     def chain(self, salt: str) -> Chain:
-        return Chain(root_key(salt, self._digest), self._block_size, self._digest)
+        return Chain(root_key(salt, self._digest), self._block_size, self._digest, salted=bool(salt))
 
     def holds(self, block: int) -> bool:
         """Whether the block may still be matched."""
@@ -287,6 +302,8 @@ class PrefixIndex:
             held[block] = entry
             self._blocks[entry.key] = block
             self._following[entry.parent] = self._following.get(entry.parent, 0) + 1
+            if self._listener is not None and held is self._full:
+                self._listener.inserted(entry)
 
     def forget(self, block: int) -> None:
         """The block is about to hold something else."""
@@ -305,6 +322,8 @@ class PrefixIndex:
                     self._following[entry.parent] = following
                 else:
                     del self._following[entry.parent]
+                if self._listener is not None and held is self._full:
+                    self._listener.forgotten(entry)
 
     def audit(self, piece: int) -> Iterator[None]:
         """Check that every key points to the block that holds it, and to no other; pauses every `piece` blocks.

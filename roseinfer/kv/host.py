@@ -8,7 +8,7 @@ its own, because a look-up knows by identity whether what it found has stayed.
 from collections.abc import Iterable, Iterator, Sequence
 
 from roseinfer.core.plan import HostCopy
-from roseinfer.kv.blocks import BlockPool, Chain, Digest, Entry, Lookup, PrefixIndex
+from roseinfer.kv.blocks import BlockPool, Chain, Digest, Entry, IndexListener, Lookup, PrefixIndex
 
 
 class HostCache:
@@ -18,10 +18,18 @@ class HostCache:
     copies, `stored`, `loaded` end them.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, pool: BlockPool, index: PrefixIndex, digest: Digest) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        pool: BlockPool,
+        index: PrefixIndex,
+        digest: Digest,
+        listener: IndexListener | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self._kv_pool, self._kv_index = pool, index
-        self._index = PrefixIndex(num_blocks, block_size, digest)
+        self._index = PrefixIndex(num_blocks, block_size, digest, listener)
         self._pool = BlockPool(num_blocks, self._index.forget)
         # What copies under way will leave, by the block that they write; None if it must not be matched.
         self._storing: dict[int, tuple[int, Entry | None]] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.plan import BlockCopy, HostCopy
 from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
+from roseinfer.kv.events import CPU, GPU, KvEvents
 from roseinfer.kv.host import HostCache
 
 NO_HIT = PrefixHit()
@@ -64,22 +65,25 @@ class KvManager:
         spare_from: int | None = None,
         num_host_blocks: int = 0,
         digest: Digest = sha256,
+        events: KvEvents | None = None,
     ) -> None:
         """spare_from: blocks from there on are not used while older ones are free, be their content wanted or not.
         num_host_blocks: in host memory; `host` is their `HostCache`, None without them or a prefix cache.
+        events: collects what can be matched, and what no longer.
         """
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
-        self._index = PrefixIndex(num_blocks, block_size, digest)
+        self._index = PrefixIndex(num_blocks, block_size, digest, None if events is None else events.of(GPU))
         self._pool = BlockPool(num_blocks, self._index.forget, spare_from)
         self._sequences: dict[str, SequenceKv] = {}
         self._pinned: list[int] = []
         self.host: HostCache | None = None
         if num_host_blocks and prefix_caching:
-            self.host = HostCache(num_host_blocks, block_size, self._pool, self._index, digest)
+            listener = None if events is None else events.of(CPU)
+            self.host = HostCache(num_host_blocks, block_size, self._pool, self._index, digest, listener)
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from roseinfer.core.config import (
     CacheConfig,
+    KvEventsConfig,
     ModelConfig,
     PricedConfig,
     ProfileConfig,
@@ -43,7 +44,16 @@ SHARED = (PrefillOptions, CostOptions, LengthOptions)
 # An option has one home: these have theirs elsewhere.
 TAKEN = frozenset(
     f.name
-    for kind in (ModelConfig, CacheConfig, SchedulerConfig, ProfileConfig, PricedConfig, ReplicasConfig, ServerConfig)
+    for kind in (
+        ModelConfig,
+        CacheConfig,
+        SchedulerConfig,
+        ProfileConfig,
+        PricedConfig,
+        KvEventsConfig,
+        ReplicasConfig,
+        ServerConfig,
+    )
     for f in fields(kind)
 )
 _ENTRY = "__roseinfer_policy__"

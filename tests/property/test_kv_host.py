@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.plan import HostCopy
 from roseinfer.kv.blocks import PrefixHit
+from roseinfer.kv.events import KvEvents
 from roseinfer.kv.manager import KvManager
 
 Content = tuple[int, ...] | None
@@ -19,9 +20,11 @@ Content = tuple[int, ...] | None
 class Driver:
     """Copies are done some time after they began. `sequences`: their tokens; `loading`: those that only wait."""
 
-    def __init__(self, rng: random.Random, num_blocks: int, num_host: int, block_size: int) -> None:
+    def __init__(
+        self, rng: random.Random, num_blocks: int, num_host: int, block_size: int, events: KvEvents | None = None
+    ) -> None:
         self.rng, self.size = rng, block_size
-        self.kv = KvManager(num_blocks, block_size, num_host_blocks=num_host)
+        self.kv = KvManager(num_blocks, block_size, num_host_blocks=num_host, events=events)
         assert self.kv.host is not None
         self.host = self.kv.host
         self.device_holds: list[Content] = [None] * num_blocks

@@ -1,0 +1,180 @@
+"""KV events as a subscriber gets them, over loopback."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from roseinfer.core.config import KvEventsConfig
+from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
+from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.kv.events import CPU, GPU, BlockRemoved, BlockStored
+
+PATIENCE_MS = 10_000
+
+
+def addresses(count: int) -> list[str]:
+    """Of loopback, with ports that nobody has at the moment."""
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in taken]
+    for each in taken:
+        each.close()
+    return [f"tcp://127.0.0.1:{port}" for port in ports]
+
+
+@contextmanager
+def connected(kind: int, endpoint: str) -> Iterator[Any]:
+    with zmq.Context() as context, context.socket(kind) as made:
+        made.set(zmq.LINGER, 0)
+        made.set(zmq.RCVTIMEO, PATIENCE_MS)
+        if kind == zmq.SUB:
+            made.subscribe(b"kv@")
+        made.connect(endpoint)
+        yield made
+
+
+def replayed(question: Any, first: int) -> list[tuple[int, Any]]:
+    """What a publisher still has from a number on."""
+    question.send_multipart((b"", first.to_bytes(8, "big")))
+    found = []
+    while True:
+        empty, number, payload = question.recv_multipart()
+        assert empty == b""
+        if number == END_OF_REPLAY:
+            return found
+        found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)))
+
+
+def held(batches: list[Any]) -> set[int]:
+    """The blocks that these batches leave."""
+    blocks: set[int] = set()
+    for _, events, rank in batches:
+        assert rank == 0
+        for event in events:
+            if event["type"] == "AllBlocksCleared":
+                blocks.clear()
+            elif event["type"] == "BlockStored":
+                assert len(event["token_ids"]) == len(event["block_hashes"]) * event["block_size"]
+                blocks |= set(event["block_hashes"])
+            else:
+                blocks -= set(event["block_hashes"])
+    return blocks
+
+
+def test_a_subscriber_learns_what_an_engine_holds_and_asks_for_what_it_has_missed():
+    endpoint, replay = addresses(2)
+    options = {"num_kv_blocks": 12, "max_model_len": 96, "threads": 1, "device": "cpu"}
+    with connected(zmq.SUB, endpoint) as subscriber, connected(zmq.DEALER, replay) as question:
+        with closing(LLM("tiny", **options, kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay)) as llm:
+            for start in range(4):
+                prompt = [start + 3] * 64
+                llm.generate([prompt], SamplingParams(max_tokens=4, ignore_eos=True))
+            kept = replayed(question, 0)
+            index = llm.core.scheduler.kv._index
+            expected = {int.from_bytes(entry.key[-8:], "big") for entry in index._full if entry is not None}
+            assert replayed(question, len(kept) - 1) == kept[-1:]
+        assert [number for number, _ in kept] == list(range(len(kept)))
+        assert kept[0][1][1] == [{"type": "AllBlocksCleared"}]
+        assert held([batch for _, batch in kept]) == expected != set()
+        last = -1
+        while last < len(kept) - 1:
+            topic, number, payload = subscriber.recv_multipart()
+            last = int.from_bytes(number, "big")
+            assert topic == f"kv@{endpoint.removeprefix('tcp://')}@tiny".encode()
+            assert msgspec.msgpack.decode(payload) == kept[last][1]
+
+
+def test_what_is_no_question_is_passed_over_and_only_so_many_steps_are_kept():
+    endpoint, replay = addresses(2)
+    config = KvEventsConfig(kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay, kv_events_buffer_steps=2)
+    with closing(KvEventsPublisher(config, "m")) as publisher, connected(zmq.DEALER, replay) as question:
+        for _ in range(5):
+            publisher.clear()
+        publisher.flush()  # nothing has changed
+        question.send_multipart((b"", b"short"))
+        question.send(b"")
+        assert [number for number, _ in replayed(question, 0)] == [3, 4]
+
+
+def test_neighbours_become_one_event():
+    a, b, c = (bytes(31) + bytes([n]) for n in (1, 2, 3))
+    told = wire_events(
+        [
+            BlockStored(a, None, (1, 2), GPU),
+            BlockStored(b, a, (3, 4), GPU),
+            BlockStored(c, a, (5, 6), GPU),
+            BlockStored(a, None, (1, 2), CPU),
+            BlockRemoved(b, GPU),
+            BlockRemoved(c, GPU),
+            BlockRemoved(a, CPU),
+        ]
+    )
+    assert [msgspec.to_builtins(event) for event in told] == [
+        stored([1, 2], None, [1, 2, 3, 4], "GPU"),
+        stored([3], 1, [5, 6], "GPU"),
+        stored([1], None, [1, 2], "CPU"),
+        {"type": "BlockRemoved", "block_hashes": [2, 3], "medium": "GPU"},
+        {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU"},
+    ]
+
+
+def stored(hashes: list[int], parent: int | None, tokens: list[int], medium: str) -> dict[str, Any]:
+    told = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens}
+    return told | {"block_size": 2, "medium": medium, "lora_id": None, "lora_name": None}
+
+
+def test_an_address_in_use_is_refused_before_the_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ResourceError, match=f"{endpoint}: Address already in use"):
+            LLM("tiny", kv_events_endpoint=endpoint)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(ConfigError, match=r"roseinfer\[kv-events\]"):
+        KvEventsPublisher(KvEventsConfig(kv_events_endpoint="tcp://127.0.0.1:5557"), "m")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "127.0.0.1:1",
+        "ipc://x",
+        "tcp://*:1",
+        "tcp://host:1",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:0",
+        "tcp://[::1]:x",
+        "",
+    ],
+)
+def test_bad_endpoints_are_refused(endpoint: str):
+    with pytest.raises(ConfigError, match="kv_events_endpoint must be tcp://ADDRESS:PORT"):
+        KvEventsConfig(kv_events_endpoint=endpoint)
+
+
+def test_options_that_lead_nowhere_are_refused():
+    with pytest.raises(ConfigError, match="kv_events_topic needs kv_events_endpoint"):
+        KvEventsConfig(kv_events_topic="kv@a@b")
+    with pytest.raises(ConfigError, match="kv_events_buffer_steps"):
+        KvEventsConfig(kv_events_endpoint="tcp://127.0.0.1:1", kv_events_buffer_steps=0)
+    with pytest.raises(ConfigError, match="needs enable_prefix_caching"):
+        make_engine_config(kv_events_endpoint="tcp://127.0.0.1:1", enable_prefix_caching=False)
+
+
+def test_engines_of_one_server_have_ports_of_their_own():
+    config = make_engine_config(kv_events_endpoint="tcp://[::1]:5557", kv_events_replay_endpoint="tcp://127.0.0.1:5559")
+    second = config.of_engine(1, 2).kv_events
+    assert (second.endpoint, second.replay_endpoint, second.rank) == ("tcp://[::1]:5558", "tcp://127.0.0.1:5560", 1)
+    with pytest.raises(ConfigError, match="3 engines take 3 ports"):
+        config.of_engine(0, 3)
+    with pytest.raises(ConfigError, match="must be tcp"):
+        make_engine_config(kv_events_endpoint="tcp://127.0.0.1:65535").of_engine(1, 2)

@@ -1,0 +1,38 @@
+"""Events of random operations, applied to nothing, give what the indexes hold."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roseinfer.kv.blocks import Entry, PrefixIndex, root_key
+from roseinfer.kv.events import CPU, GPU, BlockStored, KvEvents
+from tests.property.test_kv_host import Driver
+
+Held = dict[tuple[bytes, str], Entry]
+
+
+def apply(held: Held, events: KvEvents) -> None:
+    for event in events.take():
+        if isinstance(event, BlockStored):
+            assert (event.key, event.medium) not in held
+            parent = root_key("") if event.parent is None else event.parent
+            held[event.key, event.medium] = Entry(event.key, parent, event.tokens)
+        else:
+            del held[event.key, event.medium]
+
+
+def holds(index: PrefixIndex, medium: str) -> Held:
+    return {(entry.key, medium): entry for entry in index._full if entry is not None}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9), st.integers(4, 24), st.integers(1, 24), st.sampled_from([1, 2, 4]))
+def test_events_tell_what_the_indexes_hold(seed: int, num_blocks: int, num_host: int, block_size: int) -> None:
+    events = KvEvents()
+    driver = Driver(random.Random(seed), num_blocks, num_host, block_size, events)
+    held: Held = {}
+    for _ in range(60):
+        driver.act()
+        apply(held, events)
+        assert held == holds(driver.kv._index, GPU) | holds(driver.host._index, CPU)
