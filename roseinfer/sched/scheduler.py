@@ -512,11 +512,16 @@ class Scheduler:
 
     def _load(self, request: Request, hosts: tuple[int, ...]) -> Start:
         """Begin to load, unless others wait for the same or for all seats; then the request waits without blocks."""
-        assert self.offload is not None
-        if self.offload.arriving(hosts) or self.offload.num_waiting >= len(self._free_seats):
+        offload = self.offload
+        assert offload is not None
+        full = offload.num_waiting >= len(self._free_seats)
+        if full and not self.running and self._step == self._steps_done:
+            # Nobody but this one is let start, it seems: one that is loaded and was not named makes way.
+            full = not offload.reclaim()
+        if full or offload.arriving(hosts):
             self.kv.release(request.request_id)
         else:
-            self.offload.begin(request, hosts)
+            offload.begin(request, hosts)
         return Start.LATER
 
     def _recheck(self, request: Request) -> None:

@@ -49,3 +49,12 @@ def test_any_host_memory_gives_the_same_tokens(
         **options,
     )
     assert_same(run_at_ease(jobs, fail_on_token), got)
+
+
+def test_who_is_loaded_and_not_let_start_holds_up_nobody() -> None:
+    """The only seat was for one that the policy then did not name; whom it named could not load."""
+    jobs = make_jobs(random.Random(90593), count=10, longest=20)
+    options = {"scheduling_policy": "qoserve", "max_num_seqs": 1, "max_num_batched_tokens": 8, "reserve": 1}
+    sizes = {"num_blocks": 27, "block_size": 1, "num_host_blocks": 58}
+    got = run(jobs, fail_on_token=7, depth=1, offloading=Offloading(), **sizes, **options)
+    assert_same(run_at_ease(jobs, 7), got)
