@@ -153,11 +153,12 @@ def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_siz
 @pytest.mark.parametrize("count", [1, MOST_ROWS, MOST_ROWS + 1])
 def test_few_decodes_and_more(count, device) -> None:
     """Few take one launch a layer; what one kernel has written, the other reads."""
-    case = Case(head_transform(4, 2, 32, device, llama=True), 16, device, windows=(None, 9))
-    tables = [case.table(64) for _ in range(MOST_ROWS + 1)]
-    case.step([row(table, 0, 2 + i) for i, table in enumerate(tables)])
+    case = Case(head_transform(2, 1, 32, device, llama=True), 16, device, windows=(None, 9))
+    tables = [case.table(64) for _ in range(count)]
+    lengths = [17 if i == 2 else 2 + i % 2 for i in range(count)]
+    case.step([row(table, 0, length) for table, length in zip(tables, lengths, strict=True)])
     for step in range(2):
-        case.step([row(table, 2 + i + step, 1) for i, table in enumerate(tables[:count])])
+        case.step([row(table, length + step, 1) for table, length in zip(tables, lengths, strict=True)])
 
 
 @pytest.mark.parametrize("captured", [False, True])

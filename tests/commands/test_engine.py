@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -104,8 +105,9 @@ def test_an_address_that_is_not_ours_is_told_before_anything_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setenv("TMPDIR", str(tmp_path)[:90])
-    monkeypatch.setattr("tempfile.tempdir", None)
-    argv = ["engine", "--bind", "192.0.2.1:7000", "--secret-file", secret_file(tmp_path)]
-    assert "--bind: cannot listen on 192.0.2.1:7000: Cannot assign requested address" in told(argv, capsys)
-    assert os.listdir(tmp_path) == ["secret"], "nothing is left"
+    with TemporaryDirectory() as folder:  # pytest's own may be too long for a socket
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        argv = ["engine", "--bind", "192.0.2.1:7000", "--secret-file", secret_file(tmp_path)]
+        assert "--bind: cannot listen on 192.0.2.1:7000: Cannot assign requested address" in told(argv, capsys)
+        assert os.listdir(folder) == [], "nothing is left"
