@@ -37,8 +37,8 @@ class Engines(Protocol):
 
 
 class Follower:
-    """Has `engines` be those that `directory` names. `way_of` makes the way to one; one that it raises
-    `RoseinferError` for is left out until it is named with another address or incarnation.
+    """Has `engines` be those that `directory` names. `way_of` makes the way to one; one that it raises for is left out
+    until it is named with another address or incarnation.
     """
 
     def __init__(self, directory: Directory, way_of: WayOf, engines: Engines, patience_s: float = PATIENCE_S) -> None:
@@ -82,6 +82,9 @@ class Follower:
             number = self._engines.add(partial(self._way_of, entry), entry.number)
         except RoseinferError as error:
             log.error("there is no way to the engine at %s: %s", entry.address, error)
+            return None
+        except Exception:  # a fault of ours on the way to one keeps no other from being followed
+            log.exception("there is no way to the engine at %s", entry.address)
             return None
         log.info("engine %d is at %s", number, entry.address)
         return number

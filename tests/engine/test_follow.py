@@ -16,6 +16,8 @@ from tests.helpers.routed_fleet import NO_BOARD
 def way_of(entry: Entry, number: int) -> Way:
     if entry.address == "nowhere":
         raise ConfigError("no such address")
+    if entry.address == "faulty":
+        raise KeyError(entry.address)
     return Way(ModelEngine, NO_BOARD)
 
 
@@ -121,6 +123,16 @@ def test_an_address_that_leads_nowhere_is_said_once(caplog: pytest.LogCaptureFix
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         "there is no way to the engine at nowhere: no such address"
     ]
+
+
+def test_a_fault_on_the_way_to_one_engine_keeps_no_other_from_being_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    follower, engines = followed(ToldDirectory([Entry("faulty"), A]))
+    follower.follow()
+    follower.follow()
+    assert engines.news() == [("add", 0, None)]
+    assert [record.message for record in caplog.records] == ["there is no way to the engine at faulty"]
 
 
 def test_it_follows_by_itself() -> None:
