@@ -29,14 +29,15 @@ ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED, KV_EVENTS)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
-    """The engine's config from the options that were given; `options` holds the groups of ENGINE."""
+    """The engine's config from what was given; `options` holds the groups of ENGINE, but perhaps the last one."""
+    told = any(group is KV_EVENTS for group in options.groups)
     return EngineConfig(
         model=options.build(ModelConfig, given),
         cache=options.build(CacheConfig, given),
         scheduler=scheduler_config(**scheduler_options(given)),
         profile=options.build(ProfileConfig, given),
         priced=options.build(PricedConfig, given),
-        kv_events=options.build(KvEventsConfig, given),
+        kv_events=options.build(KvEventsConfig, given) if told else KvEventsConfig(),
     )
 
 
