@@ -58,9 +58,7 @@ def test_clients_on_other_hosts_are_served_and_see_how_the_engine_does(tmp_path:
             assert isinstance(board, RemoteEngines)
             await until(lambda: board.standing(0).state is EngineState.READY)
             assert board.standing(0).number == 1
-            await until(lambda: board.read(0) is not None)
-            promise = board.read(0)
-            assert promise is not None and promise.running == 0 and promise.steps >= 12
+            await until(lambda: (told := board.read(0)) is not None and told.running == 0 and told.steps >= 12)
             assert one.reports()[0].state is EngineState.READY
             report = board.report(0)
             assert report is not None and report.promise is None, "its times would be those of another clock"
