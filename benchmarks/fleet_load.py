@@ -1,5 +1,6 @@
 """Load for priced engines: the simulator's requests, sent over HTTP when they are due, and what is seen of them."""
 
+import argparse
 import asyncio
 import gc
 import json
@@ -223,3 +224,16 @@ def server_adherence(metrics: str) -> float:
     counts = samples(metrics, "roseinfer:slo_requests_total")
     total = sum(value for _, value in counts)
     return sum(value for labels, value in counts if labels["outcome"] == "met") / total if total else float("nan")
+
+
+def parse_cases(
+    parser: argparse.ArgumentParser, known: Sequence[str], argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """What was said, with two options more: `cases`, a list of those that are known, by default all, and `json`."""
+    parser.add_argument("--cases", default=",".join(known))
+    parser.add_argument("--json")
+    args = parser.parse_args(argv)
+    args.cases = [case.strip() for case in args.cases.split(",")]
+    if not set(args.cases) <= set(known):
+        parser.error(f"--cases: known are {', '.join(known)}")
+    return args

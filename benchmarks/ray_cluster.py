@@ -5,16 +5,17 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.faults.server import until
+from benchmarks.gpu_server import free_port
 
 PATIENCE_S = 90.0
 CPUS, OBJECT_STORE_BYTES = 4, 80 * 2**20
@@ -129,21 +130,6 @@ class RayCluster:
         if status != 200:
             return False
         return sum(each["state"] == "ready" for each in json.loads(body).get("engines", [])) == engines
-
-
-def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
-    """Whether it came true."""
-    end_s = time.monotonic() + patience_s
-    while time.monotonic() < end_s:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _root() -> Path:

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.faults.server import ServerUnderTest
+from benchmarks.faults.server import ServerUnderTest, until
 from benchmarks.fleet_load import Planned, put
-from benchmarks.ray_cluster import API_ACTOR, ENGINE, HAPROXY, RayCluster, until
+from benchmarks.ray_cluster import API_ACTOR, ENGINE, HAPROXY, RayCluster
 from benchmarks.ray_faults import load, well
 from roseinfer.bench.report import header, host, table, write_json
 

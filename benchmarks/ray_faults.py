@@ -28,8 +28,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.fleet_load import Planned, Seen, put
-from benchmarks.ray_cluster import API_ACTOR, DIRECTORY, ENGINE, ENGINE_ACTOR, RayCluster, until
+from benchmarks.faults.server import until
+from benchmarks.fleet_load import Planned, Seen, parse_cases, put
+from benchmarks.ray_cluster import API_ACTOR, DIRECTORY, ENGINE, ENGINE_ACTOR, RayCluster
 from roseinfer.bench.report import header, host, table, write_json
 
 CASES = ("none", "engine", "actor", "api", "directory")
@@ -118,13 +119,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--output", type=int, default=60)
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--json")
-    args = parser.parse_args(argv)
-    args.cases = [case.strip() for case in args.cases.split(",")]
-    if not set(args.cases) <= set(CASES):
-        parser.error(f"--cases: known are {', '.join(CASES)}")
-    return args
+    return parse_cases(parser, CASES, argv)
 
 
 def main() -> None:

@@ -19,8 +19,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.server import until
 from benchmarks.fleet_load import Seen, adherence, arrivals_of, machine_options, planned, put, write_cost
-from benchmarks.ray_cluster import RayCluster, until
+from benchmarks.ray_cluster import RayCluster
 from roseinfer.bench.report import header, host, table, write_json
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.workload import Arrival

@@ -33,6 +33,7 @@ from benchmarks.fleet_load import (
     adherence,
     arrivals_of,
     machine_options,
+    parse_cases,
     planned,
     put,
     samples,
@@ -141,15 +142,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="API processes")
     parser.add_argument("--rate", type=float, default=18.0)
     parser.add_argument("--requests", type=int, default=900)
-    parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json")
-    args = parser.parse_args(argv)
-    args.cases = [case.strip() for case in args.cases.split(",")]
-    if not set(args.cases) <= set(CASES):
-        parser.error(f"--cases: known are {', '.join(CASES)}")
-    return args
+    return parse_cases(parser, CASES, argv)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.server import ServerUnderTest, until
-from benchmarks.fleet_load import Planned, Seen, put, samples
+from benchmarks.fleet_load import Planned, Seen, parse_cases, put, samples
 from benchmarks.lost_hosts.host import DistantHost, isolate
 from roseinfer.bench.report import header, host, percentile, table, write_json
 from roseinfer.core.slo import Slo
@@ -219,13 +219,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--workers", type=int, default=1, help="API processes")
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--json")
-    args = parser.parse_args(argv)
-    args.cases = [case.strip() for case in args.cases.split(",")]
-    if not set(args.cases) <= set(CASES):
-        parser.error(f"--cases: known are {', '.join(CASES)}")
-    return args
+    return parse_cases(parser, CASES, argv)
 
 
 def main() -> int:

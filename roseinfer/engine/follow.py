@@ -116,10 +116,6 @@ async def follow_directory(
     """
     requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or Inflight(), prefix)
     engine = RoutedEngine((), requests, changing=True, router=router, processes=processes, record=record)
-    try:
-        engine.keep(Follower(directory, way_of, engine, patience_s).run())
-        await engine.open()
-    except BaseException:
-        await engine.close()
-        raise
+    engine.keep(Follower(directory, way_of, engine, patience_s).run())
+    await engine.open()
     return engine

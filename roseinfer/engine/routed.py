@@ -117,15 +117,18 @@ class RoutedEngine:
         board = Board.open(board_path)
         ways = [Way(partial(SocketTransport, address), board) for address in addresses]
         engine = cls(ways, requests, router=router, processes=processes, record=record, closing=board.close)
-        try:
-            await engine.open()
-        except BaseException:
-            await engine.close()
-            raise
+        await engine.open()
         return engine
 
     async def open(self) -> None:
-        """Returns once an engine is up; the others are waited for a moment only."""
+        """Returns once an engine is up; the others are waited for a moment only. If that fails, all is closed."""
+        try:
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open(self) -> None:
         self._first_up = asyncio.get_running_loop().create_future()
         for slot in self._slots:
             self._look_after(slot)

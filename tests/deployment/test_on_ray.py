@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ray_cluster import API_ACTOR, ENGINE_ACTOR, HAPROXY, RayCluster, free_port, until
+from benchmarks.faults.server import until
+from benchmarks.gpu_server import free_port
+from benchmarks.ray_cluster import API_ACTOR, ENGINE_ACTOR, HAPROXY, RayCluster
 from benchmarks.ray_faults import load, run, summary, well
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed")
