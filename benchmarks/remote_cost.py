@@ -24,7 +24,8 @@ from statistics import median
 
 from benchmarks.routed_overhead import cpu_s
 from roseinfer.bench.report import header, host, percentile, table, write_json
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ReplicasConfig
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig
+from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.crew import EngineCrew

@@ -39,7 +39,7 @@ from benchmarks.fleet_load import (
     write_cost,
 )
 from roseinfer.bench.report import header, host, table, write_json
-from roseinfer.core.config import positive_numbers
+from roseinfer.core.option import positive_numbers
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import CalibratedLengths, EcdfLengths

@@ -1,6 +1,6 @@
 """Command-line options from frozen dataclasses and back: one definition per option.
 
-The fields of `core/config.py` become flags: `max_num_seqs: int = option(256, "...")` is `--max-num-seqs N`, shown with
+Fields of config dataclasses become flags: `max_num_seqs: int = option(256, "...")` is `--max-num-seqs N`, shown with
 its default, and `--max_num_seqs` is accepted as well. A bool is `--x` and `--no-x`, a tuple may be given several
 times. A flag beats the file given by `--config`, which beats the default.
 """

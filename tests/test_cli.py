@@ -10,7 +10,7 @@ import pytest
 
 from roseinfer import cli, commands
 from roseinfer.commands.serve import with_keys
-from roseinfer.core.config import EngineConfig, ModelConfig, ReplicasConfig, SchedulerConfig, ServerConfig
+from roseinfer.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.errors import (
     ConfigError,
     EngineDeadError,
@@ -18,6 +18,8 @@ from roseinfer.core.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
+from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.options import OptionParser, OptionSet
 
 HELPS = [

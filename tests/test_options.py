@@ -10,19 +10,12 @@ from pathlib import Path
 import pytest
 
 from roseinfer.config_file import load_file
-from roseinfer.core.config import (
-    CacheConfig,
-    EngineConfig,
-    KvEventsConfig,
-    ModelConfig,
-    PricedConfig,
-    ProfileConfig,
-    ReplicasConfig,
-    SchedulerConfig,
-    ServerConfig,
-    option,
-)
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.kv_events_config import KvEventsConfig
+from roseinfer.core.option import option
+from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.options import Group, OptionParser, OptionSet, parse_int, with_dashes
 from roseinfer.sched.registry import all_options
 

@@ -1,38 +1,17 @@
-"""Every option of roseinfer, once. The command line is generated from these frozen dataclasses, and so is `LLM(...)`.
+"""The options of an engine. The command line is generated from these frozen dataclasses, and so is `LLM(...)`."""
 
-`option()` attaches what the command line needs (help text, choices); the field's default is the option's default.
-"""
-
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from ipaddress import ip_address
 from itertools import pairwise
 from math import isfinite
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.kv_events_config import KvEventsConfig
+from roseinfer.core.option import check_choices, check_positive, option, positive_numbers
 
 DEFAULT_POLICY = "slack"
-DEFAULT_ROUTER = "pace"
 PRICED = "priced"  # the device of an engine without a model
 SEATS = 256  # unless the device is large enough for more
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    metavar: str | None = None,
-    aliases: tuple[str, ...] = (),
-    spaced: bool = False,
-    secret: bool = False,
-) -> Any:
-    """A dataclass field that is also a command-line option. `aliases` are other names for its flag. `spaced`: several
-    values may follow the flag once, with spaces between them. `secret`: who shows the dataclass does not show it.
-    """
-    metadata = {"help": help, "choices": choices, "metavar": metavar, "aliases": aliases, "spaced": spaced}
-    return field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,68 +205,6 @@ class PricedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvEventsConfig:
-    """Who is told which KV blocks an engine holds. `rank`: the number of the engine, which is added to its ports."""
-
-    kv_events_endpoint: str | None = option(
-        None, "publish by ZeroMQ which KV blocks the engine holds; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
-    )
-    kv_events_topic: str | None = option(
-        None, "topic of the KV events; default: kv@ADDRESS:PORT@MODEL, of their endpoint", metavar="TOPIC"
-    )
-    kv_events_replay_endpoint: str | None = option(
-        None, "where KV events that were missed can be asked for; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
-    )
-    kv_events_buffer_steps: int = option(10000, "steps whose KV events can be asked for")
-    rank: int = 0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "kv_events_buffer_steps")
-        for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
-            _zmq_address(name, getattr(self, name), self.rank)
-        given = next((f.name for f in fields(self) if f.name != "rank" and getattr(self, f.name) != f.default), None)
-        if given is not None and self.kv_events_endpoint is None:
-            raise ConfigError(f"{given} needs kv_events_endpoint")
-
-    @property
-    def endpoint(self) -> str | None:
-        """Of the engine `rank`."""
-        return _zmq_address("kv_events_endpoint", self.kv_events_endpoint, self.rank)
-
-    @property
-    def replay_endpoint(self) -> str | None:
-        """Of the engine `rank`."""
-        return _zmq_address("kv_events_replay_endpoint", self.kv_events_replay_endpoint, self.rank)
-
-    def of_engine(self, engine: int, engines: int) -> "KvEventsConfig":
-        """Of the engine of this number. Raises `ConfigError` if ports of `engines` engines are the same."""
-        ports = [_zmq_port(each) for each in (self.kv_events_endpoint, self.kv_events_replay_endpoint) if each]
-        if len(ports) == 2 and abs(ports[0] - ports[1]) < engines:
-            raise ConfigError(f"kv_events_replay_endpoint: {engines} engines take {engines} ports from each endpoint")
-        return replace(self, rank=engine)
-
-
-def _zmq_address(name: str, endpoint: str | None, rank: int) -> str | None:
-    """An endpoint with its port moved by `rank`. Raises `ConfigError` unless it is one that can be bound."""
-    if endpoint is None:
-        return None
-    head, _, port = endpoint.rpartition(":")
-    host = head.removeprefix("tcp://")
-    try:
-        ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
-        fits = head != host and port.isascii() and port.isdigit() and int(port) > 0 and int(port) + rank < 2**16
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ConfigError(f"{name} must be tcp://ADDRESS:PORT with an IP address of this host, got {endpoint!r}")
-    return f"{head}:{int(port) + rank}"
-
-
-def _zmq_port(endpoint: str) -> int:
-    return int(endpoint.rpartition(":")[2])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All an engine needs. `engines`: how many the server has, this one included; on a CPU they share its memory."""
 
@@ -314,210 +231,7 @@ class EngineConfig:
         return replace(self, priced=priced, kv_events=kv_events, engines=engines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicasConfig:
-    """How many engines a server has, where they run, how requests are spread over them, and when one is given up.
-
-    With a `router` of None and several engines it is `DEFAULT_ROUTER`; who makes one knows the names.
-    """
-
-    replicas: int | None = option(
-        None, "engines, each with all of the model; default: one for each of --devices, without them one"
-    )
-    devices: str | None = option(
-        None, "GPUs of the engines, as 0,1; default: the first ones, one for each engine", metavar="LIST"
-    )
-    router: str | None = option(
-        None, f"how requests are spread over several engines (default: {DEFAULT_ROUTER})", metavar="NAME"
-    )
-    engine_timeout: float = option(
-        10.0, "seconds without a sign of life after which another engine goes on with an engine's requests"
-    )
-    drain_timeout: float = option(
-        30.0, "seconds in which the requests of an engine that is restarted on purpose may finish where they are"
-    )
-    engines: str | None = option(
-        None, "engines on other hosts instead, which `roseinfer engine` keeps there: a,b,...", metavar="HOST:PORT,..."
-    )
-    secret_file: str | None = option(None, "a file with the secret that engines on other hosts ask for", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "replicas", "engine_timeout")
-        if self.engines is not None:
-            self._check_engines()
-        if not self.drain_timeout >= 0:
-            raise ConfigError(f"drain_timeout must not be negative, got {self.drain_timeout}")
-        listed = self.device_list
-        if not all(name.isdecimal() for name in listed):
-            raise ConfigError(f"devices must be numbers of GPUs, as 0,1, got {self.devices!r}")
-        if len(set(map(int, listed))) < len(listed):
-            raise ConfigError(f"devices: a GPU holds one engine, {self.devices} names one twice")
-        if listed and self.replicas is not None and self.replicas != len(listed):
-            raise ConfigError(f"replicas is {self.replicas}, but devices names {len(listed)}: {self.devices}")
-        if self.router is not None and self.count == 1:
-            raise ConfigError("router: there is nothing to choose with one engine; give replicas or devices")
-
-    def _check_engines(self) -> None:
-        for name in ("replicas", "devices"):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: the engines that are named with engines are others'; it is for our own")
-        if not all(self.engine_list) or len(set(self.engine_list)) < len(self.engine_list):
-            raise ConfigError(f"engines must be different ones, each HOST:PORT, got {self.engines!r}")
-        if self.secret_file is None:
-            raise ConfigError("engines: others' engines ask for a secret: give a secret_file")
-
-    @property
-    def engine_list(self) -> tuple[str, ...]:
-        """Where the engines are that others keep; empty if we have our own."""
-        return () if self.engines is None else tuple(name.strip() for name in self.engines.split(","))
-
-    @property
-    def device_list(self) -> tuple[str, ...]:
-        """The numbers of the GPUs that were named, one for each engine; empty if none were."""
-        return () if self.devices is None else tuple(name.strip() for name in self.devices.split(","))
-
-    @property
-    def count(self) -> int:
-        """How many engines there are to be."""
-        return self.replicas or len(self.device_list) or len(self.engine_list) or 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperConfig:
-    """Keeping one engine for servers on other hosts. `bind` and `secret_file` must be given."""
-
-    bind: str | None = option(
-        None, "the one address to listen on; port 0 = any free one", aliases=("listen",), metavar="HOST:PORT"
-    )
-    secret_file: str | None = option(
-        None, "a file with the secret that servers must know, at least 16 bytes", metavar="FILE"
-    )
-    devices: str | None = option(None, "the GPU of the engine, as 2; default: the first one", metavar="GPU")
-    engine_timeout: float = option(
-        10.0, "seconds without a sign of life after which servers are told to go on with other engines"
-    )
-    stall_timeout: float = option(60.0, "seconds without a sign of life after which the engine is killed")
-    drain_timeout: float = option(
-        30.0, "seconds in which requests may finish here after SIGTERM, and before a restart on purpose (SIGHUP)"
-    )
-    log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
-    log_format: str = option("text", "how to write log lines: for people, or as JSON", choices=("text", "json"))
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_positive(self, "stall_timeout")
-        if self.replicas.count > 1:
-            raise ConfigError(f"devices: an engine has one GPU, got {self.devices}")
-
-    @property
-    def replicas(self) -> ReplicasConfig:
-        """The engine as one of a server's. Raises `ConfigError`."""
-        return ReplicasConfig(
-            devices=self.devices, engine_timeout=self.engine_timeout, drain_timeout=self.drain_timeout
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """The HTTP side."""
-
-    host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port to listen on; 0 = any free one")
-    api_workers: int | None = option(None, "processes that answer requests; default: 1 to 4, by the cores there are")
-    api_key: tuple[str, ...] = option(
-        (), "a key that requests must carry; may be given several times", metavar="KEY", secret=True
-    )
-    api_key_file: str | None = option(None, "a file with such keys, one in a line", metavar="FILE")
-    served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
-    chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
-    tool_call_parser: str | None = option(
-        None, "how the model writes tool calls, 'none' = not at all; default: as its chat template says", metavar="NAME"
-    )
-    reasoning: bool = option(True, "tell what the model thinks apart from its answer, if its chat template has marks")
-    slo_classes: str | None = option(
-        None, "named classes of latency objectives, and who gets which by default", metavar="FILE"
-    )
-    length_predictor: str | None = option(
-        None, "predict output lengths with this file of `roseinfer train-predictor`", metavar="FILE"
-    )
-    allowed_origins: tuple[str, ...] = option((), "CORS origins", metavar="ORIGIN")
-    max_num_queued_reqs: int = option(1024, "prompts in the server, running ones included; more get a 503")
-    max_body_bytes: int = option(8 * 2**20, "largest request body; more gets a 413")
-    max_prompts: int = option(1024, "prompts of one completion request")
-    max_choices: int = option(128, "largest n")
-    max_logprobs: int = option(20, "largest logprobs and top_logprobs; -1 = no limit")
-    max_stop_strings: int = option(64, "stop strings of one request")
-    max_body_readers: int = option(256, "request bodies that a process reads at a time; more get a 503")
-    body_timeout: float = option(60.0, "seconds in which a request's body must arrive")
-    write_timeout: float = option(30.0, "seconds after which a client that takes nothing of its answer is cut off")
-    sse_keep_alive_interval: float = option(15.0, "seconds between comments on an idle stream; 0 = none")
-    shutdown_timeout: float = option(30.0, "seconds in which running requests may finish after SIGTERM")
-    stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")
-    worker_timeout: float = option(30.0, "seconds without a heartbeat after which an API worker is killed and replaced")
-    enable_log_requests: bool = option(False, "log the start of each request too")
-    otlp_endpoint: str | None = option(
-        None, "send traces to this collector, for example http://127.0.0.1:4318 (OTLP over HTTP)", metavar="URL"
-    )
-    enable_docs: bool = option(True, "serve /docs and /openapi.json")
-    console: bool = option(True, "serve a console for browsers at /")
-    log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
-    log_format: str = option("text", "how to write log lines: for people, or as JSON", choices=("text", "json"))
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
-        check_positive(self, "api_workers", "worker_timeout", "max_body_readers", "body_timeout", "write_timeout")
-        for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.max_logprobs < -1:
-            raise ConfigError(f"max_logprobs must be -1 (no limit) or more, got {self.max_logprobs}")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be within [0, 65535], got {self.port}")
-        check_api_keys(self.api_key, "api_key")
-        if not all(name.strip() for name in self.served_model_name):
-            raise ConfigError("served_model_name: a name must not be empty")
-
-
-def check_api_keys(keys: Iterable[str], source: str) -> None:
-    """Raise `ConfigError` naming `source`, but no key, if one of `keys` is empty or could not stand in a header."""
-    for key in keys:
-        if not key.strip():
-            raise ConfigError(f"{source}: a key must not be empty")
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise ConfigError(f"{source}: a key must consist of visible ASCII characters")
-
-
-def check_choices(config: Any) -> None:
-    """Raise `ConfigError` naming the first option whose value is not among its choices."""
-    for f in fields(config):
-        allowed = f.metadata.get("choices")
-        if not allowed or (f.default is None and getattr(config, f.name) is None):
-            continue
-        if getattr(config, f.name) not in allowed:
-            raise ConfigError(f"{f.name} must be one of {', '.join(allowed)}, got {getattr(config, f.name)!r}")
-
-
 def check_block_size(size: int) -> None:
     """Raise `ConfigError` for KV blocks of a size that the kernels do not take."""
     if size & (size - 1) or size > 256:
         raise ConfigError(f"block_size must be a power of two up to 256, got {size}")
-
-
-def positive_numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Those of a list with commas. Raises `ConfigError` for anything else."""
-    try:
-        numbers = tuple(float(part) for part in (text or "").split(",") if part.strip())
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
-    if any(not (isfinite(number) and number > 0) for number in numbers):
-        raise ConfigError(f"{name} must be positive, got {text}")
-    return numbers
-
-
-def check_positive(config: Any, *names: str) -> None:
-    """Raise `ConfigError` naming the first of these options that is given and not positive."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name} must be positive, got {value}")

@@ -4,16 +4,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roseinfer.core.config import (
-    PRICED,
-    EngineConfig,
-    ReplicasConfig,
-    ServerConfig,
-    check_choices,
-    check_positive,
-    option,
-)
+from roseinfer.core.config import PRICED, EngineConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.option import check_choices, check_positive, option
+from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.server_config import ServerConfig
 
 APPLICATION = NAMESPACE = "roseinfer"
 DIRECTORY = "directory"

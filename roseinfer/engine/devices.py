@@ -10,9 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from roseinfer.core.config import PRICED, EngineConfig, ProfileConfig, ReplicasConfig
+from roseinfer.core.config import PRICED, EngineConfig, ProfileConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.memory import available_memory_bytes
+from roseinfer.core.replicas_config import ReplicasConfig
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

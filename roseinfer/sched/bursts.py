@@ -12,8 +12,9 @@ too. So steps grow only
 from dataclasses import dataclass
 from math import inf
 
-from roseinfer.core.config import SchedulerConfig, check_positive, option
+from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.option import check_positive, option
 from roseinfer.sched.cost import CostModel
 from roseinfer.sched.policy import View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from roseinfer.core.config import check_choices, option
+from roseinfer.core.option import check_choices, option
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.cost_file import read_cost
 from roseinfer.sched.lengths import LENGTH_ESTIMATORS, LengthEstimator, make_lengths

@@ -7,7 +7,7 @@ entry point of the group `roseinfer.policies`:
     class RandomPolicy:
         def __init__(self, config: SchedulerConfig, options: RandomOptions, known: Estimates) -> None: ...
 
-Its options are a frozen dataclass of fields made with `core.config.option`; `PrefillOptions`, `CostOptions` and
+Its options are a frozen dataclass of fields made with `core.option.option`; `PrefillOptions`, `CostOptions` and
 `LengthOptions` are there to inherit from. They become flags, keys of config files and arguments of `LLM`. An option
 that the chosen policy does not have is refused.
 """
@@ -21,17 +21,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from roseinfer.core.config import (
-    CacheConfig,
-    KvEventsConfig,
-    ModelConfig,
-    PricedConfig,
-    ProfileConfig,
-    ReplicasConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from roseinfer.core.config import CacheConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.kv_events_config import KvEventsConfig
+from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.sched import policies as own_policies
 from roseinfer.sched.cost import CostParams

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roseinfer import __version__
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import RoseinferError
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.server import documents
 from roseinfer.server.console import routes as console

@@ -14,8 +14,9 @@ from typing import Protocol
 import uvicorn
 
 from roseinfer.core import logs
-from roseinfer.core.config import PRICED, ServerConfig
+from roseinfer.core.config import PRICED
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol

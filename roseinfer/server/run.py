@@ -5,7 +5,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from roseinfer.core.config import EngineConfig, ReplicasConfig, ServerConfig
+from roseinfer.core.config import EngineConfig
+from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.engine.live import Inflight
 from roseinfer.engine.start import Crew, engine_crew, routed_engine, router_record

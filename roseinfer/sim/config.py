@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from roseinfer.core.config import check_block_size, check_positive, option, positive_numbers
+from roseinfer.core.config import check_block_size
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.option import check_positive, option, positive_numbers
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import read_cost

@@ -14,7 +14,7 @@ from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import NO_DONE, NO_FINISH_REASON, NO_USAGE, EventReader, read_event
 from roseinfer.bench.open_loop import Outcome, StreamClient, run
 from roseinfer.bench.open_loop_report import as_text, summarise
-from roseinfer.core.config import ServerConfig
+from roseinfer.core.server_config import ServerConfig
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level
 

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import EngineConfig, ProfileConfig, ReplicasConfig
+from roseinfer.core.config import EngineConfig, ProfileConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
+from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine import crew as crew_module
 from roseinfer.engine import member as module
 from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
@@ -832,7 +833,7 @@ def test_a_new_process_begins_with_what_its_own_kind_has_learnt(monkeypatch: pyt
 # --- real processes -----------------------------------------------------------------------------------------------
 OWNER = """
 import asyncio, sys
-from roseinfer.core.config import ReplicasConfig
+from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.llm import make_engine_config
 

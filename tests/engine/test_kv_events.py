@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import zmq
 
-from roseinfer.core.config import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.kv_events_config import KvEventsConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.engine.llm import LLM, make_engine_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.core.config import ReplicasConfig
+from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine import stacks
 from roseinfer.engine.api import GenerateRequest

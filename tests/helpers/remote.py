@@ -5,7 +5,8 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ReplicasConfig, SchedulerConfig
+from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, SchedulerConfig
+from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine.live import Inflight
 from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.remote.address import HostPort

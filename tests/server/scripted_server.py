@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from roseinfer.core.config import ServerConfig
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.transport import ThreadTransport
 from roseinfer.text.tokenizer import Tokenizer

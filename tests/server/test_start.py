@@ -16,8 +16,8 @@ import pytest
 
 from roseinfer import cli
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import ServerConfig
 from roseinfer.core.errors import ResourceError
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine import private
 from roseinfer.server import hosting
 from roseinfer.server.observe import watchdog

@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from roseinfer.core.config import ServerConfig
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.server import documents
 from roseinfer.server.app import build_app, server_parts
 from tests.server.fake_engine import Wait

@@ -10,8 +10,9 @@ from typing import cast
 import msgspec
 
 from roseinfer.core.clock import Clock, MonotonicClock
-from roseinfer.core.config import EngineConfig, ReplicasConfig
+from roseinfer.core.config import EngineConfig
 from roseinfer.core.promise import Promise
+from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord, Visitors
 from roseinfer.engine.crew import EngineCrew, Make
 from roseinfer.engine.member import Process

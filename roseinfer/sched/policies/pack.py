@@ -11,8 +11,9 @@ those after it until somebody could start; and who was overtaken in `prefill_max
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roseinfer.core.config import SchedulerConfig, check_positive, option
+from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Admitted, Ended, Event
+from roseinfer.core.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates

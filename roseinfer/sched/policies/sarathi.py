@@ -6,8 +6,9 @@ Sarathi-Serve (OSDI 2024): the budget bounds the step time, whatever the request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roseinfer.core.config import SchedulerConfig, check_positive, option
+from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Event
+from roseinfer.core.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoDecision

@@ -16,9 +16,10 @@ expected length refuses more than it saves.
 from dataclasses import dataclass, field
 from math import inf
 
-from roseinfer.core.config import SchedulerConfig, option
+from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Ended, Event, Queued, StepDone
+from roseinfer.core.option import option
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from roseinfer import cli
-from roseinfer.core.config import ModelConfig, ServerConfig
+from roseinfer.core.config import ModelConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig
 from roseinfer.predictor.data import Rows

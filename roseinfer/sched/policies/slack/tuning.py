@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from roseinfer.core.config import option
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.option import option
 from roseinfer.sched.bursts import BurstOptions
 from roseinfer.sched.estimates import CostOptions, LengthOptions
 from roseinfer.sched.policies.slack.capacity import LONGEST_STEP
