@@ -48,6 +48,7 @@ _HARMLESS = frozenset(
     num_beams num_beam_groups num_return_sequences diversity_penalty early_stopping bad_words_ids
     forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens
     exponential_decay_length_penalty remove_invalid_values
+    output_router_logits router_aux_loss_coef router_jitter_noise
     """.split()  # noqa: SIM905
 )
 _HARMLESS_PREFIXES = ("_", "transformers", "unsloth")
@@ -73,13 +74,30 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """Feed-forward layers of which a router chooses, for each token, `top_k` of `count` experts.
+
+    width: of each expert's hidden layer. renormalise: whether the weights of the chosen, from a softmax over all
+    experts, are divided by their sum. dense_layers: those that have one ordinary feed-forward network instead, in
+    ascending order.
+    """
+
+    count: int
+    top_k: int
+    width: int
+    renormalise: bool
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """Shape and options of a decoder-only model.
 
     `max_position` is the longest context in tokens. `activation` is "silu", "gelu" (exact) or "gelu_tanh". `rope` is
     None for learned positions. `dtype` is the checkpoint's. `qk_norm`: RMSNorm over each head of q and k. `windows`: of
     each layer's attention, in tokens, None for full attention; empty if no layer has one. `quantization`: how the
-    checkpoint's linear layers are kept, None in floats.
+    checkpoint's linear layers are kept, None in floats. `experts`: of the layers that have them, None if none has;
+    `intermediate_size` is that of the dense layers.
     """
 
     architecture: str
@@ -102,6 +120,12 @@ class ModelSpec:
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()
     quantization: Fp8Scheme | None = None
+    experts: ExpertsSpec | None = None
+
+    @property
+    def expert_layers(self) -> int:
+        """How many layers have experts."""
+        return 0 if self.experts is None else self.num_layers - len(self.experts.dense_layers)
 
     @property
     def attention(self) -> tuple[AttentionSpec, ...]:
@@ -155,7 +179,11 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
     """
     held = weight_bytes(folder)
     attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    weights = spec.hidden_size * (spec.vocab_size + spec.num_layers * (attention + 2 * spec.intermediate_size))
+    dense = spec.num_layers - spec.expert_layers
+    feed_forward = 2 * spec.intermediate_size * dense
+    if spec.experts is not None:
+        feed_forward += spec.experts.count * (1 + 3 * spec.experts.width) * spec.expert_layers
+    weights = spec.hidden_size * (spec.vocab_size + spec.num_layers * attention + feed_forward)
     if held and weights > held * MAX_WEIGHTS_PER_BYTE:
         sizes = f"a model of {weights:.3g} weights, the checkpoint's files hold {held:.3g} bytes"
         raise UnsupportedModelError(f"{where} describes {sizes}")
@@ -267,6 +295,54 @@ def _qwen3(fields: Fields, architecture: str, max_model_len: int | None) -> Mode
     return _decoder(fields, architecture, windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
+def _qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    bias = fields.flag("attention_bias", False)
+    window = _optional_integer(fields, "sliding_window", 4096)
+    _optional_integer(fields, "max_window_layers", 0)  # all layers have the window, or none
+    windows = _windows(fields, window if fields.flag("use_sliding_window", False) else None, 0, max_model_len)
+    if len(set(windows)) > 1:
+        fields.refuse("layer_types", fields.get("layer_types"), "Qwen3-MoE's layers have one window")
+    experts = _experts(
+        fields,
+        width=fields.integer("moe_intermediate_size"),
+        renormalise=fields.flag("norm_topk_prob", False),
+        dense_layers=_dense_layers(fields),
+    )
+    options: dict[str, Any] = {"qkv_bias": bias, "o_bias": bias, "qk_norm": True, "experts": experts}
+    return _decoder(fields, architecture, windows, **options)
+
+
+def _mixtral(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    windows = _windows(fields, _optional_integer(fields, "sliding_window", None), 0, max_model_len)
+    if len(set(windows)) > 1:
+        fields.refuse("layer_types", fields.get("layer_types"), "Mixtral's layers have one window")
+    experts = _experts(fields, width=fields.integer("intermediate_size"), renormalise=True, dense_layers=())
+    return _decoder(fields, architecture, windows, experts=experts)
+
+
+def _experts(fields: Fields, *, width: int, renormalise: bool, dense_layers: tuple[int, ...]) -> ExpertsSpec | None:
+    """None if all layers are dense."""
+    older, newer = fields.get("num_experts"), fields.get("num_local_experts")
+    if None not in (older, newer) and older != newer:
+        fields.refuse("num_local_experts", newer, f"num_experts = {older}")
+    count = fields.integer("num_experts" if newer is None else "num_local_experts")
+    top_k = fields.integer("num_experts_per_tok")
+    if top_k > count:
+        fields.refuse("num_experts_per_tok", top_k, f"there are {count} experts")
+    if len(dense_layers) == fields.integer("num_hidden_layers"):
+        return None
+    return ExpertsSpec(count=count, top_k=top_k, width=width, renormalise=renormalise, dense_layers=dense_layers)
+
+
+def _dense_layers(fields: Fields) -> tuple[int, ...]:
+    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th."""
+    layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step", 1)
+    named = fields.get("mlp_only_layers") or []
+    if not isinstance(named, list) or any(type(layer) is not int or not 0 <= layer < layers for layer in named):
+        fields.refuse("mlp_only_layers", named, f"a list of numbers of the {layers} layers is needed")
+    return tuple(layer for layer in range(layers) if layer in set(named) or (layer + 1) % step)
+
+
 def _qwen_windows(fields: Fields, max_model_len: int | None) -> tuple[int | None, ...]:
     """Qwen configs carry a window even when `use_sliding_window` turns it off. Else, later layers have it."""
     window = _optional_integer(fields, "sliding_window", 4096)
@@ -296,7 +372,7 @@ def _windows(fields: Fields, window: int | None, first: int, max_model_len: int 
     return windows if any(windows) else ()
 
 
-def _optional_integer(fields: Fields, key: str, default: int) -> int | None:
+def _optional_integer(fields: Fields, key: str, default: int | None) -> int | None:
     """A number of tokens or layers from 0 on, or null; `default` if the field is left out."""
     value = fields.get(key, default)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -375,4 +451,6 @@ _READERS: dict[str, _Reader] = {
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "MixtralForCausalLM": _mixtral,
 }

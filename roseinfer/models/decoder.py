@@ -50,6 +50,18 @@ class Block(Protocol):
         ...
 
 
+class FeedForward(Protocol):
+    """The second part of a layer, with the norm before it and the residual around it."""
+
+    def load(self, source: WeightSource, norm: str, prefix: str) -> None:
+        """norm: the name of the norm. prefix: how the names of the part's own tensors begin."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden], the residual stream, which may be overwritten."""
+        ...
+
+
 class Family(Protocol):
     """What tells one family of models from another."""
 

@@ -10,20 +10,21 @@ from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import GatedMLP, RMSNorm
 from roseinfer.models.config import ModelSpec, RopeSpec
-from roseinfer.models.decoder import Names, SelfAttention
+from roseinfer.models.decoder import FeedForward, Names, SelfAttention
 from roseinfer.quant.base import Build, WeightSource
 
 
 class LlamaBlock:
-    def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary, feed_forward: FeedForward, part: str) -> None:
+        """part: what the checkpoint calls the feed-forward part."""
         self._qk_norm = spec.qk_norm
         heads = HeadTransform(spec.attention[layer], rotary=rotary)
         norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self._attention = SelfAttention(
             norm, spec.hidden_size, layer, heads, qkv_bias=spec.qkv_bias, out_bias=spec.o_bias
         )
-        norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self._mlp = GatedMLP(norm, spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
+        self._feed_forward = feed_forward
+        self._part = part
 
     @property
     def kv_scales(self) -> KVScales | None:
@@ -34,28 +35,33 @@ class LlamaBlock:
         qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
         norms = (f"{attention}.q_norm", f"{attention}.k_norm") if self._qk_norm else None
         self._attention.load(source, f"{prefix}.input_layernorm", qkv, f"{attention}.o_proj", head_norms=norms)
-        self._mlp.load(source, f"{prefix}.post_attention_layernorm", f"{prefix}.mlp")
+        self._feed_forward.load(source, f"{prefix}.post_attention_layernorm", f"{prefix}.{self._part}")
 
     def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        return self._mlp(self._attention(x, attention))
+        return self._feed_forward(self._attention(x, attention))
 
 
 class Llama:
     """The family of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`."""
 
+    part = "mlp"  # what the checkpoint calls a block's feed-forward network
     # Old checkpoints carry the rotary frequencies as a tensor; they follow from the config.
     ignored: tuple[str, ...] = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.inv_freq")
 
     def __init__(self, spec: ModelSpec, build: Build) -> None:
         assert spec.rope is not None
-        self._spec = spec
+        self.spec = spec
         self._rotary = Rotary(_frequencies(spec.rope, spec.head_dim).to(build.device), spec.max_position)
 
     def norm(self) -> RMSNorm:
-        return RMSNorm(self._spec.hidden_size, self._spec.norm_eps)
+        return RMSNorm(self.spec.hidden_size, self.spec.norm_eps)
 
     def block(self, layer: int) -> LlamaBlock:
-        return LlamaBlock(self._spec, layer, self._rotary)
+        return LlamaBlock(self.spec, layer, self._rotary, self.feed_forward(layer), self.part)
+
+    def feed_forward(self, layer: int) -> FeedForward:
+        spec = self.spec
+        return GatedMLP(self.norm(), spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
 
     def names(self, source: WeightSource) -> Names:
         return Names(tokens="model.embed_tokens", block="model.layers.{}", norm="model.norm")

@@ -8,6 +8,7 @@ from roseinfer.models.config import ModelSpec
 from roseinfer.models.decoder import Decoder, Family
 from roseinfer.models.gpt2 import GPT2
 from roseinfer.models.llama import Llama
+from roseinfer.models.mixture import Mixtral, Qwen3Mixture
 from roseinfer.quant.base import Build
 
 _FAMILIES: dict[str, Callable[[ModelSpec, Build], Family]] = {
@@ -16,6 +17,8 @@ _FAMILIES: dict[str, Callable[[ModelSpec, Build], Family]] = {
     "MistralForCausalLM": Llama,
     "Qwen2ForCausalLM": Llama,
     "Qwen3ForCausalLM": Llama,
+    "Qwen3MoeForCausalLM": Qwen3Mixture,
+    "MixtralForCausalLM": Mixtral,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from roseinfer.parallel.group import Group, Share
+from roseinfer.quant.experts import ExpertNames, ExpertShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,24 @@ class Table(Protocol):
         ...
 
 
+class Experts(Protocol):
+    """A layer of experts with weights.
+
+    With h = norm(x), p = softmax(h @ router.T) in float32 over all experts, and the chosen those of the `top_k` largest
+    p (of equal ones, the lower numbers): weight w_e = p_e, divided by the sum of the chosen ones' if `renormalise`, and
+    expert_e(h) = (activation(h @ gate_e.T) * (h @ up_e.T)) @ down_e.T.
+    """
+
+    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """residual + the sum of w_e * expert_e(h) over the chosen [T, hidden], for x [T, hidden]; T may be 0.
+
+        Under a group the sum is over this rank's slice of each expert's width. `residual` may be x itself, and may be
+        overwritten by the result. A row's result does not depend on the rows beside it, but for the rounding of
+        products of more or fewer rows.
+        """
+        ...
+
+
 class WeightFormat(Protocol):
     """How the weights of linear layers are kept and multiplied by. One object serves all layers of a model."""
 
@@ -149,6 +168,13 @@ class WeightFormat(Protocol):
 
         All of them are equally wide, and all or none have a bias. Raises `UnsupportedModelError` naming a tensor that
         does not fit.
+        """
+        ...
+
+    def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
+        """Read the router and the experts of one layer. share: which part of each expert's width this process holds.
+
+        The router is never quantised. Raises like `load`, and `ConfigError` for experts that the device does not run.
         """
         ...
 

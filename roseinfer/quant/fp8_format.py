@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.quant.base import Epilogue, Matmul, Piece, Table, WeightSource
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import Epilogue, Experts, Matmul, Piece, Table, WeightSource
+from roseinfer.quant.each_expert import load_each_expert
+from roseinfer.quant.experts import ExpertNames, ExpertShape
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
@@ -38,9 +41,19 @@ class Fp8Format:
         return f"{self._scheme.shown}, widened" if self._widens else self._scheme.shown
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+        weight = self.read(source, pieces)
+        if weight is None:
+            return self._plain.load(source, pieces, epilogue)
+        bias = read_bias(source, pieces)
+        if self._widens:
+            return plain_matmul(weight.widen(source.build.dtype), bias, epilogue)
+        return self._product(weight, bias, epilogue)
+
+    def read(self, source: WeightSource, pieces: Sequence[Piece]) -> Fp8Weight | None:
+        """The matrices of `pieces`, stacked in their order; None if they are not to be in FP8."""
         coded, rounded = self._is_coded(source, pieces), self._is_rounded(pieces)
         if not coded and not rounded:
-            return self._plain.load(source, pieces, epilogue)
+            return None
         weight = new_weight(pieces, source.build.device, block=self._scheme.layout == "block")
         start = 0
         for piece in pieces:
@@ -50,10 +63,7 @@ class Fp8Format:
             else:
                 _round(source, piece, part)
             start += piece.outs.width
-        bias = read_bias(source, pieces)
-        if self._widens:
-            return plain_matmul(weight.widen(source.build.dtype), bias, epilogue)
-        return self._product(weight, bias, epilogue)
+        return weight
 
     def _product(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> Matmul:
         from roseinfer.kernels.fp8_tiles import Parts  # imports Triton, which only GPUs have
@@ -62,6 +72,9 @@ class Fp8Format:
         if self._parts is None:
             self._parts = Parts.allocate(weight.codes.device)
         return Fp8Matmul(weight, bias, epilogue, self._parts)
+
+    def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
+        return load_each_expert(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)
@@ -82,7 +95,7 @@ class Fp8Format:
 def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
     """What is said of all pieces of a layer. Raises `UnsupportedModelError` if it is not said of all."""
     if any(answers) and not all(answers):
-        names = ", ".join(piece.name for piece in pieces)
+        names = ", ".join([piece.name for piece in pieces[:4]] + ["..."] * (len(pieces) > 4))
         raise UnsupportedModelError(f"{names}: one product of parts that are not quantised alike is not supported")
     return answers[0]
 

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from roseinfer.core.memory import available_memory_bytes
-from roseinfer.quant.base import Epilogue, Matmul, Piece, WeightSource
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import Epilogue, Experts, Matmul, Piece, WeightSource
+from roseinfer.quant.each_expert import load_each_expert
+from roseinfer.quant.experts import ExpertNames, ExpertShape
 from roseinfer.quant.int8_matmul import Int8Matmul
 from roseinfer.quant.int8_product import activation_codes, has_fast_onednn, head_product, layer_product
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
@@ -38,6 +41,9 @@ class Int8Format:
             start += piece.outs.width
         product = layer_product(weight, both=self._memory.has_room(weight))
         return Int8Matmul(product, read_bias(source, pieces), epilogue, rotation)
+
+    def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
+        return load_each_expert(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> "Int8Table":
         return Int8Table(Int8Weight.of(rows), rows.dtype, self._memory)

@@ -7,8 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.availability import has_triton
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Piece, WeightSource
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Experts, Matmul, Piece, WeightSource
 from roseinfer.quant.cpu_matmul import PackedMatmul, PlainMatmul, can_pack
+from roseinfer.quant.each_expert import load_each_expert
+from roseinfer.quant.experts import ExpertNames, ExpertShape
 
 
 class PlainFormat:
@@ -17,16 +20,10 @@ class PlainFormat:
     kept: str | None = None
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
-        build = source.build
-        outs = sum(piece.outs.width for piece in pieces)
-        weight = torch.empty(outs, pieces[0].ins.width, dtype=build.dtype, device=build.device)
-        start = 0
-        for piece in pieces:
-            rows = slice(start, start + piece.outs.width)
-            shard = (piece.outs, piece.ins)
-            source.read(f"{piece.name}.weight", weight[rows], shard=shard, transposed=piece.transposed)
-            start = rows.stop
-        return plain_matmul(weight, read_bias(source, pieces), epilogue)
+        return plain_matmul(read_weight(source, pieces), read_bias(source, pieces), epilogue)
+
+    def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
+        return load_each_expert(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> "PlainTable":
         return PlainTable(rows)
@@ -43,6 +40,20 @@ class PlainTable:
 
     def head(self) -> Matmul:
         return plain_matmul(self._rows, None)
+
+
+def read_weight(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor:
+    """The matrices of `pieces`, stacked in their order: [their rows, in] in the model's dtype."""
+    build = source.build
+    outs = sum(piece.outs.width for piece in pieces)
+    weight = torch.empty(outs, pieces[0].ins.width, dtype=build.dtype, device=build.device)
+    start = 0
+    for piece in pieces:
+        rows = slice(start, start + piece.outs.width)
+        shard = (piece.outs, piece.ins)
+        source.read(f"{piece.name}.weight", weight[rows], shard=shard, transposed=piece.transposed)
+        start = rows.stop
+    return weight
 
 
 def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | None:

@@ -28,6 +28,14 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_QWEN3_MOE = {
+    **_LLAMA,
+    "head_dim": 12,
+    "attention_bias": True,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
 _GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
 
 # name -> (config class, model class, config values)
@@ -49,6 +57,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen2Config",
         "Qwen2ForCausalLM",
         {**_LLAMA, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**_QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3-moe-dense": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**_QWEN3_MOE, "num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2},
+    ),
+    "mixtral": (
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 13},
     ),
 }
 

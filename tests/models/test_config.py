@@ -8,6 +8,7 @@ import pytest
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.config import (
+    ExpertsSpec,
     GenerationDefaults,
     ModelSpec,
     RopeSpec,
@@ -55,6 +56,26 @@ QWEN2 = {
     "use_sliding_window": False,
 }
 QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "head_dim": 32, "layer_types": ["full_attention"] * 3}
+QWEN3_MOE = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "router_aux_loss_coef": 0.001,
+    "output_router_logits": False,
+}
+MIXTRAL = {
+    **MISTRAL,
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.02,
+    "router_jitter_noise": 0.1,
+}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -266,6 +287,87 @@ def test_qwens_later_layers_have_the_window_where_it_is_turned_on(tmp_path: Path
     assert read(tmp_path, config, use_sliding_window=True, sliding_window=None).windows == ()
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     assert read(tmp_path, config, use_sliding_window=True, layer_types=types).windows == (512, None, 512)
+
+
+def test_experts_of_qwen3(tmp_path: Path) -> None:
+    spec = read(tmp_path, QWEN3_MOE)
+    assert spec.experts == ExpertsSpec(count=16, top_k=4, width=48, renormalise=True)
+    assert (spec.qk_norm, spec.intermediate_size, spec.expert_layers) == (True, 128, 3)
+    left_out = {key: value for key, value in QWEN3_MOE.items() if key not in ("norm_topk_prob", "decoder_sparse_step")}
+    spec = read(tmp_path, left_out)
+    assert spec.experts == ExpertsSpec(count=16, top_k=4, width=48, renormalise=False)
+
+
+def test_the_number_of_experts_under_both_names(tmp_path: Path) -> None:
+    spec = read(tmp_path, QWEN3_MOE, num_local_experts=16)
+    assert spec.experts is not None and spec.experts.count == 16
+    spec = read(tmp_path, QWEN3_MOE, num_experts=None, num_local_experts=12)
+    assert spec.experts is not None and spec.experts.count == 12
+    with pytest.raises(UnsupportedModelError, match="num_local_experts = 12"):
+        read(tmp_path, QWEN3_MOE, num_local_experts=12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({"mlp_only_layers": [1]}, (1,)),
+        ({"decoder_sparse_step": 2}, (0, 2)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [2, 0]}, (0, 2)),
+        ({"decoder_sparse_step": 3}, (0, 1)),
+        ({"mlp_only_layers": None}, ()),
+    ],
+)
+def test_dense_layers_among_those_with_experts(tmp_path: Path, changes: dict[str, Any], dense: tuple[int, ...]) -> None:
+    spec = read(tmp_path, QWEN3_MOE, **changes)
+    assert spec.experts is not None and spec.experts.dense_layers == dense
+    assert spec.expert_layers == 3 - len(dense)
+
+
+def test_a_model_all_of_whose_layers_are_dense_has_no_experts(tmp_path: Path) -> None:
+    spec = read(tmp_path, QWEN3_MOE, decoder_sparse_step=4)
+    assert spec.experts is None and spec.expert_layers == 0
+
+
+def test_experts_of_mixtral(tmp_path: Path) -> None:
+    spec = read(tmp_path, MIXTRAL)
+    assert spec.experts == ExpertsSpec(count=8, top_k=2, width=128, renormalise=True)
+    assert (spec.qk_norm, spec.expert_layers, spec.windows) == (False, 3, ())
+    assert read(tmp_path, MIXTRAL, sliding_window=100).windows == (100,) * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (QWEN3_MOE, "num_experts_per_tok", 17),
+        (QWEN3_MOE, "num_experts_per_tok", 0),
+        (QWEN3_MOE, "num_experts", None),
+        (QWEN3_MOE, "moe_intermediate_size", None),
+        (QWEN3_MOE, "norm_topk_prob", "yes"),
+        (QWEN3_MOE, "decoder_sparse_step", 0),
+        (QWEN3_MOE, "mlp_only_layers", [3]),
+        (QWEN3_MOE, "mlp_only_layers", [True]),
+        (QWEN3_MOE, "shared_expert_intermediate_size", 64),
+        (QWEN3_MOE, "scoring_func", "sigmoid"),
+        (QWEN3_MOE, "n_group", 2),
+        (MIXTRAL, "num_local_experts", 1),
+        (MIXTRAL, "hidden_act", "tanh"),
+    ],
+)
+def test_what_would_change_experts_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], field: str, value: Any
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="num_experts_per_tok" if field == "num_local_experts" else field):
+        read(tmp_path, config, **{field: value})
+
+
+def test_all_or_none_of_the_layers_with_experts_have_the_window(tmp_path: Path) -> None:
+    turned_on = {"use_sliding_window": True, "sliding_window": 100, "layer_types": None}
+    assert read(tmp_path, QWEN3_MOE, **turned_on).windows == (100,) * 3
+    assert read(tmp_path, QWEN3_MOE).windows == ()
+    types = ["full_attention", "full_attention", "sliding_attention"]
+    for config in (QWEN3_MOE, MIXTRAL):
+        with pytest.raises(UnsupportedModelError, match="layer_types"):
+            read(tmp_path, config, **turned_on | {"layer_types": types})
 
 
 def test_broken_files(tmp_path: Path) -> None:

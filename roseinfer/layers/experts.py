@@ -1,0 +1,37 @@
+"""Feed-forward layers of experts, of which a router chooses some for each token."""
+
+import torch
+
+from roseinfer.parallel.group import Group, share_of
+from roseinfer.quant.base import Experts, Norm, WeightSource
+from roseinfer.quant.experts import ExpertNames, ExpertShape
+
+
+class RoutedExperts:
+    """x + the weighted sum of the chosen experts of norm(x). `x` is the residual stream, which may be overwritten.
+
+    Each process has the whole router and a slice of every expert's width, and all of them choose alike.
+    """
+
+    def __init__(self, norm: Norm, shape: ExpertShape, names: ExpertNames) -> None:
+        """`names`: as they stand behind the name of the layer."""
+        self._norm = norm
+        self._shape = shape
+        self._names = names
+        self._experts: Experts
+        self._group: Group | None = None  # that sums partial results
+
+    def load(self, source: WeightSource, norm: str, prefix: str) -> None:
+        """Raises `ConfigError` for a group that the experts cannot be dealt out to, else like `WeightFormat.load`."""
+        build = source.build
+        self._norm.load(source, norm)
+        share = share_of(build.group, self._shape.width)
+        self._experts = build.weight_format.experts(source, self._shape, share, self._names.under(prefix))
+        self._group = build.group if build.group.size > 1 else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        group = self._group
+        if group is None:
+            return self._experts(self._norm, x, x)
+        # One rank adds the residual, as in `Linear`.
+        return group.all_reduce(self._experts(self._norm, x, x if group.rank == 0 else None))

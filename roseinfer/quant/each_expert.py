@@ -1,0 +1,78 @@
+"""Experts as one product after the other, for CPUs: each multiplies all rows of the tokens that chose it, at once."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm, WeightFormat, WeightSource
+from roseinfer.quant.expert_weights import expert_pieces, read_router
+from roseinfer.quant.experts import ExpertNames, ExpertShape
+
+
+class EachExpert:
+    """See `Experts`. Which experts have rows is asked of the device, so this cannot be captured in a graph."""
+
+    def __init__(self, router: torch.Tensor, experts: Sequence[tuple[Matmul, Matmul]], shape: ExpertShape) -> None:
+        """router: [count, hidden] float32. experts: of each, gate and up with what follows them, and down."""
+        self._router = router
+        self._experts = experts
+        self._shape = shape
+
+    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        h = norm(x)
+        ids, weights = route(h, self._router, self._shape.top_k, renormalise=self._shape.renormalise)
+        # By experts, and for each of them in the order of the tokens.
+        numbers = ids.flatten()
+        order = numbers.argsort(stable=True)
+        tokens = order // self._shape.top_k
+        factors = weights.flatten()[order, None]
+        rows = torch.bincount(numbers, minlength=self._shape.count).tolist()
+        # Experts are added in the order of their numbers, whoever else is in the batch.
+        total = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
+        start = 0
+        for (gate_up, down), count in zip(self._experts, rows, strict=True):
+            if count == 0:
+                continue
+            chosen = slice(start, start + count)
+            result = down(gate_up(h[tokens[chosen]]))
+            total.index_add_(0, tokens[chosen], result.to(torch.float32) * factors[chosen])
+            start = chosen.stop
+        result = total.to(x.dtype)
+        return result if residual is None else residual + result
+
+
+def route(h: torch.Tensor, router: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which experts each token goes to, and with which weights: [T, top_k] int64 and float32, the largest weight first.
+
+    h: [T, hidden], after the norm. router: [count, hidden] float32. See `Experts` for the formula.
+    """
+    probabilities = F.linear(h.to(torch.float32), router).softmax(-1)
+    # Of equal ones `topk` would return any.
+    weights, ids = probabilities.sort(stable=True, dim=-1, descending=True)
+    weights, ids = weights[:, :top_k], ids[:, :top_k]
+    return ids, weights / weights.sum(-1, keepdim=True) if renormalise else weights
+
+
+def load_each_expert(
+    weights: WeightFormat, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames
+) -> EachExpert:
+    """Every expert as two linear layers of the format `weights`, whatever that keeps. `share`: of their width.
+
+    Raises like `WeightFormat.load`, and `ConfigError` on a GPU.
+    """
+    if source.build.device.type != "cpu":
+        raise ConfigError("models with experts do not run on a GPU yet")
+    router = read_router(source, shape, names, torch.float32)
+    gated = Epilogue(shape.activation, gated=True)
+    gate_up, down = expert_pieces(shape, share, names)
+    experts = [
+        (
+            weights.load(source, gate_up[2 * number : 2 * number + 2], gated),
+            weights.load(source, [down[number]], NOTHING_MORE),
+        )
+        for number in range(shape.count)
+    ]
+    return EachExpert(router, experts, shape)
