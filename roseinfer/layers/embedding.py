@@ -108,6 +108,4 @@ class LMHead:
             return hidden.new_empty((0, self._vocab))
         if self._group.size == 1:
             return self._matmul.after(self._norm, hidden, out)[:, : self._vocab]
-        logits = self._group.gather(self._matmul.after(self._norm, hidden))
-        logits = logits if out is None else out.copy_(logits)
-        return logits[:, : self._vocab]
+        return self._group.gather(self._matmul.after(self._norm, hidden), out)[:, : self._vocab]

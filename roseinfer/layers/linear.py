@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.availability import has_triton
-from roseinfer.parallel.group import Group, Share, share_of
+from roseinfer.parallel.group import Group, Share, share_of, start, whole
 from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, Piece, WeightSource, read_new
 
 
@@ -121,7 +121,7 @@ class Linear:
         group = source.build.group
         if self.split is Split.INPUTS and group.size > 1:
             self._partial_in = group
-        # The bias of partial results is added once, like the residual.
+        # The bias of partial results is added once.
         here = self._bias and (self.split is Split.OUTPUTS or group.rank == 0)
         if self._bias and not here:
             for name in names:
@@ -141,17 +141,15 @@ class Linear:
         return [Piece(name, out, ins, transposed, bias) for name, out in zip(names, outs, strict=True)]
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return self.whole(self.matmul(x, self.start(residual)))
+        return self.whole(self.matmul(x, self.start(residual)), residual)
 
     def start(self, residual: torch.Tensor | None) -> torch.Tensor | None:
-        """What this process's product starts from. One rank adds the residual, so that its product may still do so."""
-        group = self._partial_in
-        return residual if group is None or group.rank == 0 else None
+        """What this process's product starts from: the residual, or nothing."""
+        return residual if self._partial_in is None else start(self._partial_in, residual)
 
-    def whole(self, result: torch.Tensor) -> torch.Tensor:
-        """The layer's result, of this process's product."""
-        group = self._partial_in
-        return result if group is None else group.all_reduce(result)
+    def whole(self, result: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """The layer's result, of this process's product that began with `start`."""
+        return result if self._partial_in is None else whole(self._partial_in, result, residual)
 
 
 def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share]]:
@@ -203,7 +201,7 @@ class _FeedForward:
         down = self._down
         if self._pair is None:
             return down(self._up.matmul.after(self._norm, x), x)
-        return down.whole(self._pair(self._norm, x, down.start(x)))
+        return down.whole(self._pair(self._norm, x, down.start(x)), x)
 
 
 class MLP:

@@ -22,12 +22,22 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' x, the same bits on each; x may be overwritten by it."""
+    def adds(self, x: torch.Tensor) -> bool:
+        """Whether `all_reduce` of a tensor like x is where a residual is best added; the same answer on all ranks."""
         ...
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, width] of every rank -> [n, size * width] on every rank, side by side in the order of the ranks."""
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The sum of all ranks' x, and of a residual of the same shape that every rank holds: the same bits on each.
+
+        Either may be overwritten by it.
+        """
+        ...
+
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [n, width] of every rank -> [n, size * width] on every rank, side by side in the order of the ranks.
+
+        It goes to `out` if that is given, whose rows may lie apart.
+        """
         ...
 
 
@@ -38,11 +48,29 @@ class Alone:
     rank: int = 0
     size: int = 1
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+    def adds(self, x: torch.Tensor) -> bool:
+        return False
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return x if residual is None else x + residual
+
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return x if out is None else out.copy_(x)
+
+
+def start(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
+    """What this rank's partial result starts from, of a layer that adds `residual` to the sum of all ranks' results.
+
+    Nothing where the sum adds it; else one rank starts from it, so that its product may still do so.
+    """
+    return None if residual is None or group.rank > 0 or group.adds(residual) else residual
+
+
+def whole(group: Group, partial: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """The layer's result: the sum of all ranks' partial results, which began with `start`."""
+    if residual is None or not group.adds(residual):
+        return group.all_reduce(partial)
+    return group.all_reduce(partial, residual)
 
 
 @dataclass(frozen=True, slots=True)

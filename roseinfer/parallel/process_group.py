@@ -19,16 +19,19 @@ class ProcessGroup:
         self.rank = rank
         self.size = size
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def adds(self, x: torch.Tensor) -> bool:
+        return True
+
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Partial sums are gathered and added in the order of the ranks, so every rank rounds alike."""
         parts = self._all(x)
         total = parts[0]
         for part in parts[1:]:
             total += part
-        return total
+        return total if residual is None else total.add_(residual)
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._all(x), dim=-1)
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.cat(self._all(x), dim=-1, out=out)
 
     def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
         x = x.contiguous()

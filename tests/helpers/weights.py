@@ -50,15 +50,23 @@ class Named:
 
 @dataclass(frozen=True)
 class Imagined:
-    """One rank of a group whose other ranks a test runs itself: what it would send stays as it is."""
+    """One rank of a group whose other ranks a test runs itself: what it would send stays as it is.
+
+    adding: the sum of all ranks adds a residual, of which this one's part has its share.
+    """
 
     rank: int
     size: int
+    adding: bool = False
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+    def adds(self, x: torch.Tensor) -> bool:
+        return self.adding
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        assert residual is None or self.adding
+        return x if residual is None else x + residual / self.size
+
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return x
 
 

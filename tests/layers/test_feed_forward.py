@@ -66,15 +66,17 @@ def expected(x: torch.Tensor) -> torch.Tensor:
     return x + between @ tensors["m.down_proj.weight"].T
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "adding"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize(
     ("weight_format", "pairs"), [(PlainFormat(), 0), (PairedFormat("_proj"), 1), (PairedFormat("gate"), 0)]
 )
-def test_ranks_add_up_to_the_whole_with_one_residual(size: int, weight_format: WeightFormat, pairs: int) -> None:
+def test_ranks_add_up_to_the_whole_with_one_residual(
+    size: int, adding: bool, weight_format: WeightFormat, pairs: int
+) -> None:
     x, parts = torch.randn(5, HIDDEN), []
     for rank in range(size):
         layer = GatedMLP(RMSNorm(HIDDEN, 1e-5), HIDDEN, INNER, "silu", bias=False)
-        layer.load(Named(stored(), build_for(Imagined(rank, size), weight_format)), "n", "m")
+        layer.load(Named(stored(), build_for(Imagined(rank, size, adding), weight_format)), "n", "m")
         before = Paired.pairs
         parts.append(layer(x))
         assert Paired.pairs == before + pairs

@@ -58,13 +58,14 @@ def test_outputs_dealt_out(size: int, stacked: bool) -> None:
         torch.testing.assert_close(layer(x), expected)
 
 
-def test_inputs_dealt_out_add_up_with_one_bias_and_one_residual() -> None:
+@pytest.mark.parametrize("adding", [False, True])
+def test_inputs_dealt_out_add_up_with_one_bias_and_one_residual(adding: bool) -> None:
     tensors = stored(6)
     x, residual = torch.randn(3, 8), torch.randn(3, 6)
     whole = x @ tensors["0.weight"].T + tensors["0.bias"] + residual
     total = torch.zeros(3, 6)
     for rank, part in enumerate(x.chunk(2, 1)):
-        source = Named(tensors, build_for(Imagined(rank, 2)))
+        source = Named(tensors, build_for(Imagined(rank, 2, adding)))
         layer = loaded(Linear(8, 6, split=Split.INPUTS, bias=True), source, "0")
         assert source.asked == {"0.weight", "0.bias"}, "a tensor nobody asks for looks superfluous"
         total += layer(part.contiguous(), residual.clone())
