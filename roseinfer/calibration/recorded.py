@@ -3,8 +3,8 @@
 from roseinfer.core.plan import Row, StepResult
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.fit import Sample
-from roseinfer.sched.offload import lasted
-from roseinfer.sim.replay import Rows, read_recording
+from roseinfer.sched.offload import rows_seconds
+from roseinfer.sim.replay import Rows, Turn, read_recording
 
 
 def recorded_samples(path: str) -> list[Sample]:
@@ -16,11 +16,13 @@ def recorded_samples(path: str) -> list[Sample]:
     plans = [turn.rows for turn in recording.turns if turn.rows or any(turn.copies)]
     ends = [turn for turn in recording.turns if turn.duration_s is not None]
     # The last plans of a run that was cut off have no ends.
-    return [
-        Sample(work_of(_as_rows(rows)), end.duration_s)
-        for rows, end in zip(plans, ends, strict=False)
-        if rows and end.duration_s is not None and not lasted(StepResult(0, [], end.duration_s, *end.copies_s))
-    ]
+    steps = [(rows, _rows_seconds(end)) for rows, end in zip(plans, ends, strict=False) if rows]
+    return [Sample(work_of(_as_rows(rows)), seconds) for rows, seconds in steps if seconds]
+
+
+def _rows_seconds(end: Turn) -> float:
+    took_s = end.duration_s or 0.0
+    return rows_seconds(StepResult(0, [], took_s, *end.copies_s), took_s)
 
 
 def _as_rows(rows: Rows) -> list[Row]:

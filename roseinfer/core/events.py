@@ -20,8 +20,9 @@ class Admitted(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """`duration_s`: of the step with what the host did around it, unless that was hidden behind another step; 0 if it
-    says nothing of the step's rows, because what went to or came from host memory took as long.
+    """`duration_s`: of the step with what the host did around it, unless that was hidden behind another step, and
+    without the copies from and to host memory that its rows came behind. 0 if it says nothing of the rows, because
+    copies beside them took as long.
     """
 
     plan: StepPlan

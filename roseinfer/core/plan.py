@@ -213,6 +213,7 @@ class StepResult:
     """Results in the order of the plan's rows. `duration_s`: wall time of the step as the runner saw it.
 
     `loads_s`, `stores_s`: seconds that the plan's loads and stores took, each by itself; 0 if nobody measured them.
+    `copies_first`: the rows came behind them, not beside them, so that `duration_s` is the sum.
     """
 
     step: int
@@ -220,3 +221,4 @@ class StepResult:
     duration_s: float = 0.0
     loads_s: float = 0.0
     stores_s: float = 0.0
+    copies_first: bool = False

@@ -11,7 +11,8 @@ Steps count the turns of the engine. `plan_s` and `commit_s` are what the schedu
 seconds). `rows` were planned in this turn; `duration_s` and `sampled` are of the step that ended in it, with one token
 per row of its plan, NO_TOKEN where none was drawn; `failed` maps those of its rows that failed to their errors. `loads`
 and `stores` are the plan's, as [KV block, host block], and `loads_s` and `stores_s` what those of the step that ended
-took; they are there if there are any. Prompts and outputs are in it: the file is as private as they are.
+took, with `copies_first` if its rows came behind them; they are there if there are any. Prompts and outputs are in
+it: the file is as private as they are.
 """
 
 import logging
@@ -241,6 +242,7 @@ class RecordingCore:
             line["stores"] = planned.stores
         if result and (result.loads_s or result.stores_s):
             line["loads_s"], line["stores_s"] = result.loads_s, result.stores_s
+            line["copies_first"] = result.copies_first
         if result:
             line["sampled"] = [row.token_ids[0] if row.token_ids else NO_TOKEN for row in result.rows]
             if any(row.error is not None for row in result.rows):

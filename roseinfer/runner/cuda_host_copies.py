@@ -64,6 +64,8 @@ def _check(error: int) -> None:
 class CudaCopier:
     """Steps run on the stream that is current when it is made."""
 
+    beside = True
+
     def __init__(self, store: KVStore, host: HostStore) -> None:
         device = store.parts[0].device
         self._memory = store, host  # the pages are pinned as long as the host store is there, not its parts

@@ -15,7 +15,7 @@ from roseinfer.kernels.availability import has_triton
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import StepTimer, StepTimers, start_download, upload
 from roseinfer.runner.forward import Columns, ForwardPass, SampleAt
-from roseinfer.runner.host_copies import Copier, CopyTimes, StepCopies
+from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.runner.logprobs import Scores
 from roseinfer.runner.masks import HostMasks
 from roseinfer.runner.prompt_scores import PromptScores, score_prompt
@@ -155,7 +155,6 @@ class ModelRunner:
     def collect(self, handle: StepHandle) -> StepResult:
         """Wait for a sampled step."""
         duration_s = handle.timer.wait()
-        copied = CopyTimes() if handle.host_copies is None else handle.host_copies.wait()
         rows = handle.plan.rows
         sampled = handle.downloaded.tokens
         tokens: list[int] = [] if sampled is None else sampled.tolist()
@@ -166,7 +165,10 @@ class ModelRunner:
         self._add_scores(handle, results)
         if self._seats.broken or handle.prompts or (tokens and min(tokens) < 0):
             self._add_errors(handle, results, tokens)
-        return StepResult(handle.plan.step, results, max(duration_s, *copied), *copied)
+        if handle.host_copies is None:
+            return StepResult(handle.plan.step, results, duration_s)
+        copied, first = handle.host_copies.wait(), self._copier is not None and not self._copier.beside
+        return StepResult(handle.plan.step, results, max(duration_s, *copied), *copied, first)
 
     def close(self) -> None:
         """Memory goes with the object, so copies must be done."""

@@ -6,7 +6,8 @@ cache holds has it loaded before it starts, if that is sooner than computing it.
 and no seat.
 
 Copies run beside the rows of a step, which is not over before they are. So a step has no more of them than its rows
-take by themselves, as far as the cost model knows. (On a CPU they run before the rows: then it takes that much longer.)
+take by themselves, as far as the cost model knows. (On a CPU they run before the rows: then it takes that much longer,
+which the cost model is not told.)
 """
 
 from collections import deque
@@ -277,9 +278,10 @@ class Offload:
     def done(self, plan: StepPlan, result: StepResult) -> None:
         """A step is over, and its copies with it."""
         if plan.rows:
-            self._step_s = result.duration_s
-            if self._learns and not lasted(result):
-                self._cost.observe(work_of(plan.rows), result.duration_s)
+            rows_s = rows_seconds(result, result.duration_s)
+            self._step_s = rows_s or result.duration_s
+            if self._learns and rows_s:
+                self._cost.observe(work_of(plan.rows), rows_s)
         if plan.stores:
             self._host.stored(plan.stores)
             self._stored += len(plan.stores)
@@ -329,9 +331,14 @@ class Offload:
         assert self._landed.keys().isdisjoint(self._loads), "a load is under way or done"
 
 
-def lasted(result: StepResult) -> bool:
-    """Whether a step took as long as its copies did, so that its time says nothing of its rows."""
-    return 0 < _NEARLY * max(result.loads_s, result.stores_s) >= result.duration_s
+def rows_seconds(result: StepResult, duration_s: float) -> float:
+    """What the rows took of a step that took `duration_s` with what the host did around it.
+
+    0 if nobody knows: copies beside them took as long as the step.
+    """
+    if result.copies_first:
+        return max(0.0, duration_s - result.loads_s - result.stores_s)
+    return 0.0 if 0 < _NEARLY * max(result.loads_s, result.stores_s) >= result.duration_s else duration_s
 
 
 def _follow(before_s: float, seconds: float, blocks: int) -> float:

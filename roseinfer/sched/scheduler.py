@@ -31,7 +31,7 @@ from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.liveness import Liveness
-from roseinfer.sched.offload import Offload, Offloading, lasted
+from roseinfer.sched.offload import Offload, Offloading, rows_seconds
 from roseinfer.sched.policy import (
     Budgeting,
     Decision,
@@ -605,7 +605,7 @@ class Scheduler:
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
         if self.offload is not None:
             self.offload.done(plan, result)
-            duration_s = 0.0 if lasted(result) or not plan.rows else duration_s
+            duration_s = rows_seconds(result, duration_s) if plan.rows else 0.0
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 

@@ -57,8 +57,9 @@ class Aborted:
 class Turn:
     """One turn of the engine: when it planned, and committed the step that ended in it, if one did.
 
-    `duration_s`, `copies_s` (what its loads and its stores took) and `failed` (request -> error) are of that step,
-    `rows` and `copies` of the one that was planned.
+    `duration_s`, `copies_s` (what its loads and its stores took, and whether its rows came behind them, as
+    `StepResult` has them) and `failed` (request -> error) are of that step, `rows` and `copies` of the one that was
+    planned.
     """
 
     plan_s: float
@@ -67,7 +68,7 @@ class Turn:
     rows: Rows
     failed: dict[str, str]
     copies: HostCopies = ([], [])
-    copies_s: tuple[float, float] = (0.0, 0.0)
+    copies_s: tuple[float, float, bool] = (0.0, 0.0, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class _Reader:
         rows = [(name, start, count) for name, start, count in line["rows"]]
         copies = _copies(line.get("loads", ())), _copies(line.get("stores", ()))
         times = line["plan_s"], line["commit_s"], line["duration_s"]
-        took = line.get("loads_s", 0.0), line.get("stores_s", 0.0)
+        took = line.get("loads_s", 0.0), line.get("stores_s", 0.0), line.get("copies_first", False)
         self.found.turns.append(Turn(*times, rows, line.get("failed", {}), copies, took))
         if rows or any(copies):
             self._open.append(rows)

@@ -1,12 +1,16 @@
 """K/V in host memory: what is stored and when, who loads instead of computing, and what becomes of those that wait."""
 
+import pytest
+
+from roseinfer.core.events import StepDone
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.plan import StepPlan
+from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
-from roseinfer.sched.cost import CostModel, CostParams
-from roseinfer.sched.offload import Offloading, _follow
+from roseinfer.sched.cost import CostModel, CostParams, Work, work_of
+from roseinfer.sched.offload import Offloading
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
+from tests.helpers.fake_runner import FakeRunner
 
 SIZE, BLOCKS = 4, 16
 PROMPT = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]  # 3 blocks and a token
@@ -234,7 +238,64 @@ def test_a_request_whose_load_is_taken_back_waits_as_before() -> None:
     assert run_dry(core)["c:0"].tokens == said.tokens
 
 
+class Timed(FakeRunner):
+    """Takes a time for rows that the cost model could not know better, and `copy_s` for each block that is copied."""
+
+    def __init__(self, copy_s: float, *, copies_first: bool = False) -> None:
+        super().__init__(BLOCKS, SIZE, 50, num_host_blocks=64)
+        self.copy_s, self.copies_first = copy_s, copies_first
+
+    def collect(self, handle: int) -> StepResult:
+        plan, result = self.submitted[handle], super().collect(handle)
+        assert plan.step == handle
+        loads_s, stores_s = len(plan.loads) * self.copy_s, len(plan.stores) * self.copy_s
+        rows_s = FIXED.seconds(work_of(plan.rows)) if plan.rows else 0.0
+        duration_s = rows_s + loads_s + stores_s if self.copies_first else max(rows_s, loads_s, stores_s)
+        return StepResult(handle, result.rows, duration_s, loads_s, stores_s, self.copies_first)
+
+
+class Noted(CostModel):
+    """Keeps by how much each step that it is told of took longer than it should have."""
+
+    def __init__(self) -> None:
+        super().__init__(FIXED, fit=False)
+        self.excess_s: list[float] = []
+
+    def observe(self, work: Work, seconds: float) -> None:
+        self.excess_s.append(abs(seconds - FIXED.seconds(work)))
+
+
+@pytest.mark.parametrize("copies_first", [False, True])
+def test_copies_are_not_taken_for_rows(copies_first: bool) -> None:
+    """Nor is it told of steps that copies beside the rows made as long as they were."""
+    cost, seen = Noted(), []
+    core = engine(runner=Timed(0.003, copies_first=copies_first), offloading=Offloading(cost, True, 1e-6, 1e-6))
+    core.scheduler.policy.observe = seen.append
+    keep(core, PROMPT)
+    run(core, "c", PROMPT)
+    assert any(plan.stores for plan in submitted(core) if plan.rows)
+    assert sum(len(plan.loads) for plan in submitted(core)) == 3
+    with_rows = [plan for plan in submitted(core) if plan.rows]
+    assert len(cost.excess_s) == len(with_rows) if copies_first else len(cost.excess_s) < len(with_rows)
+    assert max(cost.excess_s) < 1e-9
+    told = [event for event in seen if isinstance(event, StepDone) and event.duration_s]
+    assert len(told) == len(cost.excess_s)
+    assert all(abs(event.duration_s - FIXED.seconds(work_of(event.plan.rows))) < 1e-9 for event in told)
+
+
 def test_speeds_follow_what_steps_say() -> None:
-    assert _follow(0.0, 0.0, 4) == 0.0
-    assert _follow(0.0, 0.008, 4) == 0.002
-    assert 0.001 < _follow(0.001, 0.008, 4) < 0.002
+    runner = Timed(0.002)
+    core = engine(runner=runner, offloading=priced(0.0))
+    offload = core.scheduler.offload
+    assert offload is not None
+    run(core, "first", PROMPT)
+    assert offload.store_s == 0.0, "nothing was copied yet"
+    run(core, "again", PROMPT)
+    assert offload.store_s == pytest.approx(0.002)
+    runner.copy_s = 0.001
+    for name in ("b", "c"):
+        run(core, name, [30 + token for token in PROMPT])
+    assert 0.001 < offload.store_s < 0.002
+    overwrite(core)
+    run(core, "d", PROMPT)
+    assert offload.load_s == pytest.approx(0.001)
