@@ -25,8 +25,8 @@ Admit = Callable[[socket.socket, Greeted], bool]
 
 
 class Gate:
-    """`open`, then `close`. `admit` is given each connection that is good, and owns it; False: it has no room for it.
-    `number()`: of the engine's process just now. `refused`: connections that were not let in, ever.
+    """`open`, then `accept`, then `close`. `admit` is given each connection that is good, and owns it; False: it has no
+    room for it. `number()`: of the engine's process just now. `refused`: connections that were not let in, ever.
     """
 
     def __init__(self, secret: Secret, number: Callable[[], int], admit: Admit) -> None:
@@ -41,10 +41,16 @@ class Gate:
         self._strangers: OrderedDict[asyncio.Task[None], None] = OrderedDict()
 
     def open(self, bind: HostPort) -> HostPort:
-        """Raises `ConfigError` if that address cannot be used. Returns it, with the port that was found."""
+        """Listen: who connects waits. Raises `ConfigError` if that address cannot be used. Returns it, with the port
+        that was found.
+        """
         self._listener = tcp.listen(bind)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(self._listener))
         return tcp.bound(self._listener)
+
+    def accept(self) -> None:
+        """Answer those who have come and will come."""
+        assert self._listener is not None, "it is open"
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(self._listener))
 
     async def close(self) -> None:
         self._closed = True

@@ -82,8 +82,10 @@ class EngineKeeper:
         """
         try:
             address = self._gate.open(self._bind)
-            self._telling = asyncio.get_running_loop().create_task(self._tell())
             await self._crew.launch()
+            # Not before: there was nothing yet that they could be told or passed on to.
+            self._gate.accept()
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
         except BaseException:
             await self.close()
             raise

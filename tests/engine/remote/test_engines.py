@@ -57,6 +57,7 @@ class Keeper:
         self.lines: list[Line] = []
         self.gate = Gate(SECRET, lambda: self.number, self._admit)
         self.address = self.gate.open(LOOPBACK)
+        self.gate.accept()
 
     def _admit(self, connection: socket.socket, greeted: Greeted) -> bool:
         self.lines.append(Line(connection, greeted))

@@ -28,6 +28,7 @@ class Scene:
         self.has_room = True
         self.gate = Gate(SECRET, lambda: 1, self._admit)
         self.address = self.gate.open(LOOPBACK)
+        self.gate.accept()
 
     def _admit(self, connection: socket.socket, greeted: Greeted) -> bool:
         if self.has_room:

@@ -3,16 +3,21 @@
 import asyncio
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine import crew
 from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.devices import EngineSpec, engine_specs
+from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.routed import RoutedEngine
-from tests.helpers.remote import client, keeper, priced_config
+from tests.helpers.remote import SECRET, client, keeper, priced_config
 
 PATIENCE_S = 60.0
 
@@ -76,5 +81,35 @@ def test_an_engine_that_is_killed_is_started_again_and_found(tmp_path: Path) -> 
             assert await answer(engine, ask("b")) == before
             await until(lambda: engine.reports()[0].restarts == 1)
             assert kept.report().restarts == 1 and kept.report().deaths == 1
+
+    run(work())
+
+
+def test_who_comes_while_the_keeper_looks_for_devices_waits_and_is_told(tmp_path: Path, monkeypatch) -> None:
+    """That may take seconds: a process is asked which GPUs there are."""
+    looking, found = threading.Event(), threading.Event()
+
+    def specs(*given: Any) -> list[EngineSpec]:
+        looking.set()
+        assert found.wait(PATIENCE_S)
+        return engine_specs(*given)
+
+    monkeypatch.setattr(crew, "engine_specs", specs)
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = HostPort(*taken.getsockname())
+        kept = EngineKeeper(priced_config(tmp_path), address, SECRET)
+        launching = asyncio.create_task(kept.launch())
+        await until(looking.is_set)
+        engines = RemoteEngines(SECRET, quiet_s=10.0, lost_s=60.0)
+        engines.way(0, address, SECRET)
+        await asyncio.sleep(0.1)
+        found.set()
+        await launching
+        await until(lambda: engines.standing(0).number == 1)
+        assert kept.report().visitors.refused == 0
+        engines.close()
+        await kept.close()
 
     run(work())
