@@ -111,9 +111,21 @@ def _call_and_exit(fn: Callable[[], Any]) -> None:
     """In the fork, which ends without any of the clearing up that is its parent's."""
     status = 1
     try:
+        _let_go()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         fn()
         status = 0
     finally:
         os._exit(status)
+
+
+def _let_go() -> None:
+    """Point every descriptor at nothing: who talks to the parent sees its end at once, and its ports are free then.
+
+    Not closed, for Python's objects would close what gets the same number.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):
+            os.dup2(nothing, int(name), inheritable=int(name) < 3)

@@ -1,6 +1,7 @@
 """Kernels that are compiled at once, by forks of the process that needs them."""
 
 import os
+import select
 import subprocess
 import sys
 import time
@@ -67,6 +68,25 @@ def test_a_fork_that_fails_or_hangs_leaves_it_to_this_process(monkeypatch: pytes
     assert (first.result(), second.result()) == ("here", "here, too")
     with pytest.raises(ValueError, match="whoever does it"):
         third.result()
+
+
+def test_a_fork_holds_nothing_open_that_its_parent_has(tmp_path: Path) -> None:
+    """Who waits for the other end of a pipe to be closed, or for a port to be free, waits for the parent alone."""
+    mine, over = os.getpid(), tmp_path / "over"
+    here, there = os.pipe()
+
+    def works() -> None:
+        while os.getpid() != mine and not over.exists():
+            time.sleep(0.001)
+
+    forks = Forks(1)
+    forks.submit(works)
+    os.close(there)
+    ended, _, _ = select.select([here], [], [], 20.0)
+    over.touch()
+    forks.finish()
+    os.close(here)
+    assert ended, "the fork had the other end"
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
