@@ -24,6 +24,8 @@ log = logging.getLogger("roseinfer.engine")
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 LARGEST_QUESTION = 4096  # bytes; a topic too
+# An engine whose owner was killed ends within seconds, and has its ports until then.
+TAKEN_PATIENCE_S, TRY_AGAIN_S = 8.0, 0.1
 
 
 class BlockStored(msgspec.Struct, tag=True):
@@ -80,7 +82,8 @@ def _hash(key: bytes) -> int:
 class KvEventsPublisher:
     """Publishes what `events` has collected with each `flush`. One thread calls; another one answers questions.
 
-    Raises `ConfigError` if ZeroMQ is missing, `ResourceError` if an address cannot be had.
+    Raises `ConfigError` if ZeroMQ is missing, `ResourceError` if an address cannot be had; one that somebody else has
+    is waited for some seconds.
     """
 
     def __init__(self, config: KvEventsConfig, model: str) -> None:
@@ -116,10 +119,15 @@ class KvEventsPublisher:
         made.set(zmq.SNDHWM, queued)
         made.set(zmq.MAXMSGSIZE, LARGEST_QUESTION)
         made.set(zmq.IPV6, "[" in endpoint)
-        try:
-            made.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise ResourceError(f"KV events cannot be published at {endpoint}: {error.strerror}") from error
+        until_s = time.monotonic() + TAKEN_PATIENCE_S
+        while True:
+            try:
+                made.bind(endpoint)
+                break
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE or time.monotonic() > until_s:
+                    raise ResourceError(f"KV events cannot be published at {endpoint}: {error.strerror}") from error
+                time.sleep(TRY_AGAIN_S)
         log.info("KV events: %s at %s", "replay" if kind == zmq.ROUTER else "published", endpoint)
         return made
 

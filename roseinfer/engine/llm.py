@@ -376,8 +376,10 @@ def make_engine_config(**options: Any) -> EngineConfig:
 
 
 def _take(kind: type[Part], options: dict[str, Any]) -> Part:
-    """Build a config from the options that are its fields, and remove them."""
-    names = [f.name for f in fields(kind)]
+    """Build a config from the options that are its fields, and remove them. Other fields are set by who starts several
+    engines.
+    """
+    names = [f.name for f in fields(kind) if f.metadata]
     return kind(**{name: options.pop(name) for name in names if name in options})
 
 

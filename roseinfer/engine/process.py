@@ -66,7 +66,7 @@ def build_engine(
     """
     if config.kv_events.endpoint is None:
         return _build(config, folder, observer, learnt, None)
-    # Before the model is loaded: an address that cannot be had is told at once, and subscribers find their way back.
+    # Before the model is loaded: an address that cannot be had is told soon, and subscribers find their way back.
     publisher = KvEventsPublisher(config.kv_events, config.model.model)
     try:
         built = _build(config, folder, observer, learnt, publisher)

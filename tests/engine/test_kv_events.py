@@ -3,6 +3,7 @@
 import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -13,6 +14,7 @@ import zmq
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.kv_events_config import KvEventsConfig
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine import kv_events
 from roseinfer.engine.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.kv.events import CPU, GPU, BlockRemoved, BlockStored
@@ -130,11 +132,28 @@ def stored(hashes: list[int], parent: int | None, tokens: list[int], medium: str
     return told | {"block_size": 2, "medium": medium, "lora_id": None, "lora_name": None}
 
 
-def test_an_address_in_use_is_refused_before_the_model_is_loaded():
+def test_an_address_in_use_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kv_events, "TAKEN_PATIENCE_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ResourceError, match=f"{endpoint}: Address already in use"):
             LLM("tiny", kv_events_endpoint=endpoint)
+
+
+def test_an_address_that_an_ending_engine_still_has_is_waited_for():
+    endpoint, replay = addresses(2)
+    config = KvEventsConfig(kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay)
+    before = KvEventsPublisher(config, "tiny")
+    with ThreadPoolExecutor(1) as pool:
+        after = pool.submit(KvEventsPublisher, config, "tiny")
+        assert not wait([after], 0.3).done, "somebody has the address"
+        before.close()
+        after.result(PATIENCE_MS / 1000).close()
+
+
+def test_the_number_of_an_engine_is_no_option():
+    with pytest.raises(ConfigError, match="unknown option 'rank'"):
+        make_engine_config(rank=1, kv_events_endpoint="tcp://127.0.0.1:5557")
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
