@@ -296,6 +296,8 @@ def _qwen3(fields: Fields, architecture: str, max_model_len: int | None) -> Mode
 
 
 def _qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    fields.only("use_qk_norm", True)
+    fields.only("qkv_bias", False, hint="attention_bias says whether there are biases")
     bias = fields.flag("attention_bias", False)
     window = _optional_integer(fields, "sliding_window", 4096)
     _optional_integer(fields, "max_window_layers", 0)  # all layers have the window, or none

@@ -149,8 +149,8 @@ class Experts(Protocol):
         """residual + the sum of w_e * expert_e(h) over the chosen [T, hidden], for x [T, hidden]; T may be 0.
 
         Under a group the sum is over this rank's slice of each expert's width. `residual` may be x itself, and may be
-        overwritten by the result. A row's result does not depend on the rows beside it, but for the rounding of
-        products of more or fewer rows.
+        overwritten by the result; without one, x stays as it is. A row's result does not depend on the rows beside it,
+        but for the rounding of products of more or fewer rows.
         """
         ...
 

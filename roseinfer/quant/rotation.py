@@ -8,6 +8,7 @@ evenly over all 128 (Ashkboos et al., QuaRot, arXiv 2404.00456, where it is larg
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -20,8 +21,7 @@ class Rotation:
 
     def __init__(self, width: int) -> None:
         self._block = min(width & -width, _LARGEST_BLOCK)
-        self._matrix = _hadamard(self._block)
-        self._multiply = _by(self._matrix)
+        self._matrix, self._multiply = _of_block(self._block)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] float32 -> the same, rotated, and sqrt(block) times as large."""
@@ -33,6 +33,13 @@ class Rotation:
         """[N, K] float32, to multiply rotated inputs by: rotated, and smaller by what these are larger."""
         turned = weight.reshape(-1, self._block) @ self._matrix
         return turned.div_(self._block).view(weight.shape)
+
+
+@cache
+def _of_block(size: int) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """The matrix and the product by it, which all rotations share."""
+    matrix = _hadamard(size)
+    return matrix, _by(matrix)
 
 
 def _hadamard(size: int) -> torch.Tensor:

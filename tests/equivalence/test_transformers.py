@@ -18,7 +18,18 @@ from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.engines import Collected, run_dry
 
 OUTPUT_LEN = 12
-FAMILIES = ["gpt2", "llama", "llama3", "qwen2", "qwen3", "mistral", "mistral-window", "qwen2-window"]
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "llama3",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mistral-window",
+    "qwen2-window",
+    "qwen3-moe-dense",
+    "mixtral",
+]
 SHARED = [7, 21, 3, 64, 11, 90, 35, 2, 17, 58, 41]
 PROMPTS = {
     "shared": SHARED,

@@ -349,6 +349,8 @@ def test_experts_of_mixtral(tmp_path: Path) -> None:
         (QWEN3_MOE, "shared_expert_intermediate_size", 64),
         (QWEN3_MOE, "scoring_func", "sigmoid"),
         (QWEN3_MOE, "n_group", 2),
+        (QWEN3_MOE, "use_qk_norm", False),
+        (QWEN3_MOE, "qkv_bias", True),
         (MIXTRAL, "num_local_experts", 1),
         (MIXTRAL, "hidden_act", "tanh"),
     ],

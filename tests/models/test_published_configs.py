@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.config import GenerationDefaults, RopeSpec, read_generation_config, read_model_spec
+from roseinfer.models.config import ExpertsSpec, GenerationDefaults, RopeSpec, read_generation_config, read_model_spec
 from roseinfer.models.loader import load_model
 
 GPT2: dict[str, Any] = {
@@ -245,6 +245,76 @@ QWEN3_06B: dict[str, Any] = {
     "vocab_size": 151936,
 }
 
+QWEN3_30B_A3B: dict[str, Any] = {
+    **QWEN3_06B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "tie_word_embeddings": False,
+}
+QWEN3_CODER_30B_A3B: dict[str, Any] = {
+    **QWEN3_30B_A3B,
+    "intermediate_size": 5472,
+    "max_position_embeddings": 262144,
+    "max_window_layers": 28,
+    "qkv_bias": False,
+    "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.0,
+    "shared_expert_intermediate_size": 0,
+    "use_qk_norm": True,
+}
+QWEN3_30B_A3B_FP8: dict[str, Any] = {
+    **QWEN3_30B_A3B,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm", "model.layers.0.mlp.gate"],
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+}
+MIXTRAL_8X7B: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.36.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+
 # (config, head_dim, KV heads, context, tied, dtype)
 PUBLISHED = {
     "gpt2": (GPT2, 64, 12, 1024, True, "float32"),
@@ -259,6 +329,10 @@ PUBLISHED = {
     "Qwen2.5-0.5B": (QWEN25_05B, 64, 2, 32768, True, "bfloat16"),
     "Qwen2.5-7B": (QWEN25_7B, 128, 4, 131072, False, "bfloat16"),
     "Qwen3-0.6B": (QWEN3_06B, 128, 8, 40960, True, "bfloat16"),
+    "Qwen3-30B-A3B": (QWEN3_30B_A3B, 128, 4, 40960, False, "bfloat16"),
+    "Qwen3-30B-A3B-FP8": (QWEN3_30B_A3B_FP8, 128, 4, 40960, False, "bfloat16"),
+    "Qwen3-Coder-30B-A3B-Instruct": (QWEN3_CODER_30B_A3B, 128, 4, 262144, False, "bfloat16"),
+    "Mixtral-8x7B-v0.1": (MIXTRAL_8X7B, 128, 8, 32768, False, "bfloat16"),
 }
 
 
@@ -273,6 +347,15 @@ def test_published_configs_are_understood(tmp_path: Path, name: str) -> None:
     spec = read_model_spec(write(tmp_path, config))
     assert [spec.head_dim, spec.num_kv_heads, spec.max_position, spec.tied_embeddings, spec.dtype] == expected
     assert spec.qkv_bias == (name.startswith(("gpt2", "distil", "Qwen2")))
+
+
+def test_published_experts_are_understood(tmp_path: Path) -> None:
+    qwen = ExpertsSpec(count=128, top_k=8, width=768, renormalise=True)
+    for config in (QWEN3_30B_A3B, QWEN3_CODER_30B_A3B, QWEN3_30B_A3B_FP8):
+        spec = read_model_spec(write(tmp_path, config))
+        assert (spec.experts, spec.expert_layers, spec.windows) == (qwen, 48, ())
+    mixtral = read_model_spec(write(tmp_path, MIXTRAL_8X7B))
+    assert mixtral.experts == ExpertsSpec(count=8, top_k=2, width=14336, renormalise=True)
 
 
 def test_mistral_v01_has_a_window(tmp_path: Path) -> None:

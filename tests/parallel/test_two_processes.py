@@ -18,7 +18,7 @@ from tests.helpers.weights import Imagined
 
 TOKENS = [5, 17, 3, 88, 42, 9, 1, 60, 98, 0]
 
-FAMILIES = ("llama", "llama-tied", "llama-bias", "qwen3", "gpt2")
+FAMILIES = ("llama", "llama-tied", "llama-bias", "qwen3", "gpt2", "qwen3-moe-dense", "mixtral")
 
 # Each rank computes all cases in one process: what takes time is importing torch.
 RANK = """

@@ -15,6 +15,8 @@ from roseinfer.quant.experts import ExpertNames, ExpertShape
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.int8_format import Int8Format
+from roseinfer.quant.int8_product import why_not
 from tests.helpers.weights import BUILD, Imagined, Named, build_for
 
 SHAPE = ExpertShape(count=7, top_k=3, hidden=40, width=24, renormalise=True, activation="silu")
@@ -135,6 +137,15 @@ def in_blocks(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
         narrow |= {name: weight.codes, f"{name}_scale_inv": weight.scales}
         wide[name] = weight.widen(torch.float32)
     return narrow, wide
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"int8 does not run here: {why_not()}")
+def test_experts_in_int8() -> None:
+    shape = replace(BLOCKS, width=192)
+    tensors, x = draw(shape), inputs(12, 256)
+    found = layer(tensors, shape, replace(BUILD, weight_format=Int8Format()))(x.clone())
+    wanted = x + expected(x, tensors, shape)
+    assert 0 < (found - wanted).norm() / wanted.norm() < 0.03
 
 
 def fp8_build(group: Group) -> Build:

@@ -70,10 +70,10 @@ def logits(model: CausalLM) -> torch.Tensor:
     return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
 
 
-def make(folder: Path, maker: Maker, **changes: Any) -> Tensors:
+def make(folder: Path, maker: Maker, family: str = "qwen3", **changes: Any) -> Tensors:
     """A checkpoint of that maker in `folder`; returns the tensors of the same model in floats."""
     sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
-    save_reference(make_reference("qwen3", **{**sizes, **changes}), folder)
+    save_reference(make_reference(family, **{**sizes, **changes}), folder)
     narrow, wide = quantise(load_file(folder / "model.safetensors"), maker.scale, maker.rounding)
     for name in filter(is_linear, wide):
         narrow |= {f"{name.removesuffix('weight')}{last}": tensor for last, tensor in maker.beside.items()}
@@ -105,6 +105,13 @@ def test_a_checkpoint_computes_what_its_codes_and_scales_say(tmp_path: Path, mak
     model = load(tmp_path)
     assert [scales is not None for scales in model.kv_scales] == [bool(maker.attention)] * 2
     found = logits(model)
+    torch.testing.assert_close(found, in_floats(tmp_path, wide))
+
+
+@pytest.mark.parametrize("maker", MAKERS[:3], ids=lambda maker: maker.name)
+def test_experts_are_widened_and_the_router_is_not_quantised(tmp_path: Path, maker: Maker) -> None:
+    wide = make(tmp_path, maker, "qwen3-moe", moe_intermediate_size=256)
+    found = logits(load(tmp_path))
     torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
 
