@@ -51,13 +51,13 @@ class Fp8Rows:
 
 
 @triton.jit
-def _scale_of(largest):
+def scale_of(largest):
     """The scale of numbers up to `largest`: never zero, nor so small that its inverse is infinite."""
     return tl.maximum(largest, 1e-30) * (1.0 / KERNEL_MAX_CODE)
 
 
 @triton.jit
-def _code(x, scale):
+def code_of(x, scale):
     code = tl.clamp(x * (1.0 / scale), -KERNEL_MAX_CODE, KERNEL_MAX_CODE, propagate_nan=tl.PropagateNan.ALL)
     return code.to(tl.float8e4nv)
 
@@ -67,14 +67,14 @@ def _store_rounded(x, codes_ptr, scales_ptr, scale_stride, column, inside, BLOCK
     """x: [BLOCK] float32, all of a row or, GROUPED, whole groups of it. The pointers are the row's."""
     if GROUPED:
         groups = tl.reshape(x, [BLOCK // 128, 128])
-        scale = _scale_of(tl.max(tl.abs(groups), 1))
-        code = tl.reshape(_code(groups, scale[:, None]), [BLOCK])
+        scale = scale_of(tl.max(tl.abs(groups), 1))
+        code = tl.reshape(code_of(groups, scale[:, None]), [BLOCK])
         group, first = tl.arange(0, BLOCK // 128), tl.min(column, 0) // 128
         there = tl.max(tl.reshape(inside.to(tl.int32), [BLOCK // 128, 128]), 1) > 0
         tl.store(scales_ptr + (first + group).to(tl.int64) * scale_stride, scale, mask=there)
     else:
-        scale = _scale_of(tl.max(tl.abs(x), 0))
-        code = _code(x, scale)
+        scale = scale_of(tl.max(tl.abs(x), 0))
+        code = code_of(x, scale)
         tl.store(scales_ptr, scale)
     tl.store(codes_ptr + column, code, mask=inside)
 
@@ -152,11 +152,11 @@ def _rows_kernel(
         for start in tl.range(0, N, BLOCK):
             x = _read(x_ptr, column + start, column + start < N, N, ACTIVATION, GATED)
             largest = tl.maximum(largest, tl.abs(x))
-        scale = _scale_of(tl.max(largest, 0))
+        scale = scale_of(tl.max(largest, 0))
         tl.store(scales_ptr, scale)
         for start in tl.range(0, N, BLOCK):
             x = _read(x_ptr, column + start, column + start < N, N, ACTIVATION, GATED)
-            tl.store(codes_ptr + column + start, _code(x, scale), mask=column + start < N)
+            tl.store(codes_ptr + column + start, code_of(x, scale), mask=column + start < N)
 
 
 def normed_rows(
