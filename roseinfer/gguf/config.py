@@ -17,6 +17,7 @@ from roseinfer.gguf.tokens import read_vocabulary
 _HARMLESS = frozenset(
     {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"}
 )
+_SOFTMAX = 1  # of the functions that make weights of a router's logits
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 # general.sampling.X -> the field of generation_config.json.
@@ -87,6 +88,9 @@ def _gpt2(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
 
 
 def _llama(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    if fields.integer(f"{arch}.expert_count"):
+        # Mixtral. Its experts are as wide as the metadata say of other models' feed-forward networks.
+        return {"architectures": ["MixtralForCausalLM"], **_experts(fields, arch), **_decoder(file, fields, arch)}
     return {"architectures": ["LlamaForCausalLM"], **_biases(file, mlp=True), **_decoder(file, fields, arch)}
 
 
@@ -96,6 +100,31 @@ def _qwen2(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
 
 def _qwen3(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
     return {"architectures": ["Qwen3ForCausalLM"], **_biases(file, mlp=False), **_decoder(file, fields, arch)}
+
+
+def _qwen3_moe(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        **_experts(fields, arch),
+        "moe_intermediate_size": fields.needed_integer(f"{arch}.expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        **_biases(file, mlp=False),
+        **_decoder(file, fields, arch),
+    }
+
+
+def _experts(fields: Fields, arch: str) -> dict[str, Any]:
+    """llama.cpp divides the weights of the chosen by their sum in both architectures, whatever the metadata say."""
+    if fields.flag(f"{arch}.expert_weights_norm") is False:
+        fields.refuse(f"{arch}.expert_weights_norm")
+    if fields.integer(f"{arch}.expert_gating_func") not in (None, _SOFTMAX):
+        fields.refuse(f"{arch}.expert_gating_func", f"only a softmax is: {_SOFTMAX}")
+    if fields.number(f"{arch}.expert_weights_scale") not in (None, 0.0, 1.0):
+        fields.refuse(f"{arch}.expert_weights_scale")
+    return {
+        "num_local_experts": fields.needed_integer(f"{arch}.expert_count"),
+        "num_experts_per_tok": fields.needed_integer(f"{arch}.expert_used_count"),
+    }
 
 
 def _biases(file: GgufFile, *, mlp: bool) -> dict[str, Any]:
@@ -130,5 +159,6 @@ _READERS: dict[str, Callable[[GgufFile, Fields, str], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3_moe,
     "gpt2": _gpt2,
 }

@@ -1,6 +1,7 @@
 """What a GGUF file calls the tensors of a model, and the order in which it keeps their rows."""
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,16 @@ _LLAMA_BLOCK = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_EXPERTS_BLOCK = {**_LLAMA_BLOCK, "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
+# Of all experts of a layer there is one tensor.
+_STACKED = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
+}
 _GPT2_ENDS = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
 _GPT2_BLOCK = {
     "ln_1": "attn_norm",
@@ -34,11 +45,27 @@ _NAMES = {
     "LlamaForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
     "Qwen2ForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
     "Qwen3ForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
+    "Qwen3MoeForCausalLM": (_LLAMA_ENDS, _EXPERTS_BLOCK),
+    "MixtralForCausalLM": (_LLAMA_ENDS, _EXPERTS_BLOCK),
     "GPT2LMHeadModel": (_GPT2_ENDS, _GPT2_BLOCK),
 }
 _IN_BLOCK = re.compile(r"(?:model\.layers|h)\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
+_IN_EXPERT = re.compile(
+    r"model\.layers\.(?P<layer>\d+)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight"
+)
 _AT_END = re.compile(r"(?P<part>.+)\.(?P<kind>weight|bias)")
 _QUERIES_KEYS = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
+
+
+# llama.cpp turns neighbouring numbers of a Llama's head together, the model's own code those half a head apart.
+_INTERLEAVED = ("LlamaForCausalLM", "MixtralForCausalLM")
+
+
+class Place(NamedTuple):
+    """The tensor of a file that holds one of the model's: all of it, or as its slice `part` of the first dimension."""
+
+    name: str
+    part: int | None = None
 
 
 class GgufNames:
@@ -52,24 +79,27 @@ class GgufNames:
         self._ends, self._block = _NAMES[spec.architecture]
         self._spec = spec
 
-    def of(self, name: str) -> str | None:
+    def of(self, name: str) -> Place | None:
         """None for a tensor that such files do not have."""
+        match = _IN_EXPERT.fullmatch(name)
+        if match is not None and match["part"] in _STACKED:
+            return Place(f"blk.{match['layer']}.{_STACKED[match['part']]}.weight", int(match["expert"]))
         match = _IN_BLOCK.fullmatch(name)
         if match is not None and match["part"] in self._block:
-            return f"blk.{match['layer']}.{self._block[match['part']]}.{match['kind']}"
+            return Place(f"blk.{match['layer']}.{self._block[match['part']]}.{match['kind']}")
         match = _AT_END.fullmatch(name)
         if match is not None and match["part"] in self._ends:
-            return f"{self._ends[match['part']]}.{match['kind']}"
+            return Place(f"{self._ends[match['part']]}.{match['kind']}")
         return None
 
     def row_order(self, gguf_name: str) -> np.ndarray | None:
         """For each row of the model's tensor the row of the file's; None if they are the same.
 
-        llama.cpp turns neighbouring numbers of a Llama's head together, the model's own code those half a head apart:
-        its converter interleaves the halves of every head of q and k. Other architectures keep their order.
+        llama.cpp's converter interleaves the halves of every head of a Llama's q and k. Other architectures keep their
+        order.
         """
         match = _QUERIES_KEYS.fullmatch(gguf_name)
-        if match is None or self._spec.architecture != "LlamaForCausalLM":
+        if match is None or self._spec.architecture not in _INTERLEAVED:
             return None
         heads = self._spec.num_heads if match["which"] == "q" else self._spec.num_kv_heads
         width = self._spec.head_dim

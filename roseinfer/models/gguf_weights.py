@@ -7,6 +7,7 @@ its codes mean. A few rows at a time are widened, straight into their place: a m
 import mmap
 from collections.abc import Sequence
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from roseinfer.gguf.files import open_gguf
 from roseinfer.gguf.reader import TensorInfo, shown
 from roseinfer.gguf.rope import DIVISORS
 from roseinfer.models.config import ModelSpec
-from roseinfer.models.gguf_names import GgufNames
+from roseinfer.models.gguf_names import GgufNames, Place
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Held
 
@@ -44,6 +45,7 @@ class GgufWeights:
         self.build = build
         self._path = path
         self._names = GgufNames(spec)
+        self._experts = 0 if spec.experts is None else spec.experts.count
         self._tensors = open_gguf(path).tensors
         self._read: set[str] = set()
         self._maps: dict[Path, mmap.mmap] = {}
@@ -57,23 +59,28 @@ class GgufWeights:
         self._open.close()
 
     def __contains__(self, name: str) -> bool:
-        return self._names.of(name) in self._tensors
+        place = self._names.of(name)
+        return place is not None and place.name in self._tensors
 
     def held(self, name: str) -> Held | None:
-        found = self._tensors.get(self._names.of(name) or "")
-        return None if found is None else Held(found.encoding.name, found.shape)
+        place = self._names.of(name)
+        if place is None or place.name not in self._tensors:
+            return None
+        info = self._tensors[place.name]
+        return Held(info.encoding.name, info.shape if place.part is None else info.shape[1:])
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
     ) -> None:
-        stored = self._find(name)
+        stored, part = self._find(name)
         report("reading weights", len(self._read), len(self._tensors))
         info = self._tensors[stored]
         parts = list(shard) if shard is not None else [Share(0, width, width) for width in into.shape]
         assert tuple(part.width for part in parts) == tuple(into.shape), f"{name}: {parts} into {list(into.shape)}"
         wanted = [part.whole for part in parts]
-        if list(info.shape) != wanted:
-            shapes = f"is {list(info.shape)}, the metadata say {wanted}"
+        shape = wanted if part is None else [self._experts, *wanted]
+        if list(info.shape) != shape:
+            shapes = f"is {list(info.shape)}, the metadata say {shape}"
             raise UnsupportedModelError(f"{self._path}: tensor {stored} {shapes}")
         if not into.is_floating_point() or into.element_size() < 2:
             raise UnsupportedModelError(f"{self._path}: tensor {stored} has type {info.encoding.name}")
@@ -84,10 +91,11 @@ class GgufWeights:
             into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
             return
         rows, columns = parts
+        before = 0 if part is None else part * rows.whole
         rows_of_chunk = max(1, _CHUNK_NUMBERS // info.shape[-1])
         for start in range(0, rows.width, rows_of_chunk):
             stop = min(rows.width, start + rows_of_chunk)
-            chosen = slice(rows.start + start, rows.start + stop)
+            chosen = slice(before + rows.start + start, before + rows.start + stop)
             chunk = self._widened(stored, info, chosen if order is None else order[chosen])
             into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
 
@@ -102,17 +110,17 @@ class GgufWeights:
             names = ", ".join(map(shown, unexpected[:5]))
             raise UnsupportedModelError(f"{self._path}: the model has no place for tensor {names}{more}")
 
-    def _find(self, name: str) -> str:
-        stored = self._names.of(name)
-        if stored is None or stored not in self._tensors:
-            raise UnsupportedModelError(f"{self._path}: tensor {stored or name} is missing")
-        self._read.add(stored)
-        return stored
+    def _find(self, name: str) -> Place:
+        place = self._names.of(name)
+        if place is None or place.name not in self._tensors:
+            raise UnsupportedModelError(f"{self._path}: tensor {place.name if place else name} is missing")
+        self._read.add(place.name)
+        return place
 
     def _widened(self, stored: str, info: TensorInfo, rows: "slice | Sequence[int] | np.ndarray") -> torch.Tensor:
-        """Some rows of a tensor [n, in], as floats. Raises `UnsupportedModelError` if one is no number."""
+        """Some rows of a tensor [.., in], as floats. Raises `UnsupportedModelError` if one is no number."""
         raw = np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.start)
-        count = 1 if len(info.shape) == 1 else info.shape[0]
+        count = prod(info.shape[:-1])
         chosen = np.ascontiguousarray(raw.reshape(count, -1)[rows]).copy()
         values = _widen(info.encoding.name, chosen)
         if values is None:

@@ -11,6 +11,8 @@ from roseinfer.models.config import read_generation_config, read_model_spec
 from tests.helpers.checkpoints import make_reference
 from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write, write_model
 
+EXPERTS = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+
 
 @pytest.mark.parametrize(
     ("changes", "match"),
@@ -29,7 +31,12 @@ from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write, 
         ({"llama.rope.freq_base": -1.0}, "a number of 1 or more is needed"),
         ({"llama.rope.freq_base": 1e-45}, "a number of 1 or more is needed"),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "known: none, linear"),
-        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported; the key is unknown"),
+        ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
+        ({"llama.expert_used_count": 2}, "llama.expert_used_count = 2 is not supported; the key is unknown"),
+        ({**EXPERTS, "llama.expert_weights_norm": False}, "expert_weights_norm = False is not supported"),
+        ({**EXPERTS, "llama.expert_gating_func": 2}, "expert_gating_func = 2 is not supported; only a softmax"),
+        ({**EXPERTS, "llama.expert_weights_scale": 2.5}, "expert_weights_scale = 2.5 is not supported"),
+        ({**EXPERTS, "llama.expert_shared_count": 1}, "expert_shared_count = 1 is not supported"),
         ({"llama.attention.sliding_window": 1024}, "sliding_window = 1024 is not supported"),
         ({"llama.logit_scale": 8.0}, "llama.logit_scale"),
         ({"llama.attention.causal": False}, "attention.causal = False"),

@@ -19,13 +19,14 @@ _SIZES = {
     "block_count": ("num_hidden_layers", "n_layer"),
     "attention.head_count": ("num_attention_heads", "n_head"),
 }
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def metadata_of(model: PreTrainedModel, pieces: int) -> dict[str, Any]:
     """As llama.cpp's converter writes it, with a byte-level vocabulary of `pieces` tokens."""
     config = model.config.to_dict()
-    arch = config["model_type"]
+    arch = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     found = {f"{arch}.{key}": next(config[name] for name in names if name in config) for key, names in _SIZES.items()}
     if arch == "gpt2":
         found |= {"gpt2.feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
@@ -41,6 +42,11 @@ def metadata_of(model: PreTrainedModel, pieces: int) -> dict[str, Any]:
         if config.get("head_dim"):
             found |= {f"{arch}.attention.key_length": config["head_dim"]}
             found |= {f"{arch}.attention.value_length": config["head_dim"]}
+        if "num_local_experts" in config:
+            found |= {f"{arch}.expert_count": config["num_local_experts"]}
+            found |= {f"{arch}.expert_used_count": config["num_experts_per_tok"]}
+        if "moe_intermediate_size" in config:
+            found |= {f"{arch}.expert_feed_forward_length": config["moe_intermediate_size"]}
     return {"general.architecture": arch, **found, **vocabulary(pieces)}
 
 
@@ -59,23 +65,36 @@ def vocabulary(pieces: int) -> dict[str, Any]:
 def tensors_of(model: PreTrainedModel, encode: Callable[[str, np.ndarray], tuple[np.ndarray, str]]) -> Tensors:
     """The model's tensors under their names in such files, in the order that llama.cpp wants their rows in."""
     config = model.config.to_dict()
-    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == config["model_type"])
+    called = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == called)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(arch, layers)
     found: Tensors = {}
     tied = config.get("tie_word_embeddings")
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _experts_apart(model.state_dict()).items():
         if name == "lm_head.weight" and tied:
             continue
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert called is not None, name
         values = tensor.float().numpy()
         values = values.T if name.endswith(_TRANSPOSED) else values
-        if config["model_type"] == "llama" and ".q_proj." in name:
+        if config["model_type"] in ("llama", "mixtral") and ".q_proj." in name:
             values = permuted(values, config["num_attention_heads"])
-        if config["model_type"] == "llama" and ".k_proj." in name:
+        if config["model_type"] in ("llama", "mixtral") and ".k_proj." in name:
             values = permuted(values, config["num_key_value_heads"])
         found[called] = encode(called, np.ascontiguousarray(values))
+    return found
+
+
+def _experts_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gate and up of all experts, which transformers stacks, by themselves."""
+    found = {}
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            found[f"{stem}.gate_proj.weight"], found[f"{stem}.up_proj.weight"] = tensor.chunk(2, 1)
+        else:
+            found[f"{name}.weight" if last == "down_proj" else name] = tensor
     return found
 
 

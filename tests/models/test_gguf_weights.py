@@ -29,6 +29,7 @@ from tests.helpers.weights import BUILD
 CPU = torch.device("cpu")
 TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
 FAMILIES = ("gpt2", "gpt2-untied", "llama", "llama-tied", "llama-bias", "llama-linear", "qwen2", "qwen3")
+EXPERTS = ("qwen3-moe", "mixtral")
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -39,7 +40,7 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
     return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
 def test_logits_are_those_of_the_model(family: str, tmp_path: Path) -> None:
     reference = make_reference(family)
     path = write_model(tmp_path / "m.gguf", reference)
@@ -62,6 +63,35 @@ def test_rope_divisors_are_read_as_the_rule_they_came_from(tmp_path: Path) -> No
     write(path, metadata_of(reference, 99), {**tensors, "rope_freqs.weight": (divisors, "F32")})
     with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight follows no rule"):
         read_model_spec(path)
+
+
+def test_experts_of_quantised_files_and_of_ranks(tmp_path: Path) -> None:
+    """An expert's matrix is a slice of a tensor that all of them share."""
+    reference = make_reference("qwen3-moe", hidden_size=64, moe_intermediate_size=64)
+    name = "blk.1.ffn_up_exps.weight"
+    data = quantised("Q8_0", (6 * 64, 64))
+    expected = floats_of(data, "Q8_0").view(6, 64, 64)
+    tensors = tensors_of(reference, as_floats) | {name: (data.reshape(6, 64, -1), "Q8_0")}
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors)
+    with GgufWeights(path, read_model_spec(path), BUILD) as weights:
+        part = torch.empty(16, 40)
+        weights.read("model.layers.1.mlp.experts.4.up_proj.weight", part, shard=(Share(32, 16, 64), Share(8, 40, 64)))
+        assert torch.equal(part, expected[4, 32:48, 8:48])
+        held = weights.held("model.layers.1.mlp.experts.4.up_proj.weight")
+        assert held is not None and (held.dtype, held.shape) == ("Q8_0", (64, 64))
+
+
+def test_experts_of_another_number_are_named(tmp_path: Path) -> None:
+    reference = make_reference("mixtral")
+    for count in (3, 5):
+        path = write_model(tmp_path / "m.gguf", reference, **{"llama.expert_count": count})
+        with pytest.raises(UnsupportedModelError, match=rf"gate_inp\.weight is .* the metadata say \[{count}, 32\]"):
+            logits(path)
+    tensors = tensors_of(reference, as_floats)
+    name = "blk.0.ffn_down_exps.weight"
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), {**tensors, name: (tensors[name][0][:3], "F32")})
+    with pytest.raises(UnsupportedModelError, match=rf"{name} is \[3, 32, 48\], the metadata say \[4, 32, 48\]"):
+        logits(path)
 
 
 ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
