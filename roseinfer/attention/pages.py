@@ -1,5 +1,6 @@
 """Memory of the host in pages of its own: given when first written, or locked for a GPU to copy from and to."""
 
+import contextlib
 import mmap
 import weakref
 
@@ -35,11 +36,13 @@ def pinned_pages(num_bytes: int) -> torch.Tensor:
     pages = fresh_pages(num_bytes, forked=False)
     pages.zero_()  # by all threads; the driver would ask for one page after the other
     driver = torch.cuda.cudart()
-    error = int(driver.cudaHostRegister(pages.data_ptr(), num_bytes, 0))
-    if error:
+    error = driver.cudaHostRegister(pages.data_ptr(), num_bytes, 0)
+    if int(error):
+        with contextlib.suppress(RuntimeError):  # who tries again with less shall not be told of this error once more
+            torch.zeros(1, device="cuda").add_(1)
         raise ConfigError(
-            f"the GPU's driver could not lock {num_bytes / 2**30:.1f} GiB of host memory (CUDA error {error}); lower "
-            "kv_offloading_size"
+            f"the GPU's driver could not lock {num_bytes / 2**30:.1f} GiB of host memory (CUDA error {int(error)}: "
+            f"{driver.cudaGetErrorString(error)}); lower kv_offloading_size"
         )
     # Before the pages themselves go: what is kept here does not keep the tensor.
     weakref.finalize(pages, driver.cudaHostUnregister, pages.data_ptr()).atexit = False

@@ -123,19 +123,26 @@ def for_restart(config: EngineConfig, number: int) -> EngineConfig:
 
 
 def check_memory(specs: Sequence[EngineSpec], folder: Path) -> None:
-    """Raises `ConfigError` if the machine lacks memory for several engines that are not on GPUs.
+    """Raises `ConfigError` if the machine lacks memory for several engines: for what those on GPUs keep in it, and for
+    all of the others.
 
     What is counted is what each holds in any case. It takes more than that, so what passes may still fail.
     """
     config = specs[0].config
-    if len(specs) == 1 or (config.model.device != PRICED and specs[0].kind != CPU):
+    if len(specs) == 1:
         return
-    each, available = _least_bytes(config, folder), available_memory_bytes()
-    if len(specs) * each > available:
+    on_gpus = config.model.device != PRICED and specs[0].kind != CPU
+    each = (0.0 if on_gpus else _least_bytes(config, folder)) + _host_cache_bytes(config)
+    available = available_memory_bytes()
+    if each and len(specs) * each > available:
         raise ConfigError(
             f"replicas is {len(specs)}, but each engine takes {each / 1e9:.3g} GB of memory at least, "
             f"and {available / 1e9:.3g} GB are available"
         )
+
+
+def _host_cache_bytes(config: EngineConfig) -> float:
+    return 0.0 if config.model.device == PRICED else config.cache.kv_offloading_size * 2**30
 
 
 def _least_bytes(config: EngineConfig, folder: Path) -> float:

@@ -146,4 +146,8 @@ class StepTimers:
             self._streams = torch.cuda.current_stream(device), torch.cuda.Stream(device)
 
     def new(self) -> StepTimer:
-        return HostTimer() if self._streams is None else CudaTimer(*self._streams)
+        """Of a step whose work is given to that stream from now on, whichever one the caller is at."""
+        if self._streams is None:
+            return HostTimer()
+        torch.cuda.set_stream(self._streams[0])
+        return CudaTimer(*self._streams)

@@ -7,7 +7,7 @@ import torch
 from roseinfer.attention import host_store
 from roseinfer.attention.host_store import GIB, HostStore, check_host_memory, num_host_blocks
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.pages import fresh_pages
+from roseinfer.attention.pages import fresh_pages, pinned_pages
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.fp8_codes import CODES
 from tests.helpers.attention import spec_of
@@ -74,3 +74,42 @@ def test_want_of_address_space_is_an_error_of_the_option(monkeypatch):
     monkeypatch.setattr(host_store, "fresh_pages", full)
     with pytest.raises(ConfigError, match="lower kv_offloading_size"):
         HostStore(10, KVStore(1, 4, SPECS, torch.float32, torch.device("cpu")))
+
+
+class Runtime:
+    """The CUDA runtime in what is asked of it to lock pages."""
+
+    def __init__(self, error: int) -> None:
+        self.error, self.locked = error, {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self.error:
+            self.locked[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.locked[address]
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return {2: "out of memory"}[error]
+
+
+def test_pages_are_locked_as_long_as_they_are_there(monkeypatch):
+    runtime = Runtime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    pages = pinned_pages(1 << 16)
+    assert runtime.locked == {pages.data_ptr(): 1 << 16}
+    del pages
+    gc.collect()
+    assert not runtime.locked
+
+
+def test_what_the_driver_does_not_lock_is_an_error_of_the_option(monkeypatch):
+    """And it is asked for no more than that: where it keeps its last error, somebody has to hear of it."""
+    runtime, asked = Runtime(2), []
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, **how: asked.append(how) or zeros(*size))
+    with pytest.raises(ConfigError, match=r"lock 0\.0 GiB .*error 2: out of memory\); lower kv_offloading_size"):
+        pinned_pages(1 << 16)
+    assert asked[-1] == {"device": "cuda"}

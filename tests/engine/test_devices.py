@@ -1,5 +1,6 @@
 """Which engine gets what of the machine, and what is refused before any is started."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -212,6 +213,20 @@ def test_on_gpus_the_machines_memory_is_not_what_counts(
     (tmp_path / "model.safetensors").write_bytes(bytes(10))
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: 1)
     check_memory(specs(ReplicasConfig(replicas=2)), tmp_path)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "priced"])
+def test_what_several_engines_keep_in_host_memory_has_to_fit_beside_each_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+) -> None:
+    machine.gpus = [H200] * 2
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 100 * 2**30)
+    more = {"cost": "cost.json"} if device == "priced" else {}
+    for size, fits in ((49, True), (51, device == "priced")):
+        engines = specs(ReplicasConfig(replicas=2), device=device, kv_offloading_size=size, **more)
+        with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="replicas is 2, but each"):
+            check_memory(engines, tmp_path)
 
 
 # --- asking -------------------------------------------------------------------------------------------------------

@@ -2,9 +2,14 @@
 
 import random
 
+import pytest
+
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
+from roseinfer.engine.messages import Add
+from roseinfer.runner import threaded
 from roseinfer.sched.cost import CostModel, CostParams
+from tests.helpers.late_copies import LateCopies
 
 CONVERSATIONS, TURNS = 5, 3
 
@@ -44,3 +49,33 @@ def test_texts_are_the_same_with_and_without_host_memory() -> None:
         found, (preempted, stored, loaded) = talk(num_kv_blocks=40, kv_offloading_size=1 / 64, overlap=overlap)
         assert found == calm
         assert preempted and stored and loaded
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2], ids=["as late as can be", "now and then", "otherwise"])
+def test_texts_are_the_same_whenever_a_gpu_gets_to_its_copies(seed: int | None, monkeypatch) -> None:
+    """Two steps in flight: the next one's rows are computed before this one's copies need have begun."""
+    calm, _ = talk(num_kv_blocks=200)
+    copies = LateCopies(monkeypatch, None if seed is None else random.Random(seed))
+    copies.install(monkeypatch)
+    monkeypatch.setattr(threaded, "ThreadedRunner", lambda inner: inner)  # as on a GPU: it collects at once
+    found, (preempted, stored, loaded) = talk(num_kv_blocks=40, kv_offloading_size=1 / 64, overlap=True)
+    assert found == calm
+    assert preempted and stored and loaded and copies.moved >= stored + loaded
+
+
+def test_an_engine_is_closed_behind_its_copies(monkeypatch) -> None:
+    """Its memory goes with it."""
+    copies = LateCopies(monkeypatch)
+    copies.install(monkeypatch)
+    monkeypatch.setattr(threaded, "ThreadedRunner", lambda inner: inner)
+    options = {"num_kv_blocks": 40, "kv_offloading_size": 1 / 64, "overlap": True, "block_size": 8}
+    llm = LLM("tiny", threads=1, scheduling_policy="fifo", **options)
+    offload = llm.core.scheduler.offload
+    offload._cost = CostModel(CostParams(token_s=1.0), fit=False)
+    for number in range(2):
+        llm.core.add(Add(f"{number}", [7] * 64, SamplingParams(max_tokens=8, ignore_eos=True)))
+        while not any(copies.told.values()) and llm.core.busy:
+            llm.core.step()
+    assert any(copies.told.values()), "under way"
+    llm.close()
+    assert not any(copies.told.values())

@@ -1,6 +1,6 @@
 import torch
 
-from roseinfer.runner.device import write_ranges
+from roseinfer.runner.device import StepTimers, write_ranges
 
 
 def test_ranges_land_where_they_belong_and_nowhere_else():
@@ -19,3 +19,16 @@ def test_nothing_to_write():
     write_ranges(target, [], [], [])
     write_ranges(target, [1], [0], [()])
     assert not target.any()
+
+
+def test_steps_run_where_they_are_timed_and_copies_wait_whichever_stream_their_caller_is_at(monkeypatch):
+    made, mine = torch.device("cuda"), object()
+    current = [mine]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing=False: object())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", current.append)
+    timers = StepTimers(made)
+    current.append(object())  # `with torch.cuda.stream(...)`: of who calls generate
+    timers.new()
+    assert current[-1] is mine

@@ -1,13 +1,10 @@
 """K and V in host memory: what is stored and loaded again is what was there, whatever runs beside it."""
 
-import ctypes
 import gc
-import itertools
 import random
 import weakref
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,11 +12,11 @@ from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import HostCopy, StepPlan
 from roseinfer.kernels.fp8_codes import CODES
-from roseinfer.runner import cuda_host_copies
 from roseinfer.runner.cuda_host_copies import Addresses
 from roseinfer.runner.host_copies import Copier, CpuCopier, time_copies
 from roseinfer.runner.threaded import ThreadedRunner
 from tests.helpers.attention import spec_of
+from tests.helpers.late_copies import LateCopies
 from tests.runner.tiny import Bench, greedy
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]  # two blocks
@@ -72,55 +69,9 @@ def submit(bench: Bench, *args: object, **more: object) -> tuple[StepPlan, objec
     return plan, handle
 
 
-class LaterDriver:
-    """Moves bytes as the driver of a GPU does: by address, some time after it was told to."""
-
-    def __init__(self) -> None:
-        self.told: dict[int, list[tuple[int, int, int]]] = {}
-
-    def copy(self, targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray, stream: int) -> None:
-        self.told.setdefault(stream, []).extend(zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True))
-
-    def catch_up(self, stream: int) -> None:
-        for target, source, size in self.told.pop(stream, []):
-            ctypes.memmove(target, source, size)
-
-
 @pytest.fixture
 def copier_of_a_gpu(monkeypatch) -> Callable[[KVStore, HostStore], Copier]:
-    """What copies on a GPU, on stand-ins for its streams and events: waiting for one makes all before it happen."""
-    driver, numbers = LaterDriver(), itertools.count(1)
-
-    class Stream:
-        def __init__(self, device: object = None) -> None:
-            self.cuda_stream = next(numbers)
-
-        def wait_event(self, event: "Event") -> None:
-            assert event.stream is steps, "behind what steps were given"
-
-        def synchronize(self) -> None:
-            driver.catch_up(self.cuda_stream)
-
-    class Event:
-        def __init__(self, enable_timing: bool = False) -> None:
-            self.timed, self.stream = enable_timing, steps
-
-        def record(self, stream: Stream) -> None:
-            self.stream = stream
-
-        def synchronize(self) -> None:
-            self.stream.synchronize()
-
-        def elapsed_time(self, other: "Event") -> float:
-            assert self.timed and other.timed and other.stream is self.stream
-            return 2.0
-
-    steps = Stream()
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: steps)
-    monkeypatch.setattr(cuda_host_copies, "CopyDriver", lambda: driver)
-    return cuda_host_copies.CudaCopier
+    return LateCopies(monkeypatch).copier
 
 
 def test_what_copies_on_a_gpu_holds_its_memory_and_is_done_when_it_was_waited_for(copier_of_a_gpu):
