@@ -71,7 +71,7 @@ class Run:
         machine = replace(load.machine, num_kv_blocks=load.machine.num_kv_blocks + SPARE)
         self.engine = SimulatedEngine(config, machine)
         scheduler = self.engine.core.scheduler
-        scheduler._reserve = int(load.machine.num_kv_blocks * 0.01)
+        scheduler.seating.reserve = int(load.machine.num_kv_blocks * 0.01)
         scheduler.kv.open(HOARD)
         scheduler.kv.grow(HOARD, SPARE * machine.block_size)
         self.arrivals = arrivals
@@ -100,11 +100,11 @@ class Run:
         return ((_number(request), request) for request in self.engine.core.scheduler.waiting)
 
     def request(self, number: int) -> Request:
-        return self.engine.core.scheduler._requests[sequence_id(str(number), 0)]
+        return self.engine.core.scheduler.roster.requests[sequence_id(str(number), 0)]
 
     def cause(self, request: Request) -> Cause:
         """What it is said to wait for at present."""
-        waits = self.engine.core.scheduler._waits
+        waits = self.engine.core.scheduler.roster.waits
         own = waits._accounts[request.request_id].cause
         return CAUSES[waits._line if own is None else own]
 
@@ -162,7 +162,7 @@ def _reconfigure(run: Run, **options: int) -> None:
 
 def _more_seats(run: Run, request: Request) -> None:
     scheduler = run.engine.core.scheduler
-    scheduler._free_seats += range(scheduler.config.seats, MANY)
+    scheduler.roster.free_seats += range(scheduler.config.seats, MANY)
     _reconfigure(run, max_num_seqs=MANY)
 
 

@@ -93,7 +93,7 @@ def test_what_disagrees_is_logged_and_counted(core: EngineCore, broken: str, cap
     if broken == "a lost block":
         core.scheduler.kv._pool.take(1)
     elif broken == "a lost seat":
-        core.scheduler._free_seats.pop()
+        core.scheduler.roster.free_seats.pop()
     else:
         core.scheduler.kv._index._blocks.popitem()
     clock.advance(IDLE_S)

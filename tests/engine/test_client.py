@@ -322,7 +322,7 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
         meta = RequestMeta(slo=slo, tenant="me", deadline_s=107.5, predicted_len=3, priority=-2, arrival_s=99.75)
         stream = client.generate(replace(request("r"), meta=meta))
         await until(lambda: core.scheduler.num_live == 1)
-        (held,) = core.scheduler._requests.values()
+        (held,) = core.scheduler.roster.requests.values()
         assert (held.slo, held.tenant, held.deadline_s) == (slo, "me", 7.5)
         assert (held.predicted_len, held.priority, held.arrival_s) == (3, -2, -0.25)
         runner.gate.set()

@@ -55,7 +55,7 @@ def check_whys(core: EngineCore, watched: Watched, done: dict[str, Collected]) -
         assert why.chunks <= len(own)
         if watched.starts.get(name) == 1 and each.reason is FinishReason.LENGTH:
             assert why.steps == own[-1] - own[0] + 1, name
-    assert not core.scheduler._waits._accounts, "what has ended is forgotten"
+    assert not core.scheduler.roster.waits._accounts, "what has ended is forgotten"
 
 
 def check(why: Why, waited_s: float, rows: int) -> None:

@@ -53,12 +53,12 @@ def test_uncached_of_many_that_wait_is_a_comparison_each(counts: Counts) -> None
         add(core, f"w{i}", [*shared, 51, i], max_tokens=4)
     waiting = [request for request in scheduler.waiting if request.request_id.startswith("w")]
     assert len(waiting) == WAITING
-    assert [scheduler._uncached(request) for request in waiting] == [2] * WAITING
+    assert [scheduler.seating.uncached(request) for request in waiting] == [2] * WAITING
     assert counts.digests >= SHARED // BLOCK, "the first look hashes the prompt"
     for _ in range(60):
         core.step()
         counts.reset()
-        assert [scheduler._uncached(request) for request in waiting] == [2] * WAITING
+        assert [scheduler.seating.uncached(request) for request in waiting] == [2] * WAITING
         assert counts.digests == 0
         assert counts.entries == 0, "nothing of what they found was reused, and nothing that follows it registered"
 

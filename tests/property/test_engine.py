@@ -57,7 +57,7 @@ def run(
     host = options.get("num_host_blocks", 0)
     runner = FakeRunner(options["num_blocks"], options["block_size"], VOCAB, fail_on_token, host)
     core = make_core(vocab_size=VOCAB, runner=runner, **options)
-    core.scheduler._reserve = reserve
+    core.scheduler.seating.reserve = reserve
     watched = watch(core)
     collected: dict[str, Collected] = {}
     aborts: dict[int, list[str]] = {}

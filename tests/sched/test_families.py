@@ -12,7 +12,6 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.queue import WaitingQueue
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
@@ -88,7 +87,7 @@ def test_a_preempted_sample_0_leads_its_family_again_from_the_head_of_the_queue(
         gather(core.step(), done)
     assert seen.waiting[-1] == ["a:2"] or seen.waiting[-1][0] in ("a:2", "a:3")
     scheduler = core.scheduler
-    scheduler._preempt(StepDraft(99, 32, scheduler.kv), scheduler.running["a:0"])
+    scheduler.roster.preempt(scheduler.running["a:0"])
     gather(core.step(), done)
     assert seen.waiting[-1][0] == "a:0" and "b:0" not in seen.waiting[-1][:1]
     assert len([name for name in seen.waiting[-1] if name.startswith("a")]) == 1

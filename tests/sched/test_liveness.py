@@ -145,7 +145,7 @@ def test_requests_that_take_each_other_s_blocks_come_to_an_end(policy: str) -> N
 
 def test_whoever_ends_leaves_the_others_a_fresh_start() -> None:
     core = make_core(max_num_seqs=2)
-    liveness = core.scheduler._liveness
+    liveness = core.scheduler.roster.liveness
     add(core, "a", [1, 2, 3])
     core.step()
     for _ in range(4):

@@ -77,7 +77,7 @@ def test_a_hit_in_host_memory_is_loaded_before_its_request_starts() -> None:
     load = submitted(core)[before]
     assert len(load.loads) == 3 and not load.rows and not load.admitted
     assert not core.scheduler.running and len(core.scheduler.waiting) == 1
-    assert len(core.scheduler._free_seats) == core.scheduler.config.seats
+    assert len(core.scheduler.roster.free_seats) == core.scheduler.config.seats
     run_dry(core, done)
     row = submitted(core)[before + 1].rows[0]
     assert (row.start, row.count) == (12, 1), "only what was not loaded is computed"
@@ -143,7 +143,7 @@ def test_policies_see_what_is_left_behind_a_load() -> None:
     keep(core, PROMPT)
     add(core, "c", PROMPT)
     (request,) = core.scheduler.waiting
-    assert core.scheduler._uncached(request) == 1
+    assert core.scheduler.seating.uncached(request) == 1
     core.abort(["c:0"])
     run_dry(core)
 
@@ -228,7 +228,7 @@ def test_a_request_whose_load_is_taken_back_waits_as_before() -> None:
     core.scheduler.offload.load_s = 0.0
     add(core, "c", PROMPT, max_tokens=3, ignore_eos=True, seed=1)
     (request,) = core.scheduler.waiting
-    hosts = core.scheduler._hosts_behind(request, 0)
+    hosts = core.scheduler.seating.hosts_behind(request, 0)
     core.scheduler.offload.begin(request, hosts)
     assert not core.scheduler.waiting.ready()
     assert core.scheduler.offload.reclaim(loads=True)

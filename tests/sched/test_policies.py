@@ -11,7 +11,6 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Admitted
 from roseinfer.core.request import Request, Status
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.policy import Policy, Verdict, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
@@ -243,7 +242,7 @@ def test_pack_does_not_bet_on_samples_that_wait_for_their_prompt() -> None:
     done: dict[str, Collected] = {}
     while len(done.get("a:0", Collected()).tokens) < 8:
         gather(core.step(), done)
-    core.scheduler._preempt(StepDraft(99, 32, core.scheduler.kv), core.scheduler.running["a:0"])
+    core.scheduler.roster.preempt(core.scheduler.running["a:0"])
     run_dry(core, done)
     assert [len(done[f"a:{i}"].tokens) for i in range(2)] == [12, 12]
 

@@ -56,7 +56,7 @@ def test_limits_of_requests_that_are_gone_are_forgotten() -> None:
     for i in range(MANY):
         add(core, f"{i}", deadline_s=1e9)
         run_dry(core)
-    assert len(core.scheduler._expiries) < MANY / 2
+    assert len(core.scheduler.roster.expiries) < MANY / 2
 
 
 # --- requests that wait again -----------------------------------------------------------------------------------
