@@ -1,5 +1,6 @@
 """The steps of a recorded run as samples for the cost model."""
 
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Row, StepResult
 from roseinfer.sched.cost import work_of
 from roseinfer.sched.fit import Sample
@@ -7,8 +8,8 @@ from roseinfer.sched.offload import rows_seconds
 from roseinfer.sim.replay import Rows, Turn, read_recording
 
 
-def recorded_samples(path: str) -> list[Sample]:
-    """Raises `ConfigError` if the file is no recorded run.
+def recorded_samples(path: str) -> tuple[list[Sample], ExpertChoice | None]:
+    """And the experts of its model. Raises `ConfigError` if the file is no recorded run.
 
     With two steps in flight a turn collects the step of an earlier one; steps end in the order of their plans.
     """
@@ -17,7 +18,8 @@ def recorded_samples(path: str) -> list[Sample]:
     ends = [turn for turn in recording.turns if turn.duration_s is not None]
     # The last plans of a run that was cut off have no ends.
     steps = [(rows, _rows_seconds(end)) for rows, end in zip(plans, ends, strict=False) if rows]
-    return [Sample(work_of(_as_rows(rows)), seconds) for rows, seconds in steps if seconds]
+    samples = [Sample(work_of(_as_rows(rows)), seconds) for rows, seconds in steps if seconds]
+    return samples, recording.setup.experts
 
 
 def _rows_seconds(end: Turn) -> float:

@@ -9,6 +9,7 @@ from roseinfer.calibration.sweep import Bounds, Sweep
 from roseinfer.core.config import EngineConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.llm import LLM
+from roseinfer.sched.cost_file import experts_as_json
 from roseinfer.sched.fit import Fit, Sample, fit_cost
 
 FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "num_host_blocks", "block_size", "max_num_seqs")
@@ -41,6 +42,7 @@ class Calibration:
     def as_json(self) -> dict[str, Any]:
         figures = {name: value for name, value in asdict(self.fit).items() if name != "params"}
         cost = {name: getattr(self.fit.params, name) for name in CONSTANTS} | self.copies
+        cost |= experts_as_json(self.fit.params)
         return {"cost": cost, "fit": figures, "machine": self.machine}
 
     def as_text(self) -> str:
@@ -48,6 +50,9 @@ class Calibration:
         lines = [f"{fit.samples} steps, {fit.outliers} of them outliers"]
         for name, (unit, factor, meaning) in CONSTANTS.items():
             lines.append(f"  {name.ljust(15)}  {factor * getattr(fit.params, name):10.4g} {unit}  {meaning}")
+        if fit.params.experts is not None:
+            meaning = f"per expert that a layer reads, of {fit.params.experts.count}"
+            lines.append(f"  {'expert_s'.ljust(15)}  {1e6 * fit.params.expert_s:10.4g} us  {meaning}")
         for name, seconds in self.copies.items():
             unit, factor, meaning = COPIES[name]
             lines.append(f"  {name.ljust(15)}  {factor * seconds:10.4g} {unit}  {meaning}")
@@ -58,10 +63,10 @@ class Calibration:
 def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
     """Raises `ConfigError`, `CalibrationError`, and what `LLM` raises."""
     if config.recorded:
-        return Calibration(fit_cost(recorded_samples(config.recorded)), {})
+        return Calibration(fit_cost(*recorded_samples(config.recorded)), {})
     samples, info = measure(config, engine)
     copies = {name: getattr(info, name) for name in COPIES} if info.num_host_blocks else {}
-    return Calibration(fit_cost(samples), {name: getattr(info, name) for name in FACTS}, copies)
+    return Calibration(fit_cost(samples, info.experts), {name: getattr(info, name) for name in FACTS}, copies)
 
 
 def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample], EngineInfo]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 
 
@@ -27,7 +28,8 @@ class RunnerFacts:
     `limits`: what the runner has room for in a step; plans keep within them. `spare_from`: the first of the KV blocks
     that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
     generation_config.json sets, `startup_s` seconds per phase. `num_host_blocks`: KV blocks in host memory, 0 if plans
-    may have no loads and stores; `load_s` and `store_s`: seconds for one block, as measured at the start.
+    may have no loads and stores; `load_s` and `store_s`: seconds for one block, as measured at the start. `experts`:
+    how the model chooses among them, None if it has none.
     """
 
     model_type: str
@@ -45,6 +47,7 @@ class RunnerFacts:
     num_host_blocks: int = 0
     load_s: float = 0.0
     store_s: float = 0.0
+    experts: ExpertChoice | None = None
 
 
 class Runner(Protocol):

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.errors import RoseinferError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
@@ -76,6 +77,7 @@ class EngineInfo:
     which clients draw for requests that name none. `prefix_caching`: whether prompts share what they have in common.
     `dtype` is computed in; `weights` and `kv_cache` say what the weights of linear layers and K and V are kept as.
     `num_host_blocks`: KV blocks in host memory, of which one takes `load_s` seconds from there and `store_s` to there.
+    `experts`: how the model chooses among them, None if it has none.
     """
 
     model: str
@@ -98,6 +100,7 @@ class EngineInfo:
     num_host_blocks: int = 0
     load_s: float = 0.0
     store_s: float = 0.0
+    experts: ExpertChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)

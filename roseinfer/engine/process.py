@@ -86,7 +86,7 @@ def _build(
 ) -> tuple[Core, EngineInfo]:
     started = time.monotonic()
     record = config.profile.record
-    make_core: Callable[..., Core] = EngineCore if record is None else partial(RecordingCore, Recorder(record))
+    recorder = None if record is None else Recorder(record)
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
     else:
@@ -115,7 +115,7 @@ def _build(
         events=None if publisher is None else publisher.events,
     )
     options = options_of(config.scheduler)
-    estimates = Estimates.of(options, learnt)
+    estimates = Estimates.of(options, learnt, facts.experts)
     scheduler = Scheduler(
         config.scheduler,
         kv,
@@ -126,6 +126,9 @@ def _build(
     )
     # The recording of a run has no place for what a guide said.
     guides = None if record is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
+    make_core: Callable[..., Core] = EngineCore
+    if recorder is not None:
+        make_core = partial(RecordingCore, recorder, experts=facts.experts)
     core = make_core(
         scheduler,
         runner,
@@ -159,6 +162,7 @@ def _build(
         num_host_blocks=facts.num_host_blocks,
         load_s=facts.load_s,
         store_s=facts.store_s,
+        experts=facts.experts,
     )
     return core, info
 

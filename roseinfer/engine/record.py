@@ -26,6 +26,7 @@ import msgspec
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.outputs import End, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
@@ -126,6 +127,8 @@ class RecordingClock:
 class RecordingCore:
     """An engine core whose run is written down; the other arguments are those of `EngineCore`, which it owns.
 
+    `experts`: the model's, which its policy knows from its start.
+
     Requests that are refused are not recorded. Raises `ConfigError` for an engine with drafts or guides: the file has
     one token a row, and nothing of what either said.
     """
@@ -136,6 +139,8 @@ class RecordingCore:
         scheduler: Scheduler,
         runner: Runner,
         clock: Clock,
+        *,
+        experts: ExpertChoice | None = None,
         **options: Any,
     ) -> None:
         if scheduler.drafter is not None or options.get("guides") is not None:
@@ -160,6 +165,8 @@ class RecordingCore:
         if scheduler.offload is not None:
             setup["num_host_blocks"] = scheduler.offload.num_blocks
             setup["load_s"], setup["store_s"] = scheduler.offload.load_s, scheduler.offload.store_s
+        if experts is not None:
+            setup["experts"] = experts
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:

@@ -70,6 +70,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         num_host_blocks=host_blocks,
         load_s=factor * cost.load_s if host_blocks else 0.0,
         store_s=factor * cost.store_s if host_blocks else 0.0,
+        experts=cost.experts,
     )
     return PricedRunner(drawn, machine, SleepingClock(), config.model.seed), facts
 

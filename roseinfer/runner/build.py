@@ -15,6 +15,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.core.runner import RunnerFacts
@@ -125,6 +126,7 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         num_host_blocks=host_blocks,
         load_s=copies.load_s,
         store_s=copies.store_s,
+        experts=None if spec.experts is None else ExpertChoice(spec.experts.count, spec.experts.top_k),
     )
     return BuiltRunner(assembly.runner, facts)
 

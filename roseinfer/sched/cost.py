@@ -1,11 +1,13 @@
 """What a step costs: a linear model of its work, fitted to measured steps while the engine runs.
 
-    seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K + cb * B)
+    seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K + cb * B + ce * R)
 
 Np: prompt tokens computed. X: for those, the positions they attend to, summed. Nd: rows that decode. K: context tokens
 that these attend to. B: tokens before each prompt chunk, summed over the chunks: a chunk reads them once, however short
-it is. Recursive least squares learn the shape; `rho` follows the present speed, a change by more than
-noise within 4 steps (`Speed`).
+it is. R, for models with experts only: how many of these a layer reads for all tokens of the step
+(`ExpertChoice.read`). It is linear in the first few tokens and ends where all experts are read, so what one more row or
+a prompt costs depends on what the step holds already. Recursive least squares learn the shape; `rho` follows the
+present speed, a change by more than noise within 4 steps (`Speed`).
 
 What else a step does is counted apart (`Work.draft_tokens`), has a price, and is not learnt from: a row that verifies
 drafts is neither a prompt chunk nor a decode, and the constants of these would drift to explain it.
@@ -13,14 +15,15 @@ drafts is neither a prompt chunk nor a decode, and the constants of these would 
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 from statistics import median
 from typing import NamedTuple
 
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Row
 
-# What one unit of each feature is scaled by, so that those of a busy step are about 1.
+# What one unit of each feature is scaled by, so that those of a busy step are about 1. Experts: by their number.
 _SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0, 16_384.0)
 _DRIFT = 1e-6  # of the noise, per step: how fast the machine's shape may change
 _CLIP_MADS = 3.0
@@ -39,6 +42,8 @@ _CLEARLY = 4.5  # times the median's usual deviation
 _USUAL_GAIN = 1 / 64
 
 _CHUNK_WORTH = 4.0  # times what it takes to read the context before it
+_HALVINGS = 32  # of the interval in which the tokens are that fit a time
+_TANGENTS = 8
 
 STALL_FACTOR = 2.0  # times what a step should have taken
 STALLS_WINDOW_S = 120.0
@@ -64,8 +69,13 @@ class Work(NamedTuple):
 
     @property
     def features(self) -> tuple[float, float, float, float, float]:
-        """What the model is fitted to."""
+        """What the model is fitted to, experts aside."""
         return self[:5]
+
+    @property
+    def tokens(self) -> int:
+        """All that the step computes."""
+        return self.prompt_tokens + self.decode_rows + self.draft_tokens
 
     @property
     def fits(self) -> bool:
@@ -82,6 +92,12 @@ class CostParams:
 
     `load_s`, `store_s`: per KV block that is copied from host memory and to it, beside the rows. They are measured, not
     fitted; to begin with, those of 2.25 MiB (16 tokens of 8B parameters in 16 bits) over PCIe 5.
+
+    `expert_s`: per expert that a layer reads in a step, for all layers. `experts`: of how many, and how many a token
+    needs; None for a model without experts, of which `expert_s` says nothing.
+
+    What something adds to a step depends with experts on what that has already: `beside` are its other tokens, of which
+    the experts are read anyway; inf: all are.
     """
 
     step_s: float = 5e-3
@@ -92,9 +108,11 @@ class CostParams:
     chunk_context_s: float = 0.0
     load_s: float = 50e-6
     store_s: float = 50e-6
+    expert_s: float = 0.0
+    experts: ExpertChoice | None = None
 
     def seconds(self, work: Work) -> float:
-        return (
+        linear_s = (
             self.step_s
             + self.token_s * work.prompt_tokens
             + self.pair_s * work.prompt_pairs
@@ -103,43 +121,109 @@ class CostParams:
             + self.chunk_context_s * work.prompt_context
             + self.token_s * work.draft_tokens
         )
+        return linear_s if self.experts is None else linear_s + self.experts_s(work.tokens)
 
     def copies_s(self, loads: int, stores: int) -> float:
         """What so many blocks take, the two directions at the same time."""
         return max(self.load_s * loads, self.store_s * stores)
 
-    def prefill_s(self, start: int, count: int) -> float:
+    def experts_s(self, tokens: float, beside: float = 0.0) -> float:
+        """What reading their experts adds to a step, 0 for a model without experts."""
+        if self.experts is None:
+            return 0.0
+        read = self.experts.read
+        return self.expert_s * (read(beside + tokens) - read(beside))
+
+    def rows_s(self, rows: float, context: float) -> float:
+        """A step of so many decoding rows, which attend to `context` tokens in all, and of nothing else."""
+        return self.step_s + self.row_s * rows + self.context_s * context + self.experts_s(rows)
+
+    def one_row_s(self, context: int, beside: float) -> float:
+        """What a decoding row with so much context adds to a step."""
+        return self.row_s + self.context_s * context + self.experts_s(1, beside)
+
+    def constant_s(self, pace_s: float, context: float) -> float:
+        """What a step costs whoever its rows are, on a machine that is full: with as many rows, each with so much
+        context, as a step of `pace_s` seconds has time for (inf: with all experts read).
+
+        A model without experts has `step_s`, however full.
+        """
+        if self.experts is None:
+            return self.step_s
+        if pace_s == inf:
+            return self.step_s + self.experts_s(inf)
+        each_s, rows = self.row_s + self.context_s * context, 0.0
+        for _ in range(_TANGENTS):  # what rows cost is concave: Newton's way comes from below
+            left_s = pace_s - self.rows_s(rows, rows * context)
+            next_s = each_s + self.experts_s(1, rows)
+            if left_s <= 0 or next_s <= 0:
+                break
+            rows += left_s / next_s
+        return self.step_s + self.experts_s(rows)
+
+    def prefill_s(self, start: int, count: int, beside: float = 0.0) -> float:
         """What a chunk of `count` prompt tokens from position `start` on adds to a step."""
         if not count:
             return 0.0
-        return self.token_s * count + self.pair_s * pairs(start, count) + self.chunk_context_s * start
+        seconds = self.token_s * count + self.pair_s * pairs(start, count) + self.chunk_context_s * start
+        return seconds if self.experts is None else seconds + self.experts_s(count, beside)
 
-    def prefill_tokens(self, start: int, seconds: float) -> float:
-        """How many prompt tokens from position `start` on add so many seconds to a step; 0 if those are too few.
-
-        The positive root of `prefill_s(start, count) = seconds`.
+    def prefill_tokens(self, start: int, seconds: float, beside: float = 0.0) -> float:
+        """How many prompt tokens from position `start` on add so many seconds to a step; 0 if those are too few: the
+        count with `prefill_s(start, count, beside) = seconds`.
         """
         seconds -= self.chunk_context_s * start
         if seconds <= 0:
             return 0.0
+        most = self._linear_tokens(start, seconds)
+        if self.experts is None:
+            return most
+        least = self._linear_tokens(start, max(0.0, seconds - self.experts_s(inf, beside)))
+        each_s, half_s = self.token_s + self.pair_s * (start + 0.5), 0.5 * self.pair_s
+        for _ in range(_HALVINGS):
+            middle = (least + most) / 2
+            if middle * (each_s + half_s * middle) + self.experts_s(middle, beside) > seconds:
+                most = middle
+            else:
+                least = middle
+        return least
+
+    def _linear_tokens(self, start: int, seconds: float) -> float:
+        """The same if no expert is read for them, nor what comes before them: the root of a square equation."""
         each, half = self.token_s + self.pair_s * (start + 0.5), 0.5 * self.pair_s
         return 2 * seconds / (each + sqrt(each * each + 4 * half * seconds))
 
-    def worth_a_chunk(self, start: int, seconds: float) -> bool:
+    def worth_a_chunk(self, start: int, seconds: float, beside: float = 0.0) -> bool:
         """Whether so many seconds for a prompt are well spent on a chunk from position `start` on.
 
-        No more than a quarter of them may go into reading what comes before it: each chunk does that, so that many
-        small ones behind a long context would take far longer than a few larger ones later.
+        No more than a quarter of them may go into reading what comes before it, and experts that nobody else needs:
+        each chunk does that, so that many small ones behind a long context would take far longer than a few larger ones
+        later.
         """
-        return _CHUNK_WORTH * self.chunk_context_s * start <= seconds
+        return _CHUNK_WORTH * (self.chunk_context_s * start + self.experts_s(inf, beside)) <= seconds
 
     def slower(self, factor: float) -> "CostParams":
         """Those of a machine that takes `factor` times as long, for copies too."""
-        return CostParams(*(factor * value for value in (*self.values(), self.load_s, self.store_s)))
+        scaled = self.with_values([factor * value for value in self.values()])
+        return replace(scaled, load_s=factor * self.load_s, store_s=factor * self.store_s)
 
-    def values(self) -> tuple[float, float, float, float, float, float]:
-        """The constants that are fitted to steps: those of rows."""
-        return self.step_s, self.token_s, self.pair_s, self.row_s, self.context_s, self.chunk_context_s
+    def values(self) -> tuple[float, ...]:
+        """The constants that are fitted to steps: those of rows and, where there are any, of experts."""
+        fitted = self.step_s, self.token_s, self.pair_s, self.row_s, self.context_s, self.chunk_context_s
+        return fitted if self.experts is None else (*fitted, self.expert_s)
+
+    def features(self, work: Work) -> tuple[float, ...]:
+        """What a step has of each of these."""
+        linear = 1.0, *work.features
+        return linear if self.experts is None else (*linear, self.experts.read(work.tokens))
+
+    def with_values(self, values: Sequence[float]) -> "CostParams":
+        """With others of these."""
+        step_s, token_s, pair_s, row_s, context_s, before_s, *rest = values
+        expert_s = rest[0] if rest else self.expert_s
+        return CostParams(
+            step_s, token_s, pair_s, row_s, context_s, before_s, self.load_s, self.store_s, expert_s, self.experts
+        )
 
 
 def pairs(start: int, count: int) -> float:
@@ -270,7 +354,9 @@ class CostModel:
         self._fit = fit
         self._speed = Speed()
         self._stalls = Stalls()
-        self._weights = [value * scale for value, scale in zip(start.values(), _SCALES, strict=True)]
+        experts = start.experts
+        self._scales = _SCALES if experts is None else (*_SCALES, float(experts.count))
+        self._weights = [value * scale for value, scale in zip(start.values(), self._scales, strict=True)]
         spread = (trust * sum(self._weights)) ** 2
         size = len(self._weights)
         self._cov = [[spread if i == j else 0.0 for j in range(size)] for i in range(size)]
@@ -306,17 +392,15 @@ class CostModel:
         ratio, counts = self._learn(work, seconds, seconds / speed.level)
         if speed.observe(ratio, self._clip if counts else 0.0):
             self._stalls.retract()
-        scaled = [speed.rho * w / scale for w, scale in zip(self._weights, _SCALES, strict=True)]
-        step_s, token_s, pair_s, row_s, context_s, before_s = scaled
-        step_s, token_s = max(step_s, _LEAST_STEP_S), max(token_s, _LEAST_TOKEN_S)
-        load_s, store_s = self.params.load_s, self.params.store_s
-        self.params = CostParams(step_s, token_s, pair_s, row_s, context_s, before_s, load_s, store_s)
+        scaled = [speed.rho * w / scale for w, scale in zip(self._weights, self._scales, strict=True)]
+        scaled[0], scaled[1] = max(scaled[0], _LEAST_STEP_S), max(scaled[1], _LEAST_TOKEN_S)
+        self.params = self.params.with_values(scaled)
 
     def _learn(self, work: Work, seconds: float, unit_s: float) -> tuple[float, bool]:
         """Fit the shape to a step of `unit_s` seconds at the present level. Returns that over what the shape now says
         (as far as the fit takes the difference on itself, the machine has not changed), and whether it was no stall.
         """
-        x = [1.0, *[value / scale for value, scale in zip(work.features, _SCALES[1:], strict=True)]]
+        x = [f / scale for f, scale in zip(self.params.features(work), self._scales, strict=True)]
         shown = [(i, f) for i, f in enumerate(x) if f]  # in most steps there are no prompts
         mx = [sum([line[i] * f for i, f in shown]) for line in self._cov]
         variance = sum([f * m for f, m in zip(x, mx, strict=True)])

@@ -1,13 +1,16 @@
 """What policies with objectives know beforehand: what steps cost and how long outputs will be; and its options."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.option import check_choices, option
 from roseinfer.sched.cost import CostModel, CostParams
 from roseinfer.sched.cost_file import read_cost
 from roseinfer.sched.lengths import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)
+FAST_EXPERTS_S = 1e-3  # all of them
 # Another machine's constants, and not all of them: nearer than a guess, and given up when steps say otherwise.
 LEARNT_TRUST = 0.1
 
@@ -47,15 +50,33 @@ class Estimates:
     lengths: LengthEstimator = field(default_factory=lambda: make_lengths("classifier"))
 
     @classmethod
-    def of(cls, options: object, learnt: CostParams | None = None) -> "Estimates":
+    def of(cls, options: object, learnt: CostParams | None = None, experts: ExpertChoice | None = None) -> "Estimates":
         """Those that a policy's options ask for. `learnt`: what an engine like this one has learnt, which is newer than
-        a `cost_model`. Raises `ConfigError` for one that is none.
+        a `cost_model`. `experts`: the model's. Raises `ConfigError` for a `cost_model` that is none, or of a model with
+        other experts; one without is taken for a guess.
         """
         estimates = cls()
         if isinstance(options, LengthOptions):
             estimates.lengths = make_lengths(options.length_estimator)
-        if isinstance(options, CostOptions) and options.cost_model is not None:
-            estimates.cost = CostModel(read_cost(options.cost_model))
-        if isinstance(options, CostOptions) and learnt is not None:
-            estimates.cost = CostModel(learnt, trust=LEARNT_TRUST)
+        if not isinstance(options, CostOptions):
+            return estimates
+        if learnt is not None:
+            estimates.cost = CostModel(replace(learnt, experts=experts), trust=LEARNT_TRUST)
+        elif options.cost_model is not None:
+            estimates.cost = _from_file(options.cost_model, experts)
+        elif experts is not None:
+            estimates.cost = CostModel(
+                replace(FAST, expert_s=FAST_EXPERTS_S / experts.count, experts=experts), trust=1.0
+            )
         return estimates
+
+
+def _from_file(path: str, experts: ExpertChoice | None) -> CostModel:
+    params = read_cost(path)
+    if params.experts == experts:
+        return CostModel(params)
+    if params.experts is not None:
+        has = "none" if experts is None else f"{experts.top_k} of {experts.count}"
+        of = f"{params.experts.top_k} of {params.experts.count} experts a token"
+        raise ConfigError(f"cost_model: {path} is of a model with {of}; this one has {has}")
+    return CostModel(replace(params, experts=experts), trust=LEARNT_TRUST)

@@ -1,7 +1,7 @@
 """The cost model from measured steps, all at once: least squares that outliers do not move.
 
 Errors count relative to a step's predicted time, so that the short steps of decoding weigh as much as long prompts. No
-constant may be negative; with six of them, the best non-negative solution is found by trying every subset.
+constant may be negative; with six or seven of them, the best non-negative solution is found by trying every subset.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.sched.cost import CostParams, Work
 
 LEAST_SAMPLES = 16
@@ -43,15 +44,17 @@ class Fit:
     worst_of_all: float
 
 
-def fit_cost(samples: Iterable[Sample]) -> Fit:
+def fit_cost(samples: Iterable[Sample], experts: ExpertChoice | None = None) -> Fit:
     """Iteratively reweighted (Huber) least squares, then once more without outliers.
 
-    Steps that do what the model has no constant for are left out. Raises `ConfigError` for too few samples.
+    `experts`: those of the model that took the steps. Steps that do what the model has no constant for are left out.
+    Raises `ConfigError` for too few samples.
     """
+    shape = CostParams(experts=experts)
     used = [sample for sample in samples if sample.seconds > 0 and sample.work.fits]
     if len(used) < LEAST_SAMPLES:
         raise ConfigError(f"{len(used)} measured steps are too few to fit a cost model: {LEAST_SAMPLES} at least")
-    rows, seconds = [[1.0, *sample.work.features] for sample in used], [sample.seconds for sample in used]
+    rows, seconds = [shape.features(sample.work) for sample in used], [sample.seconds for sample in used]
     middle = median(seconds)
     # To begin with, a step that is short by mistake must not weigh the more for it.
     scales, weights = [max(own, middle / 2) for own in seconds], [1.0] * len(used)
@@ -68,7 +71,7 @@ def fit_cost(samples: Iterable[Sample]) -> Fit:
         constants = _non_negative([rows[i] for i in kept], [seconds[i] for i in kept], inside)
     else:
         kept = list(range(len(rows)))
-    return _judged(CostParams(*constants), used, kept)
+    return _judged(shape.with_values(constants), used, kept)
 
 
 def _judged(params: CostParams, used: Sequence[Sample], kept: Sequence[int]) -> Fit:

@@ -180,10 +180,13 @@ class CostConfig:
     @property
     def params(self) -> CostParams:
         """Raises `ConfigError` if they come from a file that holds none."""
-        copies = {"load_s": self.load_us, "store_s": self.store_us}
-        given = {name: us * 1e-6 for name, us in copies.items() if us is not None}
-        if self.cost is not None:
-            return replace(read_cost(self.cost), **given)
+        params = self._constants if self.cost is None else read_cost(self.cost)
+        load_s = params.load_s if self.load_us is None else self.load_us * 1e-6
+        store_s = params.store_s if self.store_us is None else self.store_us * 1e-6
+        return replace(params, load_s=load_s, store_s=store_s)
+
+    @property
+    def _constants(self) -> CostParams:
         row_us = self.token_us if self.row_us is None else self.row_us
         pair_ns = self.context_ns if self.pair_ns is None else self.pair_ns
         return CostParams(
@@ -193,7 +196,6 @@ class CostConfig:
             row_s=row_us * 1e-6,
             context_s=self.context_ns * 1e-9,
             chunk_context_s=self.chunk_context_ns * 1e-9,
-            **given,
         )
 
     @property

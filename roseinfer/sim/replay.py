@@ -9,6 +9,7 @@ from typing import Any
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import RequestMeta, sequence_id
@@ -31,7 +32,7 @@ HostCopies = tuple[list[HostCopy], list[HostCopy]]  # loads and stores of a plan
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the run's scheduler was made with. `depth`: steps in flight. `load_s`, `store_s`: what it was told that a
-    block takes from and to host memory.
+    block takes from and to host memory. `experts`: of its model.
     """
 
     scheduler: SchedulerConfig
@@ -45,6 +46,7 @@ class Setup:
     num_host_blocks: int = 0
     load_s: float = 0.0
     store_s: float = 0.0
+    experts: ExpertChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
 
 def _setup(given: dict[str, Any]) -> Setup:
     scheduler = scheduler_config(**given.pop("scheduler"))
+    if "experts" in given:
+        given["experts"] = ExpertChoice(**given["experts"])
     return Setup(scheduler=scheduler, eos_token_ids=tuple(given.pop("eos_token_ids")), **given)
 
 
@@ -291,7 +295,7 @@ def replay(
         num_host_blocks=setup.num_host_blocks,
     )
     options = options_of(scheduler)
-    estimates = estimates or Estimates.of(options)
+    estimates = estimates or Estimates.of(options, experts=setup.experts)
     policy = make_policy(scheduler, estimates)
     copies = Offloading.beside(options, estimates, setup.load_s, setup.store_s)
     core = EngineCore(

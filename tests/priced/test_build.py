@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import ConfigError, InvalidRequestError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.priced.build import build_priced, read_vocabulary
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sim.replay import read_recording, replay
 
 STEP_S = 0.004
 
@@ -51,6 +54,21 @@ def test_grammars_are_obeyed(cost: str) -> None:
         (answer,) = llm.generate("numbers", SamplingParams(max_tokens=200, seed=1), guide=guide)
     assert answer.samples[0].finish_reason == "stop"
     assert re.fullmatch(r"\[[0-9]{2,9}(,[0-9]+)*\]", answer.text)
+
+
+def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording(tmp_path: Path) -> None:
+    file, record = tmp_path / "cost.json", tmp_path / "run.jsonl"
+    costs = CostParams(1e-3, 1e-6, 0.0, 1e-6, 0.0, expert_s=2e-5, experts=ExpertChoice(64, 4))
+    file.write_text(json.dumps(cost_as_json(costs)))
+    with LLM(device="priced", cost=str(file), record=str(record)) as llm:
+        llm.generate(["def f():", "x = ", "import"], SamplingParams(max_tokens=8, ignore_eos=True))
+        assert llm.info.experts == ExpertChoice(64, 4)
+        assert llm.core.scheduler.policy.state.cost.params.experts == ExpertChoice(64, 4)
+    recording = read_recording(str(record))
+    samples, experts = recorded_samples(str(record))
+    assert recording.setup.experts == experts == ExpertChoice(64, 4)
+    assert all(sample.seconds >= costs.seconds(sample.work) for sample in samples) and len(samples) >= 8
+    assert replay(recording).plans == recording.plans
 
 
 def test_it_needs_no_torch(cost: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.models import decoder
@@ -202,3 +203,10 @@ def test_bfloat16_runs(folder):
 def test_more_memory_than_there_is_names_the_option(folder: Path, options: dict, named: str) -> None:
     with pytest.raises(ConfigError, match=rf"no memory for .* lower {named}"):
         build(folder, **options)
+
+
+def test_experts_are_a_fact_of_a_model_that_has_them(folder: Path) -> None:
+    assert build(folder).facts.experts is None
+    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+    (folder / "config.json").write_text(json.dumps({**LLAMA, **mixtral, "num_experts_per_tok": 2}))
+    assert build(folder).facts.experts == ExpertChoice(4, 2)
