@@ -1,6 +1,6 @@
 """Linear layers with weights in FP8: as a checkpoint holds them, or rounded while they load."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,10 +13,13 @@ from roseinfer.quant.experts import ExpertNames, ExpertShape
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
-from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias
+from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
 
 if TYPE_CHECKING:  # needs triton
     from roseinfer.kernels.fp8_tiles import Parts
+
+# Weights that are rounded at a time.
+_ROUNDED_AT_ONCE = 1 << 26
 
 
 class Fp8Format:
@@ -55,14 +58,10 @@ class Fp8Format:
         if not coded and not rounded:
             return None
         weight = new_weight(pieces, source.build.device, block=self._scheme.layout == "block")
-        start = 0
-        for piece in pieces:
-            part = part_of(weight, start, piece.outs.width)
-            if coded:
-                read_codes(source, self._scheme, piece, part)
-            else:
-                _round(source, piece, part)
-            start += piece.outs.width
+        if coded:
+            read_codes(source, self._scheme, pieces, weight)
+        else:
+            _round(source, pieces, weight)
         return weight
 
     def _product(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> Matmul:
@@ -100,10 +99,29 @@ def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
     return answers[0]
 
 
-def _round(source: WeightSource, piece: Piece, into: Fp8Weight) -> None:
-    wide = torch.empty(into.codes.shape, dtype=source.build.dtype, device=source.build.device)
-    source.read(f"{piece.name}.weight", wide, shard=(piece.outs, piece.ins), transposed=piece.transposed)
-    drawn = source.held(f"{piece.name}.weight") is None  # and so there is nothing to be near to
-    rounded = Fp8Weight.of(wide, block=into.is_block) if drawn or into.is_block else Fp8Weight.nearest(wide)
-    into.codes.copy_(rounded.codes)
-    into.scales.copy_(rounded.scales)
+def _round(source: WeightSource, pieces: Sequence[Piece], into: Fp8Weight) -> None:
+    """Fill `into` with the pieces, rounded; so many at a time as keep a GPU busy, of what may be a layer of experts."""
+    start = 0
+    for batch in _batches(pieces):
+        rows = slice(start, start + sum(piece.outs.width for piece in batch))
+        part = part_of(into, rows)
+        wide = read_weight(source, batch)
+        drawn = source.held(f"{batch[0].name}.weight") is None  # and so there is nothing to be near to
+        rounded = Fp8Weight.of(wide, block=into.is_block) if drawn or into.is_block else Fp8Weight.nearest(wide)
+        part.codes.copy_(rounded.codes)
+        part.scales.copy_(rounded.scales)
+        start = rows.stop
+
+
+def _batches(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """The pieces in their order, in lists of up to `_ROUNDED_AT_ONCE` weights, or of one."""
+    batch: list[Piece] = []
+    weights = 0
+    for piece in pieces:
+        size = piece.outs.width * piece.ins.width
+        if batch and weights + size > _ROUNDED_AT_ONCE:
+            yield batch
+            batch, weights = [], 0
+        batch.append(piece)
+        weights += size
+    yield batch

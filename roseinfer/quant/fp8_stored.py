@@ -39,37 +39,65 @@ def new_weight(pieces: Sequence[Piece], device: torch.device, *, block: bool) ->
     return Fp8Weight(codes, torch.empty(-(-outs // SCALE_BLOCK), -(-ins // SCALE_BLOCK), device=device))
 
 
-def part_of(weight: Fp8Weight, start: int, width: int) -> Fp8Weight:
-    """The rows of a piece: a view. Of a block layout, `start` is a multiple of 128."""
-    rows = slice(start, start + width)
+def part_of(weight: Fp8Weight, rows: slice) -> Fp8Weight:
+    """Some rows of a weight: a view. Of a block layout, they begin at a multiple of 128."""
     if not weight.is_block:
         return Fp8Weight(weight.codes[rows], weight.scales[rows])
-    return Fp8Weight(weight.codes[rows], weight.scales[start // SCALE_BLOCK : -(-rows.stop // SCALE_BLOCK)])
+    return Fp8Weight(weight.codes[rows], weight.scales[rows.start // SCALE_BLOCK : -(-rows.stop // SCALE_BLOCK)])
 
 
-def read_codes(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8Weight) -> None:
-    """Fill `into` with a piece that is stored as codes, in the layout of `scheme` (one scale for all: in channels).
+def read_codes(source: WeightSource, scheme: Fp8Scheme, pieces: Sequence[Piece], into: Fp8Weight) -> None:
+    """Fill `into` with pieces that are stored as codes, in the layout of `scheme` (one scale for all: in channels).
 
     Raises `UnsupportedModelError` naming the tensor that does not fit, or holds what is no number.
     """
-    weight = f"{piece.name}.weight"
-    scale = next((name for name in _names(piece, _SCALES) if name in source), f"{piece.name}.weight_scale")
+    parts, start = [], 0
+    for piece in pieces:
+        parts.append(part_of(into, slice(start, start + piece.outs.width)))
+        start += piece.outs.width
+    for piece, part in zip(pieces, parts, strict=True):
+        _read_piece(source, scheme, piece, part)
+    # What is asked of all at once is answered once: a GPU is waited for.
+    if not _are_numbers(into) or not _are_scales(into):
+        for piece, part in zip(pieces, parts, strict=True):
+            _check_numbers(source, piece, part)
+
+
+def _read_piece(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8Weight) -> None:
+    weight, scale = f"{piece.name}.weight", _scale_of(source, piece)
     if piece.transposed:
         raise UnsupportedModelError(f"tensor {weight} is in FP8 and transposed, which is not supported")
     source.read(weight, into.codes, shard=(piece.outs, piece.ins))
-    if bool(((into.codes.view(torch.uint8) & _NAN) == _NAN).any()):
-        raise UnsupportedModelError(f"tensor {weight} holds NaN")
     if scheme.layout == "block":
         source.read(scale, into.scales, shard=(_blocks(piece.outs), _blocks(piece.ins)))
     elif scheme.layout == "channel":
         _read_channels(source, scale, piece.outs, into.scales)
     else:
         into.scales.fill_(read_scalar(source, scale))
-    if not bool((into.scales.isfinite() & (into.scales >= 0)).all()):
-        raise UnsupportedModelError(f"tensor {scale} holds what is no scale: NaN, infinity or a negative number")
     for name in _names(piece, _OF_INPUTS):
         if name in source:
             source.leave(name)
+
+
+def _are_numbers(weight: Fp8Weight) -> bool:
+    return not bool(((weight.codes.view(torch.uint8) & _NAN) == _NAN).any())
+
+
+def _are_scales(weight: Fp8Weight) -> bool:
+    return bool((weight.scales.isfinite() & (weight.scales >= 0)).all())
+
+
+def _check_numbers(source: WeightSource, piece: Piece, weight: Fp8Weight) -> None:
+    if not _are_numbers(weight):
+        raise UnsupportedModelError(f"tensor {piece.name}.weight holds NaN")
+    if not _are_scales(weight):
+        scale = _scale_of(source, piece)
+        raise UnsupportedModelError(f"tensor {scale} holds what is no scale: NaN, infinity or a negative number")
+
+
+def _scale_of(source: WeightSource, piece: Piece) -> str:
+    """The name of the scales' tensor; of one that is missing, the name in common use."""
+    return next((name for name in _names(piece, _SCALES) if name in source), f"{piece.name}.weight_scale")
 
 
 def _names(piece: Piece, last_parts: Sequence[str]) -> list[str]:
@@ -134,5 +162,5 @@ class Widened:
         outs, ins = shard or (Share(0, width, width) for width in into.shape)
         piece = Piece(name.removesuffix(".weight"), outs, ins, transposed)
         weight = new_weight([piece], into.device, block=self._scheme.layout == "block")
-        read_codes(self._inner, self._scheme, piece, weight)
+        read_codes(self._inner, self._scheme, [piece], weight)
         into.copy_(weight.widen(into.dtype))
