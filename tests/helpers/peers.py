@@ -1,0 +1,73 @@
+"""Ranks that push to each other's memory without several GPUs: as processes under Triton's interpreter, or as streams
+of the one GPU there is."""
+
+import mmap
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from roseinfer.kernels.peers import PeerLayout, Peers
+
+Work = Callable[[Peers], list[torch.Tensor]]
+
+
+def run_ranks(work: Work, layout: PeerLayout, device: torch.device, out: Path, patience_s: float = 1e-4) -> list[list]:
+    """What `work` returns of each rank. It launches kernels and waits for none of them.
+
+    patience_s: of the interpreter, to which a look is a nanosecond.
+    """
+    if device.type == "cuda":
+        return _on_streams(work, layout, device)
+    memory = [mmap.mmap(-1, layout.bytes) for _ in range(layout.size)]  # shared with forks
+    buffers = [torch.frombuffer(part, dtype=torch.uint8) for part in memory]
+    addresses = [buffer.data_ptr() for buffer in buffers]
+    children = []
+    for rank in range(1, layout.size):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads take no part
+            child = os.fork()
+        if child == 0:
+            _work_and_exit(work, Peers.of(rank, layout, addresses, device, patience_s), out / f"rank-{rank}.pt")
+        children.append(child)
+    try:
+        results = [work(Peers.of(0, layout, addresses, device, patience_s))]
+        for rank, child in enumerate(children, 1):
+            _, status = os.waitpid(child, 0)
+            assert status == 0, f"rank {rank}"
+            results.append(torch.load(out / f"rank-{rank}.pt"))
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError, ChildProcessError):  # it has been waited for
+                os.kill(child, 9)
+                os.waitpid(child, 0)
+    return results
+
+
+def _work_and_exit(work: Work, peers: Peers, file: Path) -> None:
+    status = 1
+    try:
+        torch.save(work(peers), file)
+        status = 0
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+    finally:
+        os._exit(status)
+
+
+def _on_streams(work: Work, layout: PeerLayout, device: torch.device) -> list[list]:
+    buffers = [torch.zeros(layout.bytes, dtype=torch.uint8, device=device) for _ in range(layout.size)]
+    addresses = [buffer.data_ptr() for buffer in buffers]
+    results = []
+    for rank in range(layout.size):
+        peers = Peers.of(rank, layout, addresses, device, 60.0)
+        torch.cuda.synchronize() if rank == 0 else None
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results.append(work(peers))
+    torch.cuda.synchronize()
+    return results
