@@ -24,5 +24,5 @@ def all_reduce(x: torch.Tensor, residual: torch.Tensor | None, peers: Peers) -> 
 
 
 def gather(x: torch.Tensor, out: torch.Tensor, peers: Peers) -> torch.Tensor:
-    """x [n, width] of all ranks side by side in out [n, size * width], whose rows may lie apart; x: that `takes` takes."""
+    """x [n, width] of all ranks, one that `takes` takes, side by side in `out`, whose rows may lie apart."""
     return gather_blocks(x, out, peers)

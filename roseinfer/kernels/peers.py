@@ -80,7 +80,9 @@ class Peers:
     lost: torch.Tensor
 
     @classmethod
-    def of(cls, rank: int, layout: PeerLayout, addresses: list[int], device: torch.device, patience_s: float) -> "Peers":
+    def of(
+        cls, rank: int, layout: PeerLayout, addresses: list[int], device: torch.device, patience_s: float
+    ) -> "Peers":
         """`addresses`: of each rank's buffer, as this rank's device knows them."""
         return cls(
             rank,

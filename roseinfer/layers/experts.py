@@ -2,7 +2,7 @@
 
 import torch
 
-from roseinfer.parallel.group import Group, share_of
+from roseinfer.parallel.group import Group, share_of, start, whole
 from roseinfer.quant.base import Experts, Norm, WeightSource
 from roseinfer.quant.experts import ExpertNames, ExpertShape
 
@@ -33,5 +33,4 @@ class RoutedExperts:
         group = self._group
         if group is None:
             return self._experts(self._norm, x, x)
-        # One rank adds the residual, as in `Linear`.
-        return group.all_reduce(self._experts(self._norm, x, x if group.rank == 0 else None))
+        return whole(group, self._experts(self._norm, x, start(group, x)), x)

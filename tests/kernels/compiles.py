@@ -1,4 +1,5 @@
-"""Every form of `skinny_linear`'s kernels as Triton's compiler reads it for a Hopper GPU, which needs none.
+"""Every form of `skinny_linear`'s kernels, and of those between GPUs, as Triton's compiler reads it for a Hopper GPU,
+which needs none.
 
 Run as a program, in a process that does not interpret kernels: what the interpreter takes for granted, such as a
 variable that changes its type within a loop, the compiler refuses.
@@ -10,6 +11,8 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
+from roseinfer.kernels.push_blocks import push_blocks_kernel
+from roseinfer.kernels.push_words import push_words_kernel
 from roseinfer.kernels.skinny_fp8_configs import slices
 from roseinfer.kernels.skinny_kernel import skinny_kernel
 from roseinfer.kernels.skinny_pairs import skinny_pairs_kernel
@@ -17,6 +20,8 @@ from tests.helpers.skinny import CONFIGS
 
 TARGET = GPUTarget("cuda", 90, 32)
 SCALARS = dict.fromkeys(("rows", "width", "stride_x", "stride_residual", "stride_out"), "i32") | {"eps": "fp32"}
+SCALARS |= dict.fromkeys(("pairs", "count", "rounds", "out_stride", "blocks", "flags"), "i32")
+BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
 
 def read(kernel, constants, pointers) -> None:
@@ -59,6 +64,11 @@ def main() -> None:
         if scales != "none":
             pairs = {"K": 256, "BLOCK_N": 4, "BLOCK_K": 128, "NORM": "rms", "STAY": True, "COMPILED": True}
             read(skinny_pairs_kernel, constants | pairs, pointers)
+    for dtype, gathers in itertools.product(("*bf16", "*fp32"), (False, True)):
+        pointers = BETWEEN | dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), dtype)
+        constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
+        read(push_words_kernel, constants | {"ROOM": 1024}, pointers)
+        read(push_blocks_kernel, constants | {"REGION": 8192, "PROGRAMS": 4, "GATHERS": gathers}, pointers)
 
 
 if __name__ == "__main__":
