@@ -35,6 +35,9 @@ class ModelConfig:
     device: str = option(
         "auto", "auto = cuda if there is one; priced = no model, see --cost", choices=("auto", "cpu", "cuda", PRICED)
     )
+    tensor_parallel_size: int = option(
+        1, "GPUs that share the model, each with a part of every layer", aliases=("tp",), metavar="N"
+    )
     max_model_len: int | None = option(None, "context in tokens; default: the model's, as far as the cache holds it")
     tokenizer: str | None = option(None, "folder, GGUF file or id of another tokenizer", metavar="MODEL")
     revision: str | None = option(None, "branch, tag or commit on the hub")
@@ -50,7 +53,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_positive(self, "max_model_len", "threads")
+        check_positive(self, "max_model_len", "threads", "tensor_parallel_size")
+        if self.tensor_parallel_size > 1 and self.device == PRICED:
+            raise ConfigError(
+                f"tensor_parallel_size: an engine of device {PRICED} has no model to share; its cost model says what "
+                "steps take"
+            )
         file = self.gguf_file
         if file is not None and (not file.endswith(".gguf") or file.startswith("/") or ".." in file.split("/")):
             raise ConfigError(f"gguf_file must be the name of a .gguf file within the model, got {file!r}")

@@ -2,19 +2,23 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 TEXT = "%(asctime)s{which} %(levelname)s %(name)s: %(message)s"
 
 
-def configure(*, as_json: bool, level: str | None = None, engine: int | None = None) -> None:
+def configure(
+    *, as_json: bool, level: str | None = None, engine: int | None = None, rank: int | None = None
+) -> None:
     """Log to standard error. Nothing happens to handlers that exist already. `engine`: whose lines these are, if there
-    are several; `level`: of all loggers, None = that of each.
+    are several, and `rank`, if it is not its first process; `level`: of all loggers, None = that of each.
     """
     handler = logging.StreamHandler()
-    which = "" if engine is None else f" engine {engine}"
-    handler.setFormatter(JsonFormatter(engine) if as_json else logging.Formatter(TEXT.format(which=which)))
+    numbers = {name: number for name, number in (("engine", engine), ("rank", rank)) if number is not None}
+    which = "".join(f" {name} {number}" for name, number in numbers.items())
+    handler.setFormatter(JsonFormatter(numbers) if as_json else logging.Formatter(TEXT.format(which=which)))
     logging.basicConfig(handlers=[handler], level=level)
 
 
@@ -24,18 +28,18 @@ def json_is_on() -> bool:
 
 
 class JsonFormatter(logging.Formatter):
-    """`time` (UTC, ISO 8601), `level`, `logger`, `process`, `message`, of one of several engines `engine`, and
-    `exception` if there is one. A message that has `fields` brings them along.
+    """`time` (UTC, ISO 8601), `level`, `logger`, `process`, `message`, of one of several engines `engine`, of one of
+    several processes of an engine `rank`, and `exception` if there is one. A message that has `fields` brings them along.
     """
 
-    def __init__(self, engine: int | None = None) -> None:
+    def __init__(self, numbers: Mapping[str, int] | None = None) -> None:
         super().__init__()
-        self._engine = {} if engine is None else {"engine": engine}
+        self._numbers = dict(numbers or {})
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, Any] = {"time": time.replace("+00:00", "Z"), "level": record.levelname, "logger": record.name}
-        line |= {"process": record.process, **self._engine}
+        line |= {"process": record.process, **self._numbers}
         said: Any = record.msg
         fields = getattr(said, "fields", None)
         if fields is None:

@@ -41,6 +41,24 @@ class Group(Protocol):
         ...
 
 
+class LiveGroup(Group, Protocol):
+    """A group that somebody has made, and that ends."""
+
+    def least(self, value: int) -> int:
+        """The least of what the ranks say. Waits long for the others: for calls while they start."""
+        ...
+
+    def check(self) -> None:
+        """Raise if a rank has not done its part of what was exchanged so far: its results are not to be used."""
+        ...
+
+    def abort(self) -> None:
+        """To be called from another thread: whoever waits for other ranks gives up, as far as can be."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Alone:
     """The group of one process: nothing is split, nothing is exchanged."""
@@ -64,6 +82,18 @@ def start(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
     Nothing where the sum adds it; else one rank starts from it, so that its product may still do so.
     """
     return None if residual is None or group.rank > 0 or group.adds(residual) else residual
+
+    def least(self, value: int) -> int:
+        return value
+
+    def check(self) -> None:
+        """There is no other rank."""
+
+    def abort(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def whole(group: Group, partial: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

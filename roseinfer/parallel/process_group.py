@@ -1,43 +1,66 @@
-"""A group over `torch.distributed`: gloo on a CPU."""
+"""A group over gloo: the processes of a CPU, and what those of GPUs tell each other through their hosts."""
 
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions
 
-# A rank that died must not leave the others waiting for ever.
+from roseinfer.parallel.rendezvous import Rendezvous
+
+# For others to come, which are about to, and for them to be as far as this one, which have a model to load first.
+JOIN_TIMEOUT_S, START_TIMEOUT_S = 300.0, 1800.0
+# A rank that died must not leave the others waiting for ever, where nobody notices its end.
 TIMEOUT_S = 60.0
+LOOPBACK = "127.0.0.1"
 
 
 class ProcessGroup:
-    """See `Group`. `address`: where rank 0 listens and the others find it, as "tcp://127.0.0.1:PORT"."""
+    """See `Group`. `timeout_s`: for the others to reach the same call, in which their end is noticed at once.
 
-    def __init__(self, address: str, rank: int, size: int, timeout_s: float = TIMEOUT_S) -> None:
-        dist.init_process_group(
-            "gloo", init_method=address, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
-        )
-        self.rank = rank
-        self.size = size
+    It is none of `torch.distributed`'s own groups: a process may have several, one for each model.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float = TIMEOUT_S) -> None:
+        """Returns once all have come."""
+        self.rank, self.size = rendezvous.rank, rendezvous.size
+        options = dist.ProcessGroupGloo._Options()  # the only way to say where it listens, but for the environment
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+        store = dist.FileStore(rendezvous.store, self.size)
+        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        self._start, self._step = AllgatherOptions(), AllgatherOptions()
+        self._start.timeout = timedelta(seconds=START_TIMEOUT_S)
+        self._step.timeout = timedelta(seconds=timeout_s)
 
     def adds(self, x: torch.Tensor) -> bool:
         return True
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Partial sums are gathered and added in the order of the ranks, so every rank rounds alike."""
-        parts = self._all(x)
+        parts = self._all(x, self._step)
         total = parts[0]
         for part in parts[1:]:
             total += part
         return total if residual is None else total.add_(residual)
 
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.cat(self._all(x), dim=-1, out=out)
+        return torch.cat(self._all(x, self._step), dim=-1, out=out)
 
-    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def least(self, value: int) -> int:
+        return int(torch.stack(self._all(torch.tensor(value), self._start)).min())
+
+    def _all(self, x: torch.Tensor, options: AllgatherOptions) -> list[torch.Tensor]:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x)
+        self._gloo.allgather([parts], [x], options).wait()
         return parts
 
+    def check(self) -> None:
+        """Every call has waited for all ranks, or has raised."""
+
+    def abort(self) -> None:
+        """The end of a rank ends all waits for it."""
+
     def close(self) -> None:
-        dist.destroy_process_group()
+        self._gloo.shutdown()

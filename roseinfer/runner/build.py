@@ -23,6 +23,7 @@ from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import GenerationDefaults, ModelSpec, read_generation_config, read_model_spec
 from roseinfer.models.loader import load_model, resolve_dtype
+from roseinfer.parallel.group import Alone, LiveGroup
 from roseinfer.runner.assembly import Assembly, Shape, assemble
 from roseinfer.runner.cache_size import (
     check_context,
@@ -54,17 +55,19 @@ class BuiltRunner:
     facts: RunnerFacts
 
 
-def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
-    """Load the model in `folder` and give it seats and a KV cache. Sets torch's number of CPU threads if asked to.
+def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = None) -> BuiltRunner:
+    """Load the model in `folder`, or this process's part of it, and give it seats and a KV cache.
 
-    Raises `ConfigError` naming the option that cannot be met, `ModelNotFoundError`, `UnsupportedModelError`.
+    Of a `group`, all ranks call this at the same time. Sets torch's number of CPU threads if asked to, or if other ranks
+    need their part of the cores. Raises `ConfigError` naming the option that cannot be met, `ModelNotFoundError`,
+    `UnsupportedModelError`.
     """
     startup_s: dict[str, float] = {}
-    if config.model.threads is not None:
-        torch.set_num_threads(config.model.threads)
+    group = group or Alone()
+    _set_threads(config, group)
     check_host_memory(int(config.cache.kv_offloading_size * GIB))
     with _phase(startup_s, "load"):
-        device = resolve_device(config.model.device)
+        device = rank_device(config.model.device, group.rank, group.size)
         spec = read_model_spec(folder, config.model.max_model_len)
         dtype = resolve_dtype(spec, config.model.dtype, device)
         kept = kept_dtype(config.cache.kv_cache_dtype, dtype)
@@ -81,16 +84,17 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
             load_format=config.model.load_format,
             seed=config.model.seed,
             quantization=config.model.quantization,
+            group=group,
         )
         _check_keys(spec, kept, model.kv_scales)
     with _phase(startup_s, "cache"):
-        num_blocks = _num_blocks(config, model, backend, kept)
+        num_blocks = group.least(_num_blocks(config, model, backend, kept, group.size))
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
         limits = StepLimits.of(config.scheduler, max_model_len)
         bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kept)
-        host_blocks = num_host_blocks(config.cache.kv_offloading_size, bytes_per_block)
+        host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
         shape = _shape(config, num_blocks, max_model_len, backend, kept, limits)
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks))
         _compile(assembly, model, shape)
@@ -139,6 +143,30 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
+def rank_device(name: str, rank: int, size: int) -> torch.device:
+    """The device of a rank: the GPU of its number, of those that the process sees. From then on it is the current one.
+
+    Raises `ConfigError` if there are not so many.
+    """
+    device = resolve_device(name)
+    if device.type != "cuda" or size == 1:
+        return device
+    found = torch.cuda.device_count()
+    if found < size:
+        there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"
+        raise ConfigError(f"tensor_parallel_size is {size}, but {there}")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def _set_threads(config: EngineConfig, group: LiveGroup) -> None:
+    threads = config.model.threads
+    if threads is None and group.size > 1:
+        threads = max(1, torch.get_num_threads() // group.size)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
 def _check_keys(spec: ModelSpec, kept: torch.dtype, scales: Sequence[KVScales | None]) -> None:
     """Raise `ConfigError` if the model's keys do not fit what they are to be kept in. scales: of its layers."""
     if kept == CODES and spec.qkv_bias and not spec.qk_norm and None in scales:
@@ -148,7 +176,7 @@ def _check_keys(spec: ModelSpec, kept: torch.dtype, scales: Sequence[KVScales | 
         )
 
 
-def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kept: torch.dtype) -> int:
+def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kept: torch.dtype, ranks: int) -> int:
     spec, block_size = model.spec, config.cache.block_size
     bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, kept)
     context = config.model.max_model_len or spec.max_position
@@ -156,7 +184,7 @@ def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kept: torch
 
     def default_bytes() -> int:
         if model.device.type == "cpu":
-            return default_cpu_cache_bytes(config.engines)
+            return default_cpu_cache_bytes(config.engines * ranks)
         return _free_cuda_bytes(config, model, backend, kept)
 
     return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)

@@ -1,6 +1,5 @@
 """Two processes that share a model compute what one does."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,11 +27,12 @@ import torch
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.process_group import ProcessGroup
+from roseinfer.parallel.rendezvous import Rendezvous
 from tests.helpers.batches import HandRow, HandRunner
 
-address, rank, size, tokens, out, *cases = sys.argv[1:]
+store, rank, size, tokens, out, *cases = sys.argv[1:]
 tokens = [int(token) for token in tokens.split(",")]
-group = ProcessGroup(address, int(rank), int(size), timeout_s=60)
+group = ProcessGroup(Rendezvous(store, int(rank), int(size)))
 results = {}
 for case in cases:
     folder, load_format = Path(case.partition("=")[0]), case.partition("=")[2]
@@ -58,21 +58,15 @@ group.close()
 """
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
 Results = dict[tuple[str, str], dict[str, Any]]
 
 
 def run_ranks(out: Path, size: int, cases: list[str]) -> list[Results]:
-    address, tokens = free_address(), ",".join(map(str, TOKENS))
+    tokens = ",".join(map(str, TOKENS))
     files = [out / f"rank-{rank}.pt" for rank in range(size)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, address, str(rank), str(size), tokens, str(file), *cases],
+            [sys.executable, "-c", RANK, str(out / "store"), str(rank), str(size), tokens, str(file), *cases],
             stderr=subprocess.PIPE,
             text=True,
         )

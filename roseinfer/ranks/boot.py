@@ -1,0 +1,53 @@
+"""What a rank's process is told when it starts, and what it says of itself."""
+
+import msgspec
+
+from roseinfer.core import errors
+from roseinfer.core.config import EngineConfig
+from roseinfer.core.errors import EngineDeadError, RoseinferError
+
+
+class RankBoot(msgspec.Struct):
+    """The line that a rank's process reads on its standard input. `folder`: of the model. `store`: of the rendezvous.
+
+    `ring_bytes`, and the descriptors `ring`, `bell` (see `ring.RingReader`) and `status`, where it writes a `RankSays`
+    for each line. `engine`: its number, if there are several.
+    """
+
+    config: EngineConfig
+    folder: str
+    store: str
+    rank: int
+    size: int
+    ring: int
+    ring_bytes: int
+    bell: int
+    status: int
+    parent: int
+    log_level: str
+    log_json: bool
+    engine: int | None = None
+
+
+class RankSays(msgspec.Struct):
+    """`here`: it is about to join the others. Otherwise its last words: the type of a typed error ("": of no such), and
+    what it says.
+    """
+
+    here: bool = False
+    error: str = ""
+    message: str = ""
+
+
+def last_words(error: BaseException) -> RankSays:
+    if isinstance(error, RoseinferError):
+        return RankSays(error=type(error).__name__, message=str(error))
+    return RankSays(message=f"{type(error).__name__}: {error}"[:500])
+
+
+def as_error(rank: int, says: RankSays) -> RoseinferError:
+    """The error that a rank has ended with, as rank 0 raises it."""
+    kind = getattr(errors, says.error, None) if says.error else None
+    if isinstance(kind, type) and issubclass(kind, RoseinferError) and kind is not EngineDeadError:
+        return kind(says.message)
+    return EngineDeadError(f"rank {rank} failed: {says.message}")

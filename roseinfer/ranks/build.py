@@ -1,0 +1,55 @@
+"""An engine's runner whose model several processes share: this one, as rank 0, and those of the other ranks."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from roseinfer.core.config import EngineConfig
+from roseinfer.parallel.group import LiveGroup
+from roseinfer.parallel.rendezvous import Rendezvous, make_group
+from roseinfer.ranks.leader import LeadingRunner, end_process_on_loss
+from roseinfer.ranks.others import OtherRanks
+from roseinfer.runner.build import BuiltRunner, build_runner, rank_device
+
+
+class Led(NamedTuple):
+    """`built`: this process's part; `runner`: that and the others'."""
+
+    built: BuiltRunner
+    runner: LeadingRunner
+
+
+def build_led(config: EngineConfig, folder: Path, others: OtherRanks, *, own_process: bool) -> Led:
+    """Rank 0's part, and have `others`, which have been started, build theirs. They are closed with the runner, or if
+    this fails.
+
+    Raises what `build_runner` raises, of whichever rank. own_process: see `end_process_on_loss`.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(others.close)
+        others.boot(config, folder)
+        try:
+            group = _group(config, others.store, 0, others.await_here)
+            undo.callback(group.close)
+            end_process_on_loss(others, group, own_process=own_process)
+            built = build_runner(config, folder, group)
+        except Exception as error:
+            reason = others.failure_behind(error)
+            if reason is error:
+                raise
+            raise reason from error
+        undo.pop_all()
+    return Led(built, LeadingRunner(built.runner, group, others))
+
+
+def build_rank(config: EngineConfig, folder: Path, store: str, rank: int, say_here: Callable[[], None]) -> BuiltRunner:
+    """The part of another rank. `say_here` is called when it is about to join the group."""
+    return build_runner(config, folder, _group(config, store, rank, say_here))
+
+
+def _group(config: EngineConfig, store: str, rank: int, before: Callable[[], None]) -> LiveGroup:
+    size = config.model.tensor_parallel_size
+    device = rank_device(config.model.device, rank, size)
+    before()
+    return make_group(Rendezvous(store, rank, size), device)

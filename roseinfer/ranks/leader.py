@@ -1,0 +1,90 @@
+"""Rank 0's runner: what it is told to do, it has all other ranks do too."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
+from roseinfer.core.runner import PassThrough, Runner
+from roseinfer.parallel.group import LiveGroup
+from roseinfer.ranks.calls import COLLECT, SAMPLE, CallWriter, Sampled
+from roseinfer.ranks.others import OtherRanks
+
+log = logging.getLogger("roseinfer.ranks")
+
+# For an engine to end by itself when a rank is lost: its runner may wait for that rank in a way that has no end.
+END_PATIENCE_S = 3.0
+Result = TypeVar("Result")
+
+
+class LeadingRunner(PassThrough):
+    """Hands each call to the others, then makes it itself; nobody answers. Whoever needs another's part of a result
+    waits for it there, in the group's own calls.
+
+    A call raises the error that another rank has ended with, if there is one.
+    """
+
+    def __init__(self, inner: Runner, group: LiveGroup, others: OtherRanks) -> None:
+        super().__init__(inner)
+        self._group = group
+        self._others = others
+        self._calls = CallWriter()
+        self._sampled = Sampled()
+        self._closed = False
+
+    def submit(self, plan: StepPlan) -> Any:
+        self._others.tell(self._calls.submit(plan, self._sampled))
+        return self._with_others(self.inner.submit, plan)
+
+    def sample(self, handle: Any, masks: TokenMasks | None = None) -> None:
+        self._others.tell(SAMPLE if masks is None else self._calls.masked(masks))
+        self._with_others(self.inner.sample, handle, masks)
+
+    def collect(self, handle: Any) -> StepResult:
+        self._others.tell(COLLECT)
+        result = self._with_others(self.inner.collect, handle)
+        self._with_others(self._group.check)
+        self._others.check()
+        self._sampled.add(result.rows)
+        return result
+
+    def _with_others(self, call: Callable[..., Result], *args: Any) -> Result:
+        try:
+            return call(*args)
+        except Exception as error:
+            reason = self._others.failure_behind(error)
+            if reason is error:
+                raise
+            raise reason from error
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.inner.close()
+        finally:
+            self._others.close()
+            self._group.close()
+
+
+def end_process_on_loss(others: OtherRanks, group: LiveGroup, *, own_process: bool) -> None:
+    """If a rank is lost, whoever waits for it shall hear of it.
+
+    own_process: this process is the engine's alone, and ends if it has not done so soon by itself.
+    """
+
+    def on_loss() -> None:
+        group.abort()
+        if own_process:
+            timer = threading.Timer(END_PATIENCE_S, end)
+            timer.daemon = True
+            timer.start()
+
+    def end() -> None:
+        log.error("the engine ends: it has lost a rank")
+        os._exit(1)
+
+    others.on_loss = on_loss

@@ -1,0 +1,257 @@
+"""The processes of the ranks other than 0, as rank 0 sees them: started, watched, told what to do, ended."""
+
+import contextlib
+import logging
+import math
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from roseinfer.core import logs
+from roseinfer.core.config import EngineConfig
+from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
+from roseinfer.ranks.boot import RankBoot, RankSays, as_error
+from roseinfer.ranks.calls import CLOSE
+from roseinfer.ranks.ring import RingWriter
+
+log = logging.getLogger("roseinfer.ranks")
+
+MODULE = "roseinfer.ranks.process"
+LOOK_S = 0.25
+# For a rank to end by itself once it is told to, which may be in the middle of a step.
+CLOSE_PATIENCE_S = 3.0
+# For the word of a rank that has just ended to be read.
+WORD_S = 1.0
+
+
+@dataclass
+class _Rank:
+    """One of them. `status`: where it says something, through `voice`, its end of that; `heard`: what is no whole line
+    yet.
+    """
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    status: int
+    voice: int
+    heard: bytes = b""
+    here: bool = False
+    words: RankSays | None = None
+
+    def listen(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while said := os.read(self.status, 4096):
+                *lines, self.heard = (self.heard + said).split(b"\n")
+                for line in lines:
+                    says = msgspec.json.decode(line, type=RankSays)
+                    if says.here:
+                        self.here = True
+                    else:
+                        self.words = says
+
+    @property
+    def why(self) -> RoseinferError:
+        """Why it has ended."""
+        if self.words is not None:
+            return as_error(self.number, self.words)
+        code = self.process.returncode
+        reason = f"the process of rank {self.number} ended with code {code}"
+        if code == -signal.SIGKILL:
+            reason += " (killed, as the system does when memory runs out)"
+        return EngineDeadError(reason)
+
+
+class OtherRanks:
+    """`start` them, `boot` them, `await_here`; then `tell` them things, and `close`.
+
+    If one of them ends before it was told to, all are ended, `failure` says why, and `on_loss` is called in the thread
+    that watches them. That thread has also made them: the system ends them when it ends.
+    """
+
+    def __init__(self, size: int, module: str = MODULE) -> None:
+        """size: of the group, rank 0 included. Raises `ResourceError`."""
+        self.size = size
+        self.failure: RoseinferError | None = None
+        self.on_loss: Callable[[], None] = lambda: None
+        self._module = module
+        self._ranks: list[_Rank] = []
+        self._closing = False
+        self._changed = threading.Condition()
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._live, name="roseinfer-ranks", daemon=True)
+        try:
+            self._ring = RingWriter(size - 1, self._stuck)
+            self.folder = Path(tempfile.mkdtemp(prefix="roseinfer-ranks-"))
+        except OSError as error:
+            raise _no_process(error) from error
+
+    def start(self) -> None:
+        """Start the processes, which import what they need. Raises `ResourceError`."""
+        self._thread.start()
+        try:
+            self._started.result()
+        except OSError as error:
+            self.close()
+            raise _no_process(error) from error
+
+    @property
+    def store(self) -> str:
+        """The file of the rendezvous."""
+        return str(self.folder / "store")
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
+
+    def boot(self, config: EngineConfig, model: Path, engine: int | None = None) -> None:
+        """Have each load its part of the model in the folder `model`. `engine`: its number, if there are several."""
+        for rank in self._ranks:
+            boot = RankBoot(
+                config=config,
+                folder=str(model),
+                store=self.store,
+                rank=rank.number,
+                size=self.size,
+                ring=self._ring.memory,
+                ring_bytes=self._ring.size,
+                bell=self._ring.bells[rank.number - 1],
+                status=rank.voice,
+                parent=os.getpid(),
+                log_level=logging.getLevelName(logging.getLogger("roseinfer").getEffectiveLevel()),
+                log_json=logs.json_is_on(),
+                engine=engine,
+            )
+            assert rank.process.stdin is not None
+            with contextlib.suppress(OSError):  # it has ended, as who watches it will say
+                # The pipe stays open: its end tells the process that we are gone.
+                rank.process.stdin.write(msgspec.json.encode(boot) + b"\n")
+                rank.process.stdin.flush()
+
+    def await_here(self) -> None:
+        """Return once all are about to join the group. Raises what has kept one from it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or all(rank.here for rank in self._ranks))
+        self.check()
+
+    def tell(self, message: bytes | memoryview) -> None:
+        """Raises the failure if there is one."""
+        self.check()
+        self._ring.write(message)
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _stuck(self) -> None:
+        self.check()
+        if self._closing:
+            raise EngineDeadError("the other ranks do nothing any more")
+
+    def failure_behind(self, error: Exception) -> Exception:
+        """Why a call of rank 0 has failed that waits for other ranks: because one of them has, if there is such a one;
+        else `error` itself.
+        """
+        if isinstance(error, RoseinferError):
+            return error
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure, WORD_S)
+        return self.failure or error
+
+    def close(self) -> None:
+        """End the processes and wait until nothing of them is left. May be called again."""
+        if self._closing:
+            return
+        self._closing = True
+        if self.failure is None and all(rank.here for rank in self._ranks):
+            with contextlib.suppress(EngineDeadError):  # then they are killed in a moment
+                self._ring.write(CLOSE)
+        else:
+            self._kill()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._ring.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- the thread that watches them ---------------------------------------------------------------------------
+    def _live(self) -> None:
+        try:
+            for number in range(1, self.size):
+                self._ranks.append(self._spawn(number))
+        except OSError as error:
+            self._kill()
+            self._started.set_exception(error)
+        else:
+            self._started.set_result(None)
+            self._watch()
+        for rank in self._ranks:
+            rank.process.wait()
+            assert rank.process.stdin is not None
+            with contextlib.suppress(OSError):
+                rank.process.stdin.close()
+            os.close(rank.status)
+            os.close(rank.voice)
+
+    def _spawn(self, number: int) -> _Rank:
+        status, voice = os.pipe()
+        try:
+            os.set_blocking(status, False)
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                pass_fds=[voice, self._ring.memory, self._ring.bells[number - 1]],
+            )
+        except BaseException:
+            os.close(status)
+            os.close(voice)
+            raise
+        return _Rank(number, process, status, voice)
+
+    def _watch(self) -> None:
+        """Until all have ended."""
+        ends = select.poll()
+        for rank in self._ranks:
+            ends.register(rank.status, select.POLLIN)
+        told_s = math.inf
+        while any(rank.process.poll() is None for rank in self._ranks):
+            ends.poll(LOOK_S * 1000)
+            self._look()
+            if self._closing and math.isinf(told_s):
+                told_s = time.monotonic()
+            if time.monotonic() - told_s > CLOSE_PATIENCE_S:
+                self._kill()
+
+    def _look(self) -> None:
+        """Hear what they say, and see whether one has ended."""
+        ended = [rank for rank in self._ranks if rank.process.poll() is not None]
+        with self._changed:
+            for rank in self._ranks:
+                rank.listen()
+            if ended and not self._closing and self.failure is None:
+                self._lose(next((rank for rank in ended if rank.words), ended[0]))
+            self._changed.notify_all()
+
+    def _lose(self, lost: _Rank) -> None:
+        self.failure = lost.why
+        log.error("%s", self.failure)
+        self._kill()
+        self.on_loss()
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.process.kill()
+
+
+def _no_process(error: OSError) -> ResourceError:
+    return ResourceError(f"no process can be had for another rank: {error.strerror or error}")

@@ -1,0 +1,120 @@
+"""The process of a rank other than 0: a runner that does what rank 0 says, and ends with it."""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from roseinfer.core import logs
+from roseinfer.core.errors import EngineDeadError
+from roseinfer.core.plan import TokenMasks
+from roseinfer.core.runner import Runner
+from roseinfer.cpu_settings import prepare_cpu_libraries
+from roseinfer.ranks.boot import RankBoot, RankSays, last_words
+from roseinfer.ranks.calls import Call, CallReader, Sampled
+from roseinfer.ranks.ring import RingClosedError, RingReader
+
+log = logging.getLogger("roseinfer.ranks")
+
+# Of Linux's prctl: the signal that a process gets when the thread that has made it ends.
+_PR_SET_PDEATHSIG = 1
+# For a GPU, whose steps are short; a CPU's are longer than it takes to wake up, and its cores have work to do.
+GPU_SPIN_S = 2e-4
+
+
+def main() -> int:
+    """Read a `RankBoot` line from standard input, then do what rank 0 says until it says that it is over."""
+    # Terminals and service managers send these to the whole group; the engine's owner decides what they mean.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _end_with_parent()
+    prepare_cpu_libraries()
+    _import_slowly()
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankBoot)
+    if os.getppid() != boot.parent:  # it ended before it could end us
+        return 1
+    logs.configure(as_json=boot.log_json, engine=boot.engine, rank=boot.rank)
+    logging.getLogger("roseinfer").setLevel(boot.log_level)
+    threading.Thread(target=_exit_with_parent, args=(sys.stdin.fileno(),), name="parent-watch", daemon=True).start()
+    try:
+        _serve(boot)
+    except RingClosedError:
+        return 1
+    except Exception as error:
+        if not isinstance(error, EngineDeadError):
+            log.exception("rank %d failed", boot.rank)
+        _say(boot, last_words(error))
+        return 1
+    return 0
+
+
+def _import_slowly() -> None:
+    """What takes seconds to import, while rank 0 does the same."""
+    import roseinfer.ranks.build  # noqa: F401
+
+
+def _serve(boot: RankBoot) -> None:
+    from roseinfer.ranks.build import build_rank
+
+    built = build_rank(
+        boot.config, Path(boot.folder), boot.store, boot.rank, lambda: _say(boot, RankSays(here=True))
+    )
+    spin_s = 0.0 if built.facts.device == "cpu" else GPU_SPIN_S
+    with RingReader(boot.ring, boot.bell, boot.rank - 1, boot.size - 1, boot.ring_bytes, spin_s) as ring:
+        follow(ring, built.runner)
+
+
+def follow(ring: RingReader, runner: Runner) -> None:
+    """Make the calls that come by the ring, up to `CLOSE`. Raises `EngineDeadError` if rank 0 has sampled other tokens."""
+    calls, sampled = CallReader(), Sampled()
+    steps: deque[Any] = deque()
+    while True:
+        message = ring.read()
+        match message[0]:
+            case Call.SUBMIT:
+                digest, plan = calls.submit(message)
+                if digest != sampled.digest():
+                    raise EngineDeadError("the ranks have sampled different tokens")
+                steps.append(runner.submit(plan))
+            case Call.SAMPLE:
+                runner.sample(steps[-1])
+            case Call.MASKED:
+                rows, words = calls.masked(message)
+                space = runner.mask_space(len(rows))
+                space.cast("B")[:] = words
+                runner.sample(steps[-1], TokenMasks(rows, space))
+            case Call.COLLECT:
+                sampled.add(runner.collect(steps.popleft()).rows)
+            case _:
+                runner.close()
+                return
+
+
+def _say(boot: RankBoot, says: RankSays) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(boot.status, msgspec.json.encode(says) + b"\n")
+
+
+def _end_with_parent() -> None:
+    """Have the system kill this process with the thread that made it, also while it is stopped or stuck in a kernel."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _exit_with_parent(stdin: int) -> None:
+    """Where the system does not: rank 0 holds the other end of our standard input."""
+    while os.read(stdin, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
