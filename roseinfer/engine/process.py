@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
+from roseinfer.ranks.others import OtherRanks
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import Offloading
@@ -58,18 +60,24 @@ FAREWELL_S = 1.0
 
 
 def build_engine(
-    config: EngineConfig, folder: Path, observer: StepObserver | None = None, learnt: CostParams | None = None
+    config: EngineConfig,
+    folder: Path,
+    observer: StepObserver | None = None,
+    learnt: CostParams | None = None,
+    *,
+    own_process: bool = False,
 ) -> tuple[Core, EngineInfo]:
     """Load the model in `folder` and put an engine core around it; `observer` is told of every step.
 
-    `learnt`: what steps cost, as an engine on such a device has learnt. Raises typed errors for what the user can mend.
+    `learnt`: what steps cost, as an engine on such a device has learnt. `own_process`: this process is the engine's
+    alone, and may be ended if nothing else ends it. Raises typed errors for what the user can mend.
     """
     if config.kv_events.endpoint is None:
-        return _build(config, folder, observer, learnt, None)
+        return _build(config, folder, observer, learnt, None, own_process)
     # Before the model is loaded: an address that cannot be had is told soon, and subscribers find their way back.
     publisher = KvEventsPublisher(config.kv_events, config.model.model)
     try:
-        built = _build(config, folder, observer, learnt, publisher)
+        built = _build(config, folder, observer, learnt, publisher, own_process)
     except BaseException:
         publisher.close()
         raise
@@ -83,6 +91,7 @@ def _build(
     observer: StepObserver | None,
     learnt: CostParams | None,
     publisher: KvEventsPublisher | None,
+    own_process: bool,
 ) -> tuple[Core, EngineInfo]:
     started = time.monotonic()
     record = config.profile.record
@@ -90,11 +99,25 @@ def _build(
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
     else:
-        prepare_cpu_libraries()
-        from roseinfer.runner.device_defaults import fit_to_device
+        config, runner, facts, observer = _build_runner(config, folder, observer, own_process=own_process)
+    try:
+        return _build_core(config, runner, facts, observer, learnt, publisher, recorder, started)
+    except BaseException:
+        runner.close()
+        raise
 
-        config = fit_to_device(config)
-        runner, facts, observer = _build_runner(config, folder, observer)
+
+def _build_core(
+    config: EngineConfig,
+    runner: Runner,
+    facts: RunnerFacts,
+    observer: StepObserver | None,
+    learnt: CostParams | None,
+    publisher: KvEventsPublisher | None,
+    recorder: Recorder | None,
+    started: float,
+) -> tuple[Core, EngineInfo]:
+    """`started`: when the engine began to start, in seconds of the monotonic clock."""
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = facts.device != "cpu"
@@ -125,7 +148,7 @@ def _build(
         offloading=Offloading.beside(options, estimates, facts.load_s, facts.store_s),
     )
     # The recording of a run has no place for what a guide said.
-    guides = None if record is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
+    guides = None if recorder is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
     make_core: Callable[..., Core] = EngineCore
     if recorder is not None:
         make_core = partial(RecordingCore, recorder, experts=facts.experts)
@@ -168,16 +191,35 @@ def _build(
 
 
 def _build_runner(
-    config: EngineConfig, folder: Path, observer: StepObserver | None
-) -> tuple[Runner, RunnerFacts, StepObserver | None]:
-    """A runner with a model, and who observes it: `observer`, or one that the options ask for."""
-    from roseinfer.runner.build import build_runner
+    config: EngineConfig, folder: Path, observer: StepObserver | None, *, own_process: bool
+) -> tuple[EngineConfig, Runner, RunnerFacts, StepObserver | None]:
+    """The options that suit the device, a runner with a model, and who observes it: `observer`, or one that the options
+    ask for.
+    """
+    prepare_cpu_libraries()
+    with ExitStack() as undo:
+        others = None
+        if config.model.tensor_parallel_size > 1:
+            others = OtherRanks(config.model.tensor_parallel_size)
+            undo.callback(others.close)
+            others.start()  # they import PyTorch while we do
+        from roseinfer.runner.build import build_runner
+        from roseinfer.runner.device_defaults import fit_to_device
 
-    built = build_runner(config, folder)
+        config = fit_to_device(config)
+        runner: Runner
+        if others is None:
+            built = build_runner(config, folder)
+            runner = built.runner
+        else:
+            from roseinfer.ranks.build import build_led
+
+            built, runner = build_led(config, folder, others, own_process=own_process)
+        undo.pop_all()
     observer = observer or _tracer(config, built.facts.device)
     if observer is not None:
         built.runner.observe(observer.span)
-    return built.runner, built.facts, observer
+    return config, runner, built.facts, observer
 
 
 def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarGuides:
@@ -227,7 +269,7 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     try:
         board = None if boot.board is None else Board.open(Path(boot.board))
         with listening(LoggedStages()):
-            core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot))
+            core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot), own_process=True)
     except RoseinferError as error:
         clients.greet(StartFailed(type(error).__name__, str(error)))
         return 1

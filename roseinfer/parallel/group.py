@@ -75,14 +75,6 @@ class Alone:
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return x if out is None else out.copy_(x)
 
-
-def start(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
-    """What this rank's partial result starts from, of a layer that adds `residual` to the sum of all ranks' results.
-
-    Nothing where the sum adds it; else one rank starts from it, so that its product may still do so.
-    """
-    return None if residual is None or group.rank > 0 or group.adds(residual) else residual
-
     def least(self, value: int) -> int:
         return value
 
@@ -94,6 +86,14 @@ def start(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def start(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
+    """What this rank's partial result starts from, of a layer that adds `residual` to the sum of all ranks' results.
+
+    Nothing where the sum adds it; else one rank starts from it, so that its product may still do so.
+    """
+    return None if residual is None or group.rank > 0 or group.adds(residual) else residual
 
 
 def whole(group: Group, partial: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

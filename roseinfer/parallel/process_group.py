@@ -1,6 +1,8 @@
 """A group over gloo: the processes of a CPU, and what those of GPUs tell each other through their hosts."""
 
+import weakref
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,11 +26,14 @@ class ProcessGroup:
     def __init__(self, rendezvous: Rendezvous, timeout_s: float = TIMEOUT_S) -> None:
         """Returns once all have come."""
         self.rank, self.size = rendezvous.rank, rendezvous.size
-        options = dist.ProcessGroupGloo._Options()  # the only way to say where it listens, but for the environment
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        gloo: Any = dist.ProcessGroupGloo  # whose stubs lack what says where it listens
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=JOIN_TIMEOUT_S)
         store = dist.FileStore(rendezvous.store, self.size)
-        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        # Its threads must have ended before the interpreter does, or the process aborts.
+        self._gloo = [gloo(store, self.rank, self.size, options)]
+        self._end = weakref.finalize(self, self._gloo.clear)
         self._start, self._step = AllgatherOptions(), AllgatherOptions()
         self._start.timeout = timedelta(seconds=START_TIMEOUT_S)
         self._step.timeout = timedelta(seconds=timeout_s)
@@ -53,7 +58,7 @@ class ProcessGroup:
     def _all(self, x: torch.Tensor, options: AllgatherOptions) -> list[torch.Tensor]:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._gloo.allgather([parts], [x], options).wait()
+        self._gloo[0].allgather([parts], [x], options).wait()
         return parts
 
     def check(self) -> None:
@@ -63,4 +68,4 @@ class ProcessGroup:
         """The end of a rank ends all waits for it."""
 
     def close(self) -> None:
-        self._gloo.shutdown()
+        self._end()

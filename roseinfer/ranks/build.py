@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from roseinfer.core.config import EngineConfig
 from roseinfer.parallel.group import LiveGroup
-from roseinfer.parallel.rendezvous import Rendezvous, make_group
+from roseinfer.parallel.make import make_group
+from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.ranks.leader import LeadingRunner, end_process_on_loss
 from roseinfer.ranks.others import OtherRanks
 from roseinfer.runner.build import BuiltRunner, build_runner, rank_device

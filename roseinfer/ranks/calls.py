@@ -29,7 +29,7 @@ _INT, _SUM = 4, 8
 
 
 class Sampled:
-    """A checksum of all tokens that a rank has sampled, step by step: ranks that have sampled the same have the same."""
+    """A checksum of all tokens that a rank has sampled, step by step: the same wherever the same was sampled."""
 
     def __init__(self) -> None:
         self._sum = 0

@@ -64,16 +64,14 @@ def _import_slowly() -> None:
 def _serve(boot: RankBoot) -> None:
     from roseinfer.ranks.build import build_rank
 
-    built = build_rank(
-        boot.config, Path(boot.folder), boot.store, boot.rank, lambda: _say(boot, RankSays(here=True))
-    )
+    built = build_rank(boot.config, Path(boot.folder), boot.store, boot.rank, lambda: _say(boot, RankSays(here=True)))
     spin_s = 0.0 if built.facts.device == "cpu" else GPU_SPIN_S
     with RingReader(boot.ring, boot.bell, boot.rank - 1, boot.size - 1, boot.ring_bytes, spin_s) as ring:
         follow(ring, built.runner)
 
 
 def follow(ring: RingReader, runner: Runner) -> None:
-    """Make the calls that come by the ring, up to `CLOSE`. Raises `EngineDeadError` if rank 0 has sampled other tokens."""
+    """Make the calls that come by the ring, up to `CLOSE`. Raises `EngineDeadError` if rank 0 samples other tokens."""
     calls, sampled = CallReader(), Sampled()
     steps: deque[Any] = deque()
     while True:

@@ -58,8 +58,8 @@ class BuiltRunner:
 def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = None) -> BuiltRunner:
     """Load the model in `folder`, or this process's part of it, and give it seats and a KV cache.
 
-    Of a `group`, all ranks call this at the same time. Sets torch's number of CPU threads if asked to, or if other ranks
-    need their part of the cores. Raises `ConfigError` naming the option that cannot be met, `ModelNotFoundError`,
+    All ranks of a `group` call this at the same time. Sets torch's number of CPU threads if asked to, or to leave other
+    ranks their part of the cores. Raises `ConfigError` naming the option that cannot be met, `ModelNotFoundError`,
     `UnsupportedModelError`.
     """
     startup_s: dict[str, float] = {}

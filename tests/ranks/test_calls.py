@@ -1,0 +1,54 @@
+"""Calls of a runner as bytes and back."""
+
+from array import array
+
+from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, RowResult, StepPlan, TokenMasks
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.ranks.calls import Call, CallReader, CallWriter, Sampled
+
+PARAMS = SamplingParams(max_tokens=9, logit_bias=((3, -1.5),), bad_token_ids=((1, 2), (3,)), allowed_token_ids=(5,))
+PLAN = StepPlan(
+    7,
+    [Row("a", 0, 4, 2, 1, True, 4, 1, (8, 9)), Row("b", 1, 0, 3, 3, True, 1, 0, (), (4, 5))],
+    [Admission("b", 1, [4, 5, 6], 3, PARAMS, -(2**63), (2,), (1,))],
+    [BlockCopy(1, 2, 3)],
+    [5],
+    5,
+    2,
+    (1,),
+    [HostCopy(1, 2)],
+    [HostCopy(3, 4)],
+)
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    message = CallWriter().submit(PLAN, Sampled())
+    assert message[0] == Call.SUBMIT
+    digest, plan = CallReader().submit(bytearray(message))
+    assert plan == PLAN and digest == Sampled().digest()
+    assert type(plan.rows[0]) is Row and type(plan.admitted[0].params) is SamplingParams
+
+
+def test_masks_arrive_with_their_rows() -> None:
+    words = memoryview(array("I", [1, 2**32 - 1, 3, 4]))
+    message = CallWriter().masked(TokenMasks((300, 1), words))
+    assert message[0] == Call.MASKED
+    rows, data = CallReader().masked(bytearray(message))
+    assert rows == (300, 1) and data == words.cast("B")
+
+
+def test_other_tokens_have_another_checksum() -> None:
+    """Whatever row, step or place among the drafts they are of."""
+    histories = [
+        [[("a", (1, 2)), ("b", (3,))]],
+        [[("a", (1,)), ("b", (2, 3))]],
+        [[("a", (1, 2))], [("b", (3,))]],
+        [[("a", (1, 2)), ("b", (-1,))]],
+    ]
+    digests = set()
+    for history in histories:
+        sampled = Sampled()
+        for step in history:
+            sampled.add([RowResult(*row) for row in step])
+        digests.add(sampled.digest())
+    assert len(digests) == len(histories)

@@ -1,0 +1,106 @@
+"""Two processes that share the embedded model write what one does."""
+
+import math
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from roseinfer.core.errors import EngineDeadError
+from roseinfer.core.guide import GuideSpec
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.llm import LLM, Completion
+from roseinfer.ranks.leader import LeadingRunner
+from tests.server.real_server import alive
+
+# Room for few requests at once, so that some are preempted, and prompts leave the cache for the host's memory.
+OPTIONS: dict[str, Any] = {
+    "num_kv_blocks": 40,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "kv_offloading_size": 0.05,
+    "threads": 1,
+    "device": "cpu",
+    "overlap": True,
+}
+PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n", "def read(path):\n    ", "# " + "spam " * 60]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[LLM]:
+    with LLM("tiny", **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LLM]:
+    with LLM("tiny", tensor_parallel_size=2, **OPTIONS) as llm:
+        yield llm
+        ranks = ranks_of(llm)
+    assert not any(map(alive, ranks)), "nothing is left of them"
+
+
+def ranks_of(llm: LLM) -> list[int]:
+    runner = llm.core._runner.inner  # type: ignore[attr-defined]
+    assert isinstance(runner, LeadingRunner)
+    return runner._others.pids
+
+
+def tokens(done: list[Completion]) -> list[list[int]]:
+    return [sample.token_ids for completion in done for sample in completion.samples]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=16, temperature=0.0),
+        SamplingParams(max_tokens=12, temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1),
+    ],
+    ids=["greedy", "sampled"],
+)
+def test_the_tokens_are_those_of_one(alone: LLM, pair: LLM, params: SamplingParams) -> None:
+    """Twice: the second time prompts are found in the cache, or come back from the host."""
+    for _ in range(2):
+        expected, got = (tokens(llm.generate(PROMPTS, params, n=2)) for llm in (alone, pair))
+        assert got == expected and len(got) == 2 * len(PROMPTS)
+
+
+def test_log_probabilities_are_those_of_one(alone: LLM, pair: LLM) -> None:
+    params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    one, two = (llm.generate(PROMPTS[3], params)[0] for llm in (alone, pair))
+    assert one.prompt_logprobs and two.prompt_logprobs and one.samples[0].logprobs and two.samples[0].logprobs
+    pairs = [*zip(one.prompt_logprobs[1:], two.prompt_logprobs[1:], strict=True)]
+    pairs += zip(one.samples[0].logprobs, two.samples[0].logprobs, strict=True)
+    for a, b in pairs:
+        assert a is not None and b is not None
+        assert a.token_id == b.token_id and math.isclose(a.logprob, b.logprob, abs_tol=1e-4)
+
+
+def test_guides_hold_on_all_ranks(alone: LLM, pair: LLM) -> None:
+    guide = GuideSpec(grammar='start: "{" /[0-9]{3}/ "}"')
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)
+    one, two = (llm.generate(PROMPTS, params, guide=guide) for llm in (alone, pair))
+    assert tokens(two) == tokens(one)
+    assert all(len(done.text) == 5 and done.text[1:4].isdigit() for done in two)
+
+
+def test_a_request_that_is_dropped_leaves_nothing(pair: LLM) -> None:
+    stream = pair.stream(PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
+    next(stream)
+    stream.close()
+    pair.core.scheduler.check_integrity()
+    assert pair.core.scheduler.num_live == 0
+
+
+def test_a_rank_that_dies_ends_what_runs() -> None:
+    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS)
+    (rank,) = ranks_of(llm)
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=300, ignore_eos=True))
+    next(stream)
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):
+        list(stream)
+    llm.close()
+    assert not alive(rank)
