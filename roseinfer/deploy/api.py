@@ -100,16 +100,24 @@ class ApiReplica:
         return self._remote.way(number, HostPort.parse(entry.address, "directory"), self._secrets[entry.incarnation])
 
     async def _follow(self) -> None:
-        """Tells the server of the engines that the directory knows. Runs until cancelled."""
-        seen = -1
+        """Tells the server of the engines that the directory knows, and one that may have been started again of the
+        numbers that are taken. Runs until cancelled.
+        """
+        seen = highest = -1
         while True:
             try:
                 async with asyncio.timeout(NEWS_S + ASK_S):
-                    seen, engines = await (await directory()).engines.remote(seen, NEWS_S)
+                    told = await directory()
+                    if seen < 0 <= highest:
+                        with contextlib.suppress(AttributeError):  # an earlier version's, which runs on over updates
+                            await told.known.remote(highest)
+                    seen, engines = await told.engines.remote(seen, NEWS_S)
+                highest = max([highest, *(engine.number for engine in engines)])
                 self._secrets = {engine.incarnation: Secret(engine.secret) for engine in engines}
                 self._told.tell(_entry(engine) for engine in engines)
             except Exception as error:
                 log.warning("the directory of engines cannot be asked, those that are known serve on: %s", error)
+                seen = -1
                 await asyncio.sleep(PAUSE_S)
 
     async def _report(self) -> None:

@@ -44,6 +44,10 @@ class DirectoryActor:
         self._say_changes(before)
         return given
 
+    async def known(self, number: int) -> None:
+        """Of an API process: see `Register`."""
+        self._register.known(number)
+
     async def gone(self, secret: bytes) -> None:
         before = self._register.version
         self._register.gone(secret)

@@ -59,7 +59,7 @@ class Register:
             if now_s < self._numbers_from_s:
                 return None
             number = self._next
-        self._next = max(self._next, number + 1)
+        self.known(number)
         for other in [other for other in self.engines() if other.address == address and other.secret != secret]:
             self.gone(other.secret)
         engine = Engine(number, address, secret, retiring)
@@ -67,6 +67,10 @@ class Register:
         if known is None or known[0] != engine:
             self.version += 1
         return number
+
+    def known(self, number: int) -> None:
+        """Somebody has heard of an engine of that number: no other one shall get it, be that engine silent or gone."""
+        self._next = max(self._next, number + 1)
 
     def gone(self, secret: bytes) -> None:
         """It has ended."""

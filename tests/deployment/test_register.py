@@ -35,6 +35,15 @@ def test_a_register_made_anew_gives_no_number_that_an_engine_may_still_have() ->
     assert register.tell("a:9", b"new", None, False) == 5
 
 
+def test_a_number_that_anybody_has_heard_of_is_given_to_no_other_engine() -> None:
+    clock = ManualClock()
+    register = Register(clock, anew=True)
+    register.known(6)
+    clock.advance(SETTLE_S)
+    assert register.tell("a:9", b"new", None, False) == 7
+    assert register.tell("a:1", b"old", 6, False) == 6, "it could not reach the directory before"
+
+
 def test_an_engine_that_tells_nothing_is_forgotten() -> None:
     clock = ManualClock()
     register = Register(clock)
