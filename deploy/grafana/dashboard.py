@@ -230,6 +230,43 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             about="API processes that send the engine nothing for now because it failed them",
         ),
     ),
+    "K and V in host memory": (
+        Panel(
+            "Host memory in use",
+            (gauge("vllm:kv_offload_cpu_cache_usage_perc"),),
+            "percentunit",
+            "Share of the host blocks that hold something; with --kv-offloading-size, like the rest of this row",
+            most=1,
+        ),
+        Panel(
+            "Prompt tokens that were not computed",
+            (
+                Query(total("vllm:prefix_cache_hits_total"), "found in the KV cache"),
+                Query(total("vllm:external_prefix_cache_hits_total"), "loaded from host memory"),
+            ),
+            "short",
+            "A second",
+            stacked=True,
+        ),
+        Panel(
+            "Bytes copied",
+            (
+                Query(per_engine("vllm:kv_offload_load_bytes_total"), "to the KV cache {{instance}} {{engine}}"),
+                Query(per_engine("vllm:kv_offload_store_bytes_total"), "to host memory {{instance}} {{engine}}"),
+            ),
+            "Bps",
+        ),
+        Panel(
+            "Time of copies",
+            (
+                Query(per_engine("vllm:kv_offload_load_time_total"), "to the KV cache {{instance}} {{engine}}"),
+                Query(per_engine("vllm:kv_offload_store_time_total"), "to host memory {{instance}} {{engine}}"),
+            ),
+            "percentunit",
+            "Share of the time that the link is busy in that direction",
+        ),
+        Panel("Requests that wait for a load", (gauge("roseinfer:num_requests_loading"),)),
+    ),
     "Requests": (
         latency("Time to first token", "vllm:time_to_first_token_seconds"),
         latency("Inter-token latency", "vllm:inter_token_latency_seconds"),

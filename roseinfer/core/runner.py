@@ -29,7 +29,8 @@ class RunnerFacts:
     that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
     generation_config.json sets, `startup_s` seconds per phase. `num_host_blocks`: KV blocks in host memory, 0 if plans
     may have no loads and stores; `load_s` and `store_s`: seconds for one block, as measured at the start. `experts`:
-    how the model chooses among them, None if it has none.
+    how the model chooses among them, None if it has none. `block_bytes`: what a KV block takes,
+    in either memory; 0 if nobody knows.
     """
 
     model_type: str
@@ -48,6 +49,7 @@ class RunnerFacts:
     load_s: float = 0.0
     store_s: float = 0.0
     experts: ExpertChoice | None = None
+    block_bytes: int = 0
 
 
 class Runner(Protocol):

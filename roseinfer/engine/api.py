@@ -78,6 +78,7 @@ class EngineInfo:
     `dtype` is computed in; `weights` and `kv_cache` say what the weights of linear layers and K and V are kept as.
     `num_host_blocks`: KV blocks in host memory, of which one takes `load_s` seconds from there and `store_s` to there.
     `experts`: how the model chooses among them, None if it has none.
+    `block_bytes`: what a KV block takes, in either memory; 0 if nobody knows.
     """
 
     model: str
@@ -101,6 +102,7 @@ class EngineInfo:
     load_s: float = 0.0
     store_s: float = 0.0
     experts: ExpertChoice | None = None
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

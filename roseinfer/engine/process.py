@@ -186,6 +186,7 @@ def _build_core(
         load_s=facts.load_s,
         store_s=facts.store_s,
         experts=facts.experts,
+        block_bytes=facts.block_bytes,
     )
     return core, info
 

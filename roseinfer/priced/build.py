@@ -53,7 +53,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     factor = next(iter(priced.slow_list), 1.0)
     machine = Machine(cost, priced.noise, slowdown=((0.0, factor),) if factor != 1 else ())
     drawn = DrawnRunner(vocabulary, priced.mean_output_len, limits)
-    host_blocks = _host_blocks(config.cache, model)
+    host_blocks, block_bytes = _host_blocks(config.cache, model)
     facts = RunnerFacts(
         model_type=_architecture(model),
         max_model_len=max_model_len,
@@ -71,6 +71,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         load_s=factor * cost.load_s if host_blocks else 0.0,
         store_s=factor * cost.store_s if host_blocks else 0.0,
         experts=cost.experts,
+        block_bytes=block_bytes,
     )
     return PricedRunner(drawn, machine, SleepingClock(), config.model.seed), facts
 
@@ -124,10 +125,12 @@ def _context(config: EngineConfig, model: dict[str, Any], cache_tokens: int) -> 
     return wanted
 
 
-def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> int:
-    """KV blocks that `kv_offloading_size` holds of a model that keeps K and V in 16 bits; nothing is taken."""
+def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> tuple[int, int]:
+    """KV blocks that `kv_offloading_size` holds of a model that keeps K and V in 16 bits, and the bytes of one; nothing
+    is taken.
+    """
     if not cache.kv_offloading_size:
-        return 0
+        return 0, 0
     layers, heads = (_found(model, *names) for names in (_LAYERS, _HEADS))
     kv_heads, width = _found(model, "num_key_value_heads") or heads, _found(model, "hidden_size", "n_embd")
     head_dim = _found(model, "head_dim") or (width // heads if width and heads else None)
@@ -137,7 +140,7 @@ def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> int:
     blocks = int(cache.kv_offloading_size * 2**30) // block_bytes
     if not blocks:
         raise ConfigError(f"kv_offloading_size is {cache.kv_offloading_size:g} GiB: no KV block of {block_bytes} bytes")
-    return blocks
+    return blocks, block_bytes
 
 
 def _architecture(model: dict[str, Any]) -> str:

@@ -43,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     (folder / "classes.toml").write_text(CLASSES)
     cost = str(folder / "cost.json")
     options = ("--device", "priced", "--cost", cost, "--cost-model", cost, "--mean-output-len", "1000")
+    options += ("--kv-offloading-size", "0.5")
     with RealServer(*options, "--slo-classes", str(folder / "classes.toml")) as server:
         yield server
 

@@ -24,7 +24,7 @@ class MetricsServer(RealServer):
     def __init__(self, folder: Path) -> None:
         cost = folder / "cost.json"
         cost.write_text(json.dumps(COST))
-        super().__init__("--device", "priced", "--cost", str(cost), "--replicas", "2")
+        super().__init__("--device", "priced", "--cost", str(cost), "--replicas", "2", "--kv-offloading-size", "0.1")
         self._enough = threading.Event()
         self._load = threading.Thread(target=self._run_load)
 

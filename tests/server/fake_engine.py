@@ -43,6 +43,7 @@ INFO = EngineInfo(
     default_sampling={},
     policy=PolicyTraits("slack", sheds=True, priorities=True),
     startup_s={"load": 0.5},
+    block_bytes=1000,
 )
 TIMES = RequestTimes(arrival_s=10.0, scheduled_s=10.25, first_token_s=10.5, finished_s=12.5)
 
@@ -63,7 +64,6 @@ class FakeEngine:
         self.info = info
         self.tokenizer = tokenizer
         self.snapshot = SchedulerStats()
-        self.fleet: list[EngineReport] | None = None
         self.closed = False
         self._listeners: list[Callable[[StepRecord], None]] = []
         self.reset()
@@ -78,6 +78,7 @@ class FakeEngine:
         self.refuse: RoseinferError | None = None
         self.route: Route | None = None
         self.alive = True
+        self.fleet: list[EngineReport] | None = None
         self.returns = False
         self.heartbeat_age_s = 0.1
         self._released = asyncio.Event()

@@ -24,6 +24,11 @@ export const counted = (value, name) => `${count(value)} ${name}${value === 1 ? 
 export const decimal = (value, places = 2) => (known(value) ? digits(value, places) : DASH);
 export const percent = (share) => (known(share) ? `${digits(share * 100, share < 0.0995 && share > 0 ? 1 : 0)}%` : DASH);
 export const rate = (value) => (known(value) ? (value < 99.5 ? digits(value, 1) : count(value)) : DASH);
+export function bytes(value) {
+  if (!known(value)) return DASH;
+  const [unit, name] = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"]].find(([size]) => value >= size) ?? [1e3, "kB"];
+  return `${digits(value / unit, value && value < 9.95 * unit ? 1 : 0)} ${name}`;
+}
 export const clock = (unixS) => (known(unixS) ? new Date(unixS * 1000).toLocaleTimeString("en-GB") : DASH);
 
 // The least round number that is not below `value`: two digits, so that what can be kept is still kept.

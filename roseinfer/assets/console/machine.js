@@ -2,7 +2,7 @@
 import { html, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { hello, machine } from "./data.js";
-import { count, counted, decimal, known, ms, percent, rate } from "./format.js";
+import { bytes, count, counted, decimal, known, ms, percent, rate } from "./format.js";
 import { useStore } from "./store.js";
 
 const WINDOW_S = 30;
@@ -142,6 +142,12 @@ function Tiles({ held, said }) {
     { label: "Prefix cache", value: percent(queries ? total("prefix_hits") / queries : null), note: `of ${count(queries)} prompt tokens` },
     { label: "Preempted", value: count(total("preemptions")), note: "lost their blocks" },
   ];
+  const host = total("host_blocks");
+  if (host) {
+    const used = total("host_blocks_used");
+    tiles.push({ label: "Host memory", value: percent(used / host), note: `${count(used)} of ${count(host)} blocks` });
+    tiles.push({ label: "From host memory", value: count(total("host_hits")), note: `prompt tokens; ${bytes(total("host_loaded_bytes"))} loaded, ${bytes(total("host_stored_bytes"))} stored` });
+  }
   const drafted = total("drafted_tokens");
   if (drafted) tiles.push({ label: "Speculation", value: percent(total("accepted_tokens") / drafted), note: `of ${count(drafted)} drafted tokens accepted` });
   return html`<ul class="tiles" aria-label="The machine now">

@@ -59,6 +59,21 @@ def _engine(report: EngineReport) -> dict[str, Any]:
         "heartbeat_age_s": round(report.health.heartbeat_age_s, 3),
         "generation_tokens": stats.generation_tokens,
         "prompt_tokens": stats.prompt_tokens,
+        **_host_memory(report, up),
+    }
+
+
+def _host_memory(report: EngineReport, up: bool) -> dict[str, Any]:
+    """Of an engine that keeps K and V there. Bytes of one that does not say what a block takes are 0."""
+    offload, block_bytes = report.stats.offload, 0 if report.info is None else report.info.block_bytes
+    if offload is None:
+        return {}
+    return {
+        "host_blocks_used": offload.blocks_used if up else 0,
+        "host_blocks": offload.blocks_total,
+        "host_hits": offload.hits,
+        "host_loaded_bytes": offload.loaded * block_bytes,
+        "host_stored_bytes": offload.stored * block_bytes,
     }
 
 

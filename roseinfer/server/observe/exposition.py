@@ -92,7 +92,7 @@ def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) ->
         yield from _prospects(report)
     yield from _constraints(stats.guides or GuideStats())
     if stats.offload is not None:
-        yield from _host_memory(stats.offload)
+        yield from _host_memory(stats.offload, info.block_bytes)
     yield from _fixed(info, stats)
 
 
@@ -146,7 +146,7 @@ def _constraints(guides: GuideStats) -> Iterator[_Sample]:
     yield _counter("roseinfer:engine_grammars_cached", "Grammars that it had compiled already", guides.cached)
 
 
-def _host_memory(offload: OffloadStats) -> Iterator[_Sample]:
+def _host_memory(offload: OffloadStats, block_bytes: int) -> Iterator[_Sample]:
     """What goes to host memory and comes from there; not of engines without."""
     used = offload.blocks_used / offload.blocks_total if offload.blocks_total else 0.0
     yield _gauge("vllm:kv_offload_cpu_cache_usage_perc", "Share of the host blocks that hold something, 0 to 1", used)
@@ -155,13 +155,13 @@ def _host_memory(offload: OffloadStats) -> Iterator[_Sample]:
     help = "Tokens looked up in host memory, those that the KV cache did not hold"
     yield _counter("vllm:external_prefix_cache_queries", help, offload.queries)
     yield _counter("vllm:external_prefix_cache_hits", "Tokens loaded from host memory", offload.hits)
-    for way, blocks, seconds in (
-        ("CPU_to_GPU", offload.loaded, offload.loads_s),
-        ("GPU_to_CPU", offload.stored, offload.stores_s),
-    ):
+    loads = ("load", "CPU_to_GPU", "to the KV cache", offload.loaded, offload.loads_s)
+    stores = ("store", "GPU_to_CPU", "to host memory", offload.stored, offload.stores_s)
+    for name, way, where, blocks, seconds in (loads, stores):
         help = "KV blocks copied between the KV cache and host memory"
         yield _counter("roseinfer:kv_offload_blocks", help, blocks, transfer_type=way)
-        yield _counter("vllm:kv_offload_total_time", "Seconds that these copies took", seconds, transfer_type=way)
+        yield _counter(f"vllm:kv_offload_{name}_bytes", f"Bytes of K and V copied {where}", blocks * block_bytes)
+        yield _counter(f"vllm:kv_offload_{name}_time", f"Seconds of copies {where}", seconds)
 
 
 def _objectives(policy: PolicyStats) -> Iterator[_Sample]:

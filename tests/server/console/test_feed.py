@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.core.outputs import OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.console import feed, news
 from roseinfer.server.console.steps import MAX_STEPS
 from tests.server.console.feeds import looking, ticks
-from tests.server.fake_engine import Wait
+from tests.server.fake_engine import INFO, Wait
 from tests.server.live import LiveServer, http_post
 
 Serve = Callable[..., LiveServer]
@@ -24,7 +25,9 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hello_and_ticks(server: LiveServer) -> None:
     stats = SchedulerStats(running=3, waiting=2, blocks_used=7, blocks_total=80, generation_tokens=50)
-    server.engine.snapshot = stats._replace(policy=PolicyStats(0.5, step_budget_s=0.02))
+    offload = OffloadStats(25, 100, hits=60, loaded=5, stored=6)
+    server.engine.snapshot = stats._replace(policy=PolicyStats(0.5, step_budget_s=0.02), offload=offload)
+    server.engine.fleet = [replace(report, info=INFO) for report in server.engine.reports()]
     server.call(lambda: server.engine.step(StepRecord(8, 0.01)))
     with looking(server.url) as events:
         name, hello = next(events)
@@ -37,6 +40,8 @@ def test_hello_and_ticks(server: LiveServer) -> None:
         assert (engine["state"], engine["running"], engine["waiting"]) == ("ready", 3, 2)
         assert (engine["kv_blocks_used"], engine["kv_blocks"], engine["generation_tokens"]) == (7, 80, 50)
         assert (engine["utilisation"], engine["budget_ms"], engine["speed"]) == (0.5, 20.0, None)
+        assert (engine["host_blocks_used"], engine["host_blocks"], engine["host_hits"]) == (25, 100, 60)
+        assert (engine["host_loaded_bytes"], engine["host_stored_bytes"]) == (5000, 6000)
         server.call(lambda: server.engine.step(StepRecord(9, 0.01)))
         steps = next(tick["steps"] for _, tick in events if tick["steps"])
         assert [step[6] for step in steps] == [9]
@@ -72,6 +77,7 @@ def test_an_engine_that_is_gone_holds_nothing(server: LiveServer) -> None:
     with looking(server.url) as events:
         next(events)
         (engine,) = next(events)[1]["engines"]
+    assert "host_blocks" not in engine, "an engine without host memory"
     assert (engine["state"], engine["running"], engine["kv_blocks_used"]) == ("dead", 0, 0)
     assert engine["generation_tokens"] == 50
 
