@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "calibration": {"core", "sched", "priced", "engine", "sim"},
     "predictor": {"core"},
     "kernels": {"core"},
-    "parallel": {"core"},
+    "parallel": {"core", "kernels"},
     "quant": {"core", "kernels", "parallel"},
     "layers": {"core", "kernels", "parallel", "quant"},
     "attention": {"core", "kernels", "parallel", "quant"},

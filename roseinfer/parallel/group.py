@@ -48,6 +48,10 @@ class LiveGroup(Group, Protocol):
         """The least of what the ranks say. Waits long for the others: for calls while they start."""
         ...
 
+    def ready(self) -> None:
+        """Wait for all ranks to have come this far. From now on each is soon where another waits for it."""
+        ...
+
     def check(self) -> None:
         """Raise if a rank has not done its part of what was exchanged so far: its results are not to be used."""
         ...
@@ -77,6 +81,9 @@ class Alone:
 
     def least(self, value: int) -> int:
         return value
+
+    def ready(self) -> None:
+        """There is no other rank."""
 
     def check(self) -> None:
         """There is no other rank."""

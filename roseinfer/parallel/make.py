@@ -2,7 +2,6 @@
 
 import torch
 
-from roseinfer.core.errors import ConfigError
 from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.process_group import ProcessGroup
 from roseinfer.parallel.rendezvous import Rendezvous
@@ -11,8 +10,11 @@ from roseinfer.parallel.rendezvous import Rendezvous
 def make_group(rendezvous: Rendezvous, device: torch.device) -> LiveGroup:
     """The group of processes of which each computes on such a device; returns once all of them have come.
 
-    Raises `ConfigError` if there are no groups of such devices.
+    Raises `ResourceError` for GPUs whose driver does not let processes share memory.
     """
-    if device.type != "cpu":
-        raise ConfigError(f"tensor_parallel_size: processes cannot share a model on {device.type} devices")
-    return ProcessGroup(rendezvous)
+    host = ProcessGroup(rendezvous)
+    if device.type == "cpu":
+        return host
+    from roseinfer.parallel.cuda_group import connect  # imports Triton, which only GPUs have
+
+    return connect(host, f"{rendezvous.store}-gpus", device)

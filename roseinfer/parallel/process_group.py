@@ -61,6 +61,9 @@ class ProcessGroup:
         self._gloo[0].allgather([parts], [x], options).wait()
         return parts
 
+    def ready(self) -> None:
+        self.least(0)
+
     def check(self) -> None:
         """Every call has waited for all ranks, or has raised."""
 

@@ -19,6 +19,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.models.base import CausalLM
+from roseinfer.parallel.group import Alone, LiveGroup
 from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
 from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.host_copies import Copier, CpuCopier
@@ -69,8 +70,8 @@ class Assembly:
         torch.cuda.synchronize()
 
 
-def assemble(model: CausalLM, shape: Shape) -> Assembly:
-    """Raises `ConfigError` if there is no memory for it."""
+def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> Assembly:
+    """`group`: the processes that share the model. Raises `ConfigError` if there is no memory for it."""
     spec = model.spec
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
         # One block more than the scheduler knows of, for rows that only pad a batch.
@@ -85,7 +86,7 @@ def assemble(model: CausalLM, shape: Shape) -> Assembly:
             spare_block=shape.num_blocks,
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
-    forward, graphs = _forward_pass(model, attention, store, seats, shape)
+    forward, graphs = _forward_pass(model, attention, store, seats, shape, group or Alone())
     copier = None
     if shape.num_host_blocks:
         with stage("taking host memory for K and V"):
@@ -103,7 +104,7 @@ def _copier(store: KVStore, host: HostStore) -> Copier:
 
 
 def _forward_pass(
-    model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape
+    model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape, group: LiveGroup
 ) -> tuple[ForwardPass, tuple[DecodeGraphs | MixedGraphs, ...]]:
     if not isinstance(attention, GraphableAttention):
         return EagerForward(model, attention, store, from_rows(seats)), ()
@@ -118,7 +119,7 @@ def _forward_pass(
     if not isinstance(attention, MixedGraphableAttention):
         decodes = DecodeGraphs(eager, model, attention, store, inputs, buckets, choice)
         return decodes, (decodes,)
-    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens))
+    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens), group.least)
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice)
     return decodes, (decodes, mixed)
 

@@ -96,7 +96,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kept)
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
         shape = _shape(config, num_blocks, max_model_len, backend, kept, limits)
-        assembly = assemble(model, replace(shape, num_host_blocks=host_blocks))
+        assembly = assemble(model, replace(shape, num_host_blocks=host_blocks), group)
         _compile(assembly, model, shape)
     with _phase(startup_s, "warm-up"):
         rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
@@ -114,6 +114,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             for params in (GREEDY, PLAIN, FILTERED, EDITED):
                 pair = full_step(StepLimits(min(2, limits.max_rows), min(8, limits.max_tokens)), chunked=True)
                 rehearse(assembly.runner, assembly.seats, num_blocks, pair, (params,))
+    group.ready()
     facts = RunnerFacts(
         model_type=spec.architecture,
         max_model_len=max_model_len,

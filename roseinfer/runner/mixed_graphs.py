@@ -1,6 +1,7 @@
 """Steps that mix prompt chunks and decodes as CUDA graphs, where that is faster than launching kernel by kernel."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from operator import add
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -47,13 +48,16 @@ class MixedGraphs:
         store: KVStore,
         inputs: "CudaInputs",
         buckets: list[int],
+        agree: Callable[[int], int],
     ) -> None:
+        """agree: the least of what all processes say that share the model, and that must replay the same graphs."""
         self._eager = eager
         self._model = model
         self._attention = attention
         self._store = store
         self._inputs = inputs
         self._candidates = buckets
+        self._agree = agree
         self._buckets: list[int] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
@@ -70,7 +74,7 @@ class MixedGraphs:
         launch_s = self._launch_seconds()
         for bucket in self._candidates[:-1]:
             graph = self._record(bucket, pool)
-            if self._replay_seconds(graph) > WORTH * launch_s:
+            if not self._agree(self._replay_seconds(graph) <= WORTH * launch_s):
                 self._hidden.pop(bucket)
                 break
             self._graphs[bucket] = graph

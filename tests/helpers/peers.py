@@ -52,6 +52,7 @@ def run_ranks(work: Work, layout: PeerLayout, device: torch.device, out: Path, p
 def _work_and_exit(work: Work, peers: Peers, file: Path) -> None:
     status = 1
     try:
+        torch.set_num_threads(1)  # a fork has none of the threads that its parent's pool counts on
         torch.save(work(peers), file)
         status = 0
     except BaseException:

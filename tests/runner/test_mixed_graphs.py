@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from roseinfer.core.plan import Row
@@ -53,7 +54,7 @@ class Bench:
     def __init__(self) -> None:
         self.attention, self.inputs = Attention(), Inputs()
         eager = SimpleNamespace(run=lambda columns: EAGER)
-        self.graphs = MixedGraphs(eager, None, self.attention, None, self.inputs, [16, 64])
+        self.graphs = MixedGraphs(eager, None, self.attention, None, self.inputs, [16, 64], int)
         self.graphs._buckets = [16, 64]
         self.graphs._graphs = {16: Graph(), 64: Graph()}
         self.graphs._hidden = {bucket: torch.arange(bucket)[:, None] for bucket in (16, 64)}
@@ -88,3 +89,20 @@ def test_a_step_of_more_tokens_than_the_largest_bucket_runs_eagerly():
     bench = Bench()
     assert bench.run((0, 65)) is EAGER
     assert bench.replays() == [0, 0] and not bench.attention.mapped
+
+
+def test_ranks_stop_capturing_where_any_of_them_does(monkeypatch: pytest.MonkeyPatch):
+    """Each times its own replays, and a graph that one replays alone would wait for the others."""
+    seconds = {16: 1.0, 32: 1.0, 48: 1.0, 64: 1.0}
+    others = [True, False]
+    graphs = MixedGraphs(None, None, None, None, None, [16, 32, 48, 64], lambda worth: min(worth, others.pop(0)))
+    monkeypatch.setattr(graphs, "_launch_seconds", lambda: 1.0)
+    monkeypatch.setattr(graphs, "_replay_seconds", seconds.get)
+
+    def record(bucket: int, pool: object) -> int:
+        graphs._hidden[bucket] = torch.empty(0)
+        return bucket
+
+    monkeypatch.setattr(graphs, "_record", record)
+    graphs.capture(None)
+    assert list(graphs._graphs) == [16, 64] and not others

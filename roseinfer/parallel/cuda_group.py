@@ -1,0 +1,118 @@
+"""A group of GPUs: sums and columns by our own kernels while one trip is enough, beyond that by NCCL."""
+
+import logging
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from roseinfer.core.errors import EngineDeadError, ResourceError
+from roseinfer.kernels import all_reduce as kernels
+from roseinfer.kernels.peers import PeerLayout, Peers
+from roseinfer.parallel.group import LiveGroup
+
+logger = logging.getLogger(__name__)
+
+# How long our kernels wait for another rank: while ranks load and compile, and when they serve.
+START_PATIENCE_S, STEP_PATIENCE_S = 300.0, 7.0
+
+
+class Library(Protocol):
+    """`Nccl`."""
+
+    def all_reduce(self, x: torch.Tensor) -> None: ...
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def abort(self) -> None: ...
+
+
+class CudaGroup:
+    """See `LiveGroup`. All that is exchanged is queued on the current stream, and may be captured in graphs.
+
+    Two sums of the same numbers may differ in their last bits if one is of so many that the library adds them up.
+    """
+
+    def __init__(self, host: LiveGroup, library: Library, peers: Peers | None, memory: object = None) -> None:
+        """host: the same ranks, for what their hosts tell each other. peers: None where GPUs do not reach each other.
+
+        memory: what keeps the buffers of `peers`.
+        """
+        self.rank, self.size = host.rank, host.size
+        self._host = host
+        self._library = library
+        self._peers = peers
+        self._memory = memory
+
+    def adds(self, x: torch.Tensor) -> bool:
+        return self._peers is not None and kernels.takes(x, self._peers)
+
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if self._peers is not None and kernels.takes(x, self._peers):
+            return kernels.all_reduce(x, residual, self._peers)
+        x = x.contiguous()
+        self._library.all_reduce(x)
+        return x if residual is None else residual.add_(x)
+
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        x = x.contiguous()
+        rows, width = x.shape
+        if out is None:
+            out = x.new_empty((rows, self.size * width))
+        if self._peers is not None and kernels.takes(x, self._peers):
+            return kernels.gather(x, out, self._peers)
+        out.view(rows, self.size, width).copy_(self._library.gather(x).transpose(0, 1))
+        return out
+
+    def least(self, value: int) -> int:
+        return self._host.least(value)
+
+    def ready(self) -> None:
+        self._host.ready()
+        if self._peers is not None:
+            self._peers.patience.fill_(int(STEP_PATIENCE_S * 1e9))
+
+    def check(self) -> None:
+        if self._peers is not None and bool(self._peers.lost):
+            raise EngineDeadError(f"rank {self.rank} has waited in vain for another rank's part of a sum")
+
+    def abort(self) -> None:
+        self._library.abort()
+        self._host.abort()
+
+    def close(self) -> None:
+        self._library.abort()
+        self._host.close()
+
+
+def connect(host: LiveGroup, store: str, device: torch.device) -> CudaGroup:
+    """The group of the GPUs of `host`'s ranks, each the one of its rank's number; returns once all have come.
+
+    store: the path of a file that is not there before, the same for all ranks. Raises `ResourceError` where the driver
+    does not share memory between processes.
+    """
+    from roseinfer.parallel.nccl import Nccl
+    from roseinfer.parallel.symmetric_memory import all_reach_each_other, open_memory
+
+    rank, size = host.rank, host.size
+    file = dist.FileStore(store, size)
+    library = Nccl(dist.PrefixStore("nccl", file), rank, size, device)
+    if not host.least(all_reach_each_other(size)):
+        logger.warning(
+            "the GPUs do not reach each other's memory: every sum of theirs takes NCCL's way through the host"
+        )
+        return CudaGroup(host, library, None)
+    layout = PeerLayout(size, own_limit(size))
+    try:
+        addresses, memory = open_memory(store, dist.PrefixStore("memory", file), rank, size, layout.bytes, device)
+    except RuntimeError as error:
+        raise ResourceError(f"the GPUs' processes cannot share memory: {error}") from error
+    return CudaGroup(host, library, Peers.of(rank, layout, addresses, device, START_PATIENCE_S), memory)
+
+
+def own_limit(size: int) -> int:
+    """Bytes of x up to which our kernels are faster than NCCL.
+
+    Each rank sends all it has to every other, which is all there is to send for two. For more, NCCL sends less.
+    """
+    return 8 << 20 if size == 2 else (2 << 20) // size

@@ -1,0 +1,50 @@
+"""NCCL between the GPUs of this machine: what is too large for one trip, and what several machines would need."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
+
+# After which its watchdog ends the process. Whoever watches the ranks does so long before.
+TIMEOUT_S = 600.0
+# All ranks are of one machine: sockets only to find each other, over loopback, and neither multicast nor NVLink SHARP.
+_SETTINGS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
+
+
+class Nccl:
+    """Calls go to the current stream, in the same order on all ranks, and may be captured."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
+        """Returns once all ranks have come. Sets this process's environment for NCCL."""
+        os.environ.update(_SETTINGS)
+        kind: Any = dist.ProcessGroupNCCL  # PyTorch for CPUs has none
+        options = kind.Options()
+        options._timeout = timedelta(seconds=TIMEOUT_S)
+        self._size = size
+        self._nccl = kind(store, rank, size, options)
+        self._sum, self._columns = AllreduceOptions(), AllgatherOptions()
+        self._sum.asyncOp = self._columns.asyncOp = False
+        self.all_reduce(torch.zeros(1, device=device))  # connects, which must not happen within a capture
+        self.gather(torch.zeros(1, device=device))
+        torch.cuda.synchronize(device)
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        """The sum of all ranks' x, in its place: the same bits on each."""
+        self._wait(self._nccl.allreduce([x], self._sum))
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x of all ranks: [size, *x.shape]."""
+        out = x.new_empty((self._size, *x.shape))
+        self._wait(self._nccl._allgather_base(out, x, self._columns))
+        return out
+
+    def _wait(self, work: Any) -> None:
+        if work is not None:
+            work.wait()
+
+    def abort(self) -> None:
+        """End what runs and all that waits, from any thread."""
+        self._nccl.abort()

@@ -1,0 +1,134 @@
+"""The group of GPUs without any: forked ranks that push to each other under Triton's interpreter, and no NCCL."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from roseinfer.core.errors import EngineDeadError
+from roseinfer.kernels.peers import PeerLayout, Peers
+from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
+from roseinfer.parallel.cuda_group import CudaGroup, own_limit
+from roseinfer.parallel.group import Alone, Group, whole
+from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.peers import run_ranks
+
+CPU = torch.device("cpu")
+LIMIT = 1 << 20
+TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_loaded_loop_bounds(monkeypatch)
+
+
+@dataclass
+class Mirror:
+    """A library of two ranks that hold the same."""
+
+    sums: list[int] = field(default_factory=list)
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        self.sums.append(x.nbytes)
+        x.mul_(2)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, x])
+
+    def abort(self) -> None:
+        raise AssertionError("nobody has asked for it")
+
+
+class Two(Alone):
+    """What the hosts of two ranks tell each other: nothing."""
+
+    def __init__(self, rank: int) -> None:
+        object.__setattr__(self, "rank", rank)
+        object.__setattr__(self, "size", 2)
+
+
+def test_who_adds_up_depends_on_the_size_alone(tmp_path: Path) -> None:
+    """A sum that fits is ours and takes the residual with it; for a larger one, rank 0's part began with it."""
+    small, large = torch.full((2, 8), 3.0), torch.full((LIMIT // 8 + 1, 2), 3.0)
+
+    def work(peers: Peers) -> list[torch.Tensor]:
+        library = Mirror()
+        group = CudaGroup(Two(peers.rank), library, peers)
+        assert group.adds(small) and not group.adds(large)
+        sums = [whole(group, x.clone(), torch.ones_like(x)) for x in (small, large)]
+        sums.append(group.all_reduce(large.clone(), torch.ones_like(large)))
+        assert library.sums == [large.nbytes] * 2
+        wide, rows = torch.empty(2, 20), torch.arange(8.0).view(2, 4)
+        columns = [group.gather(rows), group.gather(rows, wide[:, :8]), group.gather(large)]
+        group.check()
+        return [*sums, *columns]
+
+    for sums in run_ranks(work, PeerLayout(2, LIMIT), CPU, tmp_path):
+        assert torch.equal(sums[0], torch.full((2, 8), 7.0))
+        assert torch.equal(sums[1], large * 2), "the residual is in rank 0's part"
+        assert torch.equal(sums[2], large * 2 + 1)
+        twice = torch.arange(8.0).view(2, 4).repeat(1, 2)
+        assert torch.equal(sums[3], twice) and torch.equal(sums[4], twice)
+        assert torch.equal(sums[5], large.repeat(1, 2))
+
+
+def test_gpus_that_do_not_reach_each_other_leave_all_to_the_library() -> None:
+    library = Mirror()
+    group = CudaGroup(Two(0), library, None)
+    x = torch.ones(2, 8)
+    assert not group.adds(x)
+    assert torch.equal(group.all_reduce(x), torch.full((2, 8), 2.0)) and library.sums == [64]
+    group.ready()
+    group.check()
+
+
+def test_who_has_waited_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roseinfer.parallel.cuda_group.STEP_PATIENCE_S", 20e-9)
+    layout = PeerLayout(2, LIMIT)
+    buffers = [torch.zeros(layout.bytes, dtype=torch.uint8) for _ in range(2)]
+    group = CudaGroup(Two(1), Mirror(), Peers.of(1, layout, [buffer.data_ptr() for buffer in buffers], CPU, 1.0))
+    group.ready()
+    group.check()
+    group.all_reduce(torch.ones(2, 8))
+    with pytest.raises(EngineDeadError, match="rank 1 has waited in vain"):
+        group.check()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_more_ranks_leave_more_to_the_library(size: int) -> None:
+    assert own_limit(size) >= 1 << 18
+    assert own_limit(size) > own_limit(size + 1)
+
+
+def logits(folder: Path, group: Group) -> torch.Tensor:
+    """Of a chunk of the tokens, and of the others one by one."""
+    options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0}
+    runner = HandRunner(load_model(folder, read_model_spec(folder), group=group, **options))
+    table, rows = runner.blocks.table(len(TOKENS)), []
+    for start, count in ((0, 6), (6, 1), (7, 1)):
+        rows += runner.run([HandRow(tokens=TOKENS, table=table, start=start, count=count)])
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama-tied", "qwen3-moe"])
+def test_a_model_summed_up_by_the_kernels_is_the_whole_one(family: str, tmp_path: Path) -> None:
+    folder = save_reference(make_reference(family), tmp_path)
+
+    def work(peers: Peers) -> list[torch.Tensor]:
+        return [logits(folder, CudaGroup(Two(peers.rank), Mirror(), peers))]
+
+    first, second = (results[0] for results in run_ranks(work, PeerLayout(2, LIMIT), CPU, tmp_path))
+    expected = logits(folder, Alone())
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
