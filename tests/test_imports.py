@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "server": {"core", "text", "grammar", "engine", "predictor"},
     "bench": {"core", "engine", "hub", "text", "models", "server"},
     "terminal": {"core"},
-    "doctor": {"core", "hub", "text", "models", "kernels"},
+    "doctor": {"core", "hub", "text", "models", "kernels", "engine", "deploy"},
     "deploy": {"core", "router", "engine", "hub", "text", "server"},
     "commands": {
         "core",

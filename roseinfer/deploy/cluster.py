@@ -65,7 +65,7 @@ def connect(address: str | None, environment: dict[str, str] | None = None) -> N
     if not ray.__version__.startswith(f"{RAY}."):
         raise ResourceError(f"this is made for Ray {RAY}, and {ray.__version__} is installed")
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
-    _knock(where)
+    knock(where)
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if environment:
         options["runtime_env"] = {"env_vars": environment}
@@ -83,8 +83,8 @@ def require_ray() -> None:
         raise ResourceError("this needs Ray and its HAProxy, which are there for Linux: pip install 'roseinfer[ray]'")
 
 
-def _knock(where: str) -> None:
-    """Raises `ResourceError` if nobody listens there: Ray itself would try for ever."""
+def knock(where: str) -> None:
+    """Raises `ResourceError` if nobody listens there: Ray itself would try for ever. `auto` is not tried."""
     host, _, port = where.rpartition(":")
     if where in ("auto", "local") or "://" in where:
         return

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from roseinfer.doctor.facts import Facts, Model, Package, Torch
+from roseinfer.doctor.facts import Facts, Hosts, Model, Package, Peer, RayCluster, Torch
 
 GB = 2**30
 OLDEST_PYTHON = (3, 11)
@@ -56,6 +56,8 @@ def judge(facts: Facts) -> list[Check]:
     checks += [_cores(facts), _memory(facts), _files(facts), _temporary(facts), _port(facts), *_extras(facts)]
     if facts.model is not None:
         checks.append(_model(facts.model, facts))
+    if facts.hosts is not None:
+        checks += _hosts(facts.hosts)
     return checks
 
 
@@ -223,3 +225,42 @@ def _model(model: Model, facts: Facts) -> Check:
     if loaded > 0.8 * room:
         return warning(name, f"{found}; {room / GB:.1f} GiB of {where} are free", "little is left for the KV cache")
     return ok(name, found)
+
+
+# --- other hosts --------------------------------------------------------------------------------------------------
+def _hosts(hosts: Hosts) -> Iterator[Check]:
+    if hosts.secret_error is not None:
+        yield problem(
+            "secret", hosts.secret_error, "the same file on every host: umask 077; openssl rand -hex 32 > secret"
+        )
+    elif hosts.secret_file is not None:
+        yield ok("secret", f"{hosts.secret_file} can be read, and by nobody else")
+    if hosts.bind_error is not None:
+        yield problem("bind", hosts.bind_error, "an address of this host, and a port that nobody listens on")
+    elif hosts.bind is not None:
+        yield ok("bind", f"{hosts.bind} is free")
+    yield from map(_peer, hosts.peers)
+    if hosts.ray is not None:
+        yield _ray(hosts.ray)
+
+
+def _peer(peer: Peer) -> Check:
+    name = f"engine {peer.address}"
+    if peer.misfit:
+        return problem(name, f"{peer.found}: {peer.error}", "start it with the same model and options as the others")
+    if peer.error is not None:
+        advice = "see whether `roseinfer engine` runs there, with this secret and version, and firewalls let it through"
+        return problem(name, peer.error, advice)
+    if not peer.up:
+        return warning(name, peer.found, "it takes no requests just now: look at its log")
+    return ok(name, peer.found)
+
+
+def _ray(ray: RayCluster) -> Check:
+    if ray.error is not None:
+        return problem("Ray", ray.error, "docs/ray.md says how a cluster is started")
+    if ray.token_error is not None:
+        advice = "export RAY_AUTH_MODE=token; ray get-auth-token --generate, once, and the same file on all machines"
+        return warning("Ray", f"{ray.version}, {ray.token_error}", advice)
+    where = "" if ray.address == "auto" else f", and {ray.address} answers"
+    return ok("Ray", f"{ray.version} with a token{where}")

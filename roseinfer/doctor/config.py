@@ -17,8 +17,22 @@ class DoctorConfig:
     revision: str | None = option(None, "the branch, tag or commit of MODEL on the hub to look at")
     download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
     port: int = option(8000, "the port that a server is to listen on")
+    engines: str | None = option(
+        None, "engines on other hosts that `serve` is to use; each is asked how it does", metavar="HOST:PORT,..."
+    )
+    secret_file: str | None = option(None, "the file with their secret, or that of --bind", metavar="FILE")
+    bind: str | None = option(None, "the address that `engine` is to listen on here", metavar="HOST:PORT")
+    ray_address: str | None = option(
+        None, "the Ray cluster that `deploy` is to use; auto: the one on this machine", metavar="HOST:PORT"
+    )
     json: bool = option(False, "print the result as JSON")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
+        if self.engines is not None and self.secret_file is None:
+            raise ConfigError("engines: others' engines ask for a secret: give a secret_file")
+
+    @property
+    def engine_list(self) -> tuple[str, ...]:
+        return () if self.engines is None else tuple(name.strip() for name in self.engines.split(","))

@@ -65,11 +65,46 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine on another host. `error`: why it cannot be used; with `misfit`, beside the first one. `up`: it takes
+    requests just now.
+    """
+
+    address: str
+    found: str = ""
+    error: str | None = None
+    up: bool = True
+    misfit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """`error`: why nothing can be deployed on it. `token_error`: why it is not shown a token."""
+
+    address: str
+    version: str = ""
+    error: str | None = None
+    token_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """What was asked of other hosts, and of this one for others. `bind`: where an engine is to listen."""
+
+    secret_file: str | None = None
+    secret_error: str | None = None
+    bind: str | None = None
+    bind_error: str | None = None
+    peers: tuple[Peer, ...] = ()
+    ray: RayCluster | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """`gpu_files`: whether the kernel shows NVIDIA GPUs. `cpu_quota`: cores that a container may use, None = all.
 
     `files`: soft and hard limit on open files, None without one. `temporary_error`: why sockets cannot live there.
-    `port_error`: why the port cannot be listened on.
+    `port_error`: why the port cannot be listened on. `hosts`: None if nobody asked.
     """
 
     roseinfer: str
@@ -88,3 +123,4 @@ class Facts:
     port: int = 8000
     port_error: str | None = None
     model: Model | None = None
+    hosts: Hosts | None = None

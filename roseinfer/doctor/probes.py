@@ -14,6 +14,7 @@ import roseinfer
 from roseinfer.core.memory import available_memory_bytes
 from roseinfer.doctor.config import DoctorConfig
 from roseinfer.doctor.facts import Facts, Gpu, Model, Torch
+from roseinfer.doctor.hosts import find_hosts
 from roseinfer.doctor.requirements import declared
 
 TORCH_PATIENCE_S = 180.0  # a first kernel is compiled, and a driver may hang
@@ -44,6 +45,7 @@ def find_out(config: DoctorConfig) -> Facts:
         model=None
         if config.model is None
         else look_at(config.model, config.gguf_file, revision=config.revision, download_dir=config.download_dir),
+        hosts=find_hosts(config),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from roseinfer.doctor.checks import GB, State, judge
-from roseinfer.doctor.facts import Facts, Gpu, Model, Package, Torch
+from roseinfer.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 * GB, 139 * GB)
 OLD = Gpu("Tesla T4", (7, 5), 16 * GB, 15 * GB)
@@ -34,7 +34,8 @@ def worst(facts: Facts) -> list[tuple[str, State]]:
 
 @pytest.mark.parametrize("torch", [CPU, CUDA])
 def test_a_good_machine(torch: Torch) -> None:
-    checks = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=MODEL))
+    hosts = Hosts("secret", bind="a:1", peers=(Peer("b:1", "ready"),), ray=RayCluster("c:1", "2.60.1"))
+    checks = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=MODEL, hosts=hosts))
     assert {check.state for check in checks} == {State.OK}
     assert all(check.advice is None for check in checks)
 
@@ -64,6 +65,17 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", State.PROBLEM),
         ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", State.WARNING),
         ({"model": replace(MODEL, widened=(17 * GB, "Q4_K"))}, "model m", State.PROBLEM),
+        ({"hosts": Hosts("secret", secret_error="others may read it")}, "secret", State.PROBLEM),
+        ({"hosts": Hosts(bind="a:1", bind_error="in use")}, "bind", State.PROBLEM),
+        ({"hosts": Hosts("secret", peers=(Peer("a:1"), Peer("b:1", error="no answer")))}, "engine b:1", State.PROBLEM),
+        (
+            {"hosts": Hosts("secret", peers=(Peer("a:1", "ready", "its dtype", misfit=True),))},
+            "engine a:1",
+            State.PROBLEM,
+        ),
+        ({"hosts": Hosts("secret", peers=(Peer("a:1", "starting", up=False),))}, "engine a:1", State.WARNING),
+        ({"hosts": Hosts(ray=RayCluster("auto", error="not installed"))}, "Ray", State.PROBLEM),
+        ({"hosts": Hosts(ray=RayCluster("auto", "2.60.1", token_error="no token"))}, "Ray", State.WARNING),
         ({"model": FP8, "torch": replace(CUDA, gpus=(OLD,), gpu_error=None)}, "model m", State.PROBLEM),
     ],
 )
