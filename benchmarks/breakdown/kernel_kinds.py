@@ -7,6 +7,8 @@ OTHER = "other"
 # The first kind whose pattern is found in the lower-case name. Order matters: flash attention is built on cutlass, and
 # the copy of an index is no index.
 _PATTERNS = (
+    ("experts", r"experts|(logits|route|order|gate_up|down|spread|sum)_kernel"),
+    ("between GPUs", r"push_(blocks|words)|all_?reduce|nccl"),
     (
         "attention",
         r"attention|flash|fmha|mha_|(decode|few|bulk|widen)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel|list_pages",

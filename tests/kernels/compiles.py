@@ -1,4 +1,4 @@
-"""Every form of `skinny_linear`'s kernels, and of those between GPUs, as Triton's compiler reads it for a Hopper GPU,
+"""Every form of the kernels of few rows, and of those between GPUs, as Triton's compiler reads it for a Hopper GPU,
 which needs none.
 
 Run as a program, in a process that does not interpret kernels: what the interpreter takes for granted, such as a
@@ -11,6 +11,8 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
+from roseinfer.kernels import route
+from roseinfer.kernels.experts_few_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.push_blocks import push_blocks_kernel
 from roseinfer.kernels.push_words import push_words_kernel
 from roseinfer.kernels.skinny_fp8_configs import slices
@@ -19,7 +21,8 @@ from roseinfer.kernels.skinny_pairs import skinny_pairs_kernel
 from tests.helpers.skinny import CONFIGS
 
 TARGET = GPUTarget("cuda", 90, 32)
-SCALARS = dict.fromkeys(("rows", "width", "stride_x", "stride_residual", "stride_out"), "i32") | {"eps": "fp32"}
+NUMBERS = ("rows", "tokens", "width", "stride_x", "stride_residual", "stride_out")
+SCALARS = dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32"}
 SCALARS |= dict.fromkeys(("pairs", "count", "rounds", "out_stride", "blocks", "flags"), "i32")
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
@@ -69,6 +72,44 @@ def main() -> None:
         constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
         read(push_words_kernel, constants | {"ROOM": 1024}, pointers)
         read(push_blocks_kernel, constants | {"REGION": 8192, "PROGRAMS": 4, "GATHERS": gathers}, pointers)
+    for scales, (hidden, top_k) in itertools.product(("none", "channel", "block"), ((256, 4), (384, 3))):
+        read_experts(scales, hidden, top_k)
+
+
+def read_experts(scales, hidden, top_k) -> None:
+    constants = {
+        "E": 20,
+        "E_PAD": 32,
+        "TOP_K": top_k,
+        "K_PAD": 4,
+        "H": hidden,
+        "WIDTH": hidden,
+        "BLOCK_N": 4,
+        "BLOCK_K": 128 if hidden == 384 else 512,
+        "BLOCK_E": 16,
+        "TOKENS": 16,
+        "TILES": 2,
+        "STAGES": 2,
+        "AHEAD": 1,
+        "EVICTION": "",
+        "ACTIVATION": "silu",
+        "RENORMALISE": top_k == 3,
+        "NORMED": True,
+        "HAS_RESIDUAL": True,
+        "SCALES": scales,
+        "COMPILED": True,
+        "OVERLAP": True,
+    }
+    pointers = {"logits_ptr": "*fp32", "rstd_ptr": "*fp32", "weights_ptr": "*fp32"}
+    pointers |= dict.fromkeys(("arrived_ptr", "ids_ptr"), "*i32")
+    if scales != "none":
+        pointers |= {"w_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+    kernels = (gate_up_kernel, down_kernel) if scales != "none" else (route._logits_kernel, route._route_kernel)
+    for kernel in kernels:
+        read(kernel, constants, pointers)
+    if scales == "none":
+        for kernel in (gate_up_kernel, down_kernel):
+            read(kernel, constants | {"scales_ptr": None}, pointers)
 
 
 if __name__ == "__main__":

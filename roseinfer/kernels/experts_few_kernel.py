@@ -1,0 +1,266 @@
+"""The Triton kernels of `experts_few`.
+
+Tensors have the dimensions rows of a weight, experts, groups of columns, places in a group; a thread holds all places
+of a group, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in float32, or 16 in FP8, multiplied in
+pairs of float16 (`fp8_pairs`).
+"""
+
+from roseinfer.kernels.activation import activate
+from roseinfer.kernels.expert_order import expert_at, first_experts
+from roseinfer.kernels.fp8_pairs import multiply, narrow
+from roseinfer.kernels.triton_support import tl, triton
+
+
+@triton.jit
+def _groups(chunk, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
+    """Numbers of the groups of a chunk of columns, [1, 1, groups]."""
+    return (chunk * (BLOCK_K // GROUP) + tl.arange(0, BLOCK_K // GROUP))[None, None, :]
+
+
+@triton.jit
+def _read_x(rows, groups, inside, MASKED: tl.constexpr, GROUP: tl.constexpr):
+    """Columns 0 to 7 of each group and, of 16, columns 8 to 15: float32. rows: pointers; all three broadcast.
+
+    Past the L1 cache, which may hold what was there before: see `gate_up_kernel`.
+    """
+    at = (rows + groups * GROUP)[:, :, :, None] + tl.arange(0, 8)[None, None, None, :]
+    if MASKED:
+        low = tl.load(at, mask=inside[:, :, :, None], other=0.0, cache_modifier=".cg").to(tl.float32)
+    else:
+        low = tl.load(at, cache_modifier=".cg").to(tl.float32)
+    high = low
+    if GROUP == 16 and MASKED:
+        high = tl.load(at + 8, mask=inside[:, :, :, None], other=0.0, cache_modifier=".cg").to(tl.float32)
+    elif GROUP == 16:
+        high = tl.load(at + 8, cache_modifier=".cg").to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+    """What `_products` multiplies by."""
+    if GROUP == 16:
+        return narrow(low, high, COMPILED)
+    else:
+        return low, low, 1.0
+
+
+@triton.jit
+def _products(w, x, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+    """The sums over each group, float32."""
+    if GROUP == 16:
+        return multiply(w, x[0], x[1], COMPILED) * x[2]
+    else:
+        return tl.sum(w.to(tl.float32) * x[0], 3)
+
+
+@triton.jit
+def _read_w(
+    w_ptr, rows, groups, inside, K: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr,
+    EVICTION: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Groups of columns of rows of [.., K]; four codes in an int32 if COMPILED. rows: int64; all three broadcast."""
+    if GROUP == 16 and COMPILED:
+        at = w_ptr.to(tl.pointer_type(tl.int32)) + (rows * (K // 4) + groups * 4)[:, :, :, None]
+        at += tl.arange(0, 4)[None, None, None, :]
+    else:
+        at = w_ptr + (rows * K + groups * GROUP)[:, :, :, None] + tl.arange(0, GROUP)[None, None, None, :]
+    if MASKED:
+        return tl.load(at, mask=inside[:, :, :, None], other=0.0, eviction_policy=EVICTION)
+    else:
+        return tl.load(at, eviction_policy=EVICTION)
+
+
+@triton.jit
+def gate_up_kernel(
+    x_ptr,
+    norm_ptr,
+    logits_ptr,
+    rstd_ptr,
+    w_ptr,
+    scales_ptr,
+    hidden_ptr,
+    stride_x,
+    E: tl.constexpr,
+    E_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVICTION: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SCALES: tl.constexpr,
+    COMPILED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (p, i): of the token p // TOP_K and the expert at its place p % TOP_K, BLOCK_N * TILES outputs.
+
+    x is older than the logits, whose kernel lets this one start when all before it is done; so it is read before the
+    wait, past the L1 cache, which may hold what was there before.
+    """
+    GROUP: tl.constexpr = 16 if SCALES != "none" else 8
+    CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
+    MASKED: tl.constexpr = H % BLOCK_K != 0
+    pick = tl.program_id(0)
+    token = (pick // TOP_K).to(tl.int64)
+    xs = ()
+    for chunk in tl.static_range(CHUNKS):
+        columns = _groups(chunk, BLOCK_K, GROUP)
+        low, high = _read_x(x_ptr + token * stride_x, columns, columns < H // GROUP, MASKED, GROUP)
+        low_gain, high_gain = _read_x(norm_ptr, columns, columns < H // GROUP, MASKED, GROUP)
+        xs += (_prepared(low * low_gain, high * high_gain, GROUP, COMPILED),)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        # From here on the next kernel finds the logits, too.
+        tl.extra.cuda.gdc_launch_dependents()
+    rstd = tl.load(rstd_ptr + token, cache_modifier=".cg")
+    expert = expert_at(logits_ptr + token * E, pick % TOP_K, E, E_PAD).to(tl.int64)
+
+    n = tl.arange(0, 2 * BLOCK_N)
+    is_up = n >= BLOCK_N
+    for tile in tl.range(TILES, num_stages=STAGES):
+        first = (tl.program_id(1) * TILES + tile) * BLOCK_N
+        # Rows past the end are copies of the last one, and not written. Up's rows follow the gate's.
+        rows = expert * (2 * WIDTH) + tl.minimum(first + n % BLOCK_N, WIDTH - 1) + n // BLOCK_N * WIDTH
+        sums = tl.zeros([2 * BLOCK_N, 1, BLOCK_K // GROUP], tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            groups = _groups(chunk, BLOCK_K, GROUP)
+            inside = groups < H // GROUP
+            w = _read_w(w_ptr, rows[:, None, None], groups, inside, H, MASKED, GROUP, EVICTION, COMPILED)
+            products = _products(w, xs[chunk], GROUP, COMPILED)
+            if SCALES == "block":
+                at = scales_ptr + (expert * (2 * WIDTH) + first) // 128 * (H // 128) + groups // 8
+                up = WIDTH // 128 * (H // 128)
+                if MASKED:
+                    gates, ups = tl.load(at, mask=inside, other=0.0), tl.load(at + up, mask=inside, other=0.0)
+                else:
+                    gates, ups = tl.load(at), tl.load(at + up)
+                products *= tl.where(is_up[:, None, None], ups, gates)
+            sums += products
+        result = tl.sum(tl.sum(sums, 2), 1) * rstd
+        if SCALES == "channel":
+            result *= tl.load(scales_ptr + rows)
+        gate, up = tl.split(tl.trans(tl.reshape(result, [2, BLOCK_N])))
+        hidden = activate(gate, ACTIVATION) * up
+        out = first + tl.arange(0, BLOCK_N)
+        tl.store(hidden_ptr + pick.to(tl.int64) * WIDTH + out, hidden.to(hidden_ptr.dtype.element_ty), mask=out < WIDTH)
+
+
+@triton.jit
+def _scales_of(scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr):
+    """Pointers to the scales of rows n, which share a block, of experts [1, experts, 1]: the row's, or its first."""
+    if SCALES == "block":
+        return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
+    else:
+        return scales_ptr + experts * H + n[:, None, None]
+
+
+@triton.jit
+def _within(groups, place, TOP_K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    return (groups < WIDTH // GROUP) & (place < TOP_K)
+
+
+@triton.jit
+def _read_down(
+    w_ptr, scales, rows, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """A chunk of the columns of rows of a token's experts, and the scales of its groups."""
+    MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
+    groups = _groups(chunk, BLOCK_K, GROUP)
+    inside = _within(groups, place, TOP_K, WIDTH, GROUP)
+    w = _read_w(w_ptr, rows, groups, inside, WIDTH, MASKED, GROUP, EVICTION, COMPILED)
+    factors = 1.0
+    if SCALES == "block" and MASKED:
+        factors = tl.load(scales + groups // 8, mask=inside, other=0.0)
+    elif SCALES == "block":
+        factors = tl.load(scales + groups // 8)
+    return w, factors
+
+
+@triton.jit
+def _read_hidden(
+    rows, shares, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """The same columns of what a token's experts are multiplied by, each with its expert's weight."""
+    groups = _groups(chunk, BLOCK_K, GROUP)
+    inside = _within(groups, place, TOP_K, WIDTH, GROUP)
+    low, high = _read_x(rows, groups, inside, WIDTH % BLOCK_K != 0 or TOP_K != K_PAD, GROUP)
+    return _prepared(low * shares, high * shares, GROUP, COMPILED)
+
+
+@triton.jit
+def down_kernel(
+    hidden_ptr,
+    logits_ptr,
+    w_ptr,
+    scales_ptr,
+    residual_ptr,
+    out_ptr,
+    stride_residual,
+    stride_out,
+    E: tl.constexpr,
+    E_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EVICTION: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SCALES: tl.constexpr,
+    COMPILED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (t, i): token t's outputs i * BLOCK_N and following, over all of its experts, BLOCK_K columns at a time.
+
+    The logits are older than the hidden layers, whose kernel lets this one start when they are there; so the first
+    AHEAD chunks of columns are read before the wait.
+    """
+    GROUP: tl.constexpr = 16 if SCALES != "none" else 8
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    out = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.minimum(out, H - 1)
+    experts, shares = first_experts(logits_ptr + token * E, E, E_PAD, TOP_K, K_PAD, RENORMALISE)
+    rows = (experts.to(tl.int64) * H)[None, :, None] + n[:, None, None]
+    place = tl.arange(0, K_PAD)[None, :, None]
+    scales = scales_ptr
+    if SCALES != "none":
+        scales = _scales_of(scales_ptr, experts.to(tl.int64)[None, :, None], n, H, WIDTH, SCALES)
+    ahead = ()
+    for chunk in tl.static_range(AHEAD):
+        ahead += (_read_down(
+            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, COMPILED
+        ),)  # fmt: skip
+    if SCALES == "channel":
+        row_scales = tl.load(scales)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    x_rows = hidden_ptr + (token * TOP_K + place) * WIDTH
+    shares = shares[None, :, None, None]
+    sums = tl.zeros([BLOCK_N, K_PAD, BLOCK_K // GROUP], tl.float32)
+    for chunk in tl.static_range(AHEAD):
+        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
+        sums += _products(ahead[chunk][0], x, GROUP, COMPILED) * ahead[chunk][1]
+    for chunk in tl.range(AHEAD, CHUNKS):
+        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
+        w, factors = _read_down(
+            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, COMPILED
+        )  # fmt: skip
+        sums += _products(w, x, GROUP, COMPILED) * factors
+    if SCALES == "channel":
+        sums *= row_scales
+    result = tl.sum(tl.sum(sums, 2), 1)
+    if HAS_RESIDUAL:
+        result += tl.load(residual_ptr + token * stride_residual + out, mask=out < H, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * stride_out + out, result.to(out_ptr.dtype.element_ty), mask=out < H)

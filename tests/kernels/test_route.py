@@ -1,0 +1,77 @@
+"""The router against float64: which experts, with which weights."""
+
+import pytest
+import torch
+
+from roseinfer.kernels.route import TOKENS, route, route_reference, router_logits
+from roseinfer.kernels.skinny_linear import SkinnyNorm
+from tests.helpers.expert_layers import exact_routes, router_case
+
+
+def arrived_of(tokens, device):
+    return torch.zeros(-(-tokens // TOKENS), dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("tokens", "experts", "top_k", "hidden"), [(1, 8, 2, 64), (19, 20, 3, 72), (5, 128, 8, 136)])
+def test_the_largest_and_their_weights(device, tokens, experts, top_k, hidden, renormalise):
+    inputs = router_case(device, tokens, experts, hidden, torch.bfloat16)
+    arrived = arrived_of(tokens, device)
+    normed = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=device)
+    for routed in (
+        route(**inputs, top_k=top_k, renormalise=renormalise, arrived=arrived, normed=normed),
+        route_reference(**inputs, top_k=top_k, renormalise=renormalise),
+    ):
+        ids, weights = exact_routes(**inputs, top_k=top_k, renormalise=renormalise)
+        assert torch.equal(routed.ids, ids.int())
+        assert torch.allclose(routed.weights.double(), weights, rtol=1e-5, atol=1e-7)
+    norm = inputs["norm"]
+    expected = torch.nn.functional.rms_norm(inputs["x"].double(), (hidden,), norm.weight.double(), norm.eps)
+    assert torch.allclose(normed.double(), expected, rtol=8e-3, atol=1e-6)
+    assert not arrived.any()  # the next launch counts from zero
+
+
+def test_rows_that_lie_apart(device):
+    inputs = router_case(device, 3, 8, 64, torch.float16)
+    wide = torch.randn(3, 100, dtype=torch.float16, device=device)
+    wide[:, 20:84] = inputs["x"]
+    inputs["x"] = wide[:, 20:84]
+    routed = route(**inputs, top_k=2, renormalise=True, arrived=arrived_of(3, device))
+    assert torch.equal(routed.ids, exact_routes(**inputs, top_k=2, renormalise=True)[0].int())
+
+
+def test_equal_ones_in_the_order_of_their_numbers(device):
+    inputs = router_case(device, 2, 12, 64, torch.bfloat16)
+    inputs["router"][3:9] = inputs["router"][3]
+    inputs["x"][0] = 0  # all are equal
+    routed = route(**inputs, top_k=8, renormalise=True, arrived=arrived_of(2, device))
+    assert routed.ids[0].tolist() == list(range(8))
+    assert routed.weights[0].tolist() == pytest.approx([1 / 8] * 8)
+    place = routed.ids[1].tolist().index(3)
+    assert routed.ids[1].tolist()[place : place + 6] == list(range(3, 9))[: 8 - place]
+
+
+def test_no_tokens(device):
+    inputs = router_case(device, 0, 8, 64, torch.bfloat16)
+    assert route(**inputs, top_k=2, renormalise=True, arrived=arrived_of(0, device)).ids.shape == (0, 2)
+
+
+def test_what_is_no_number_chooses_experts_that_there_are(device):
+    inputs = router_case(device, 2, 12, 64, torch.bfloat16)
+    expected = route(**inputs, top_k=3, renormalise=True, arrived=arrived_of(2, device))
+    inputs["x"][0, 5] = torch.nan
+    routed = route(**inputs, top_k=3, renormalise=True, arrived=arrived_of(2, device))
+    assert ((routed.ids >= 0) & (routed.ids < 12)).all() and routed.weights[0].isnan().all()
+    assert torch.equal(routed.ids[1], expected.ids[1]) and torch.equal(routed.weights[1], expected.weights[1])
+
+
+@pytest.mark.parametrize(("tokens", "experts", "hidden"), [(1, 9, 72), (3, 128, 64)])
+def test_logits(device, tokens, experts, hidden):
+    inputs = router_case(device, tokens, experts, hidden, torch.bfloat16)
+    logits, rstd = router_logits(**inputs)
+    norm: SkinnyNorm = inputs["norm"]
+    wide = inputs["x"].double()
+    expected_rstd = (wide.square().mean(-1) + norm.eps).rsqrt()
+    expected = (wide * expected_rstd[:, None] * norm.weight.double()) @ inputs["router"].double().T
+    assert torch.allclose(rstd.double(), expected_rstd, rtol=1e-6)
+    assert torch.allclose(logits.double(), expected, rtol=1e-5, atol=1e-5)
