@@ -32,6 +32,10 @@ _FLOATS = ("F64", "F32", "BF16", "F16")
 _QUANTISED = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
 # The spread of the weights that GPT-2 and its followers are initialised with.
 _DUMMY_STD = 0.02
+# With that alone, attention, which averages, soon makes all tokens of a text alike, and all of them choose the same
+# experts. Routers that were trained spread tokens over all of them, and so do these: tokens begin as unlike as can be,
+# and attention adds little.
+_DUMMY_STD_OF_EXPERTS = {"embed_tokens.weight": 1.0, "o_proj.weight": _DUMMY_STD / 10}
 
 
 def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dtype:
@@ -68,7 +72,7 @@ def load_model(
     build = Build(computed, device, group or Alone(), chosen)
     model = build_model(spec, build)
     if dummy:
-        model.load(DummyWeights(seed, build))
+        model.load(DummyWeights(seed, build, spreads=spec.experts is not None and not spec.tied_embeddings))
         return model
     if is_gguf(folder):
         with GgufWeights(folder, spec, build) as file:
@@ -153,11 +157,13 @@ class Checkpoint:
 class DummyWeights:
     """Normal matrices, biases of zero, norms of one; the same for the same seed and kind of device.
 
-    A process of a group draws what the whole model would, and keeps its part.
+    A process of a group draws what the whole model would, and keeps its part. spreads: matrices are so large that the
+    routers of a model with experts choose each of them about as often.
     """
 
-    def __init__(self, seed: int, build: Build) -> None:
+    def __init__(self, seed: int, build: Build, *, spreads: bool = False) -> None:
         self.build = build
+        self._spreads = spreads
         self._generator = torch.Generator(build.device).manual_seed(seed)
         self._drawn: tuple[str, torch.Tensor] | None = None  # the matrix last read in parts
 
@@ -173,7 +179,7 @@ class DummyWeights:
         if into.ndim == 1:
             into.fill_(0.0 if name.endswith(".bias") else 1.0)
         elif shard is None or all(part.is_all for part in shard):
-            into.normal_(0.0, _DUMMY_STD, generator=self._generator)
+            into.normal_(0.0, self._std(name), generator=self._generator)
         else:
             whole = self._whole(name, [part.whole for part in shard], into.dtype)
             into.copy_(whole[tuple(slice(part.start, part.start + part.width) for part in shard)])
@@ -181,8 +187,13 @@ class DummyWeights:
     def _whole(self, name: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         if self._drawn is None or self._drawn[0] != name:
             whole = torch.empty(shape, dtype=dtype, device=self.build.device)
-            self._drawn = (name, whole.normal_(0.0, _DUMMY_STD, generator=self._generator))
+            self._drawn = (name, whole.normal_(0.0, self._std(name), generator=self._generator))
         return self._drawn[1]
+
+    def _std(self, name: str) -> float:
+        if not self._spreads:
+            return _DUMMY_STD
+        return next((std for end, std in _DUMMY_STD_OF_EXPERTS.items() if name.endswith(end)), _DUMMY_STD)
 
     def leave(self, name: str) -> None:
         pass

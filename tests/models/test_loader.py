@@ -11,6 +11,7 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import Checkpoint, load_model, resolve_dtype
 from roseinfer.parallel.group import Share
+from roseinfer.quant import each_expert
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
 from tests.helpers.weights import BUILD
@@ -24,9 +25,10 @@ def load(folder: Path, load_format: str = "auto", seed: int = 0, dtype: str = "a
     return load_model(folder, spec, dtype=dtype, device=CPU, load_format=load_format, seed=seed)
 
 
-def logits(model: CausalLM) -> torch.Tensor:
+def logits(model: CausalLM, tokens: list[int] = TOKENS) -> torch.Tensor:
     runner = HandRunner(model)
-    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
+    count = len(tokens)
+    return runner.run([HandRow(tokens=tokens, table=runner.blocks.table(count), start=0, count=count)])[0]
 
 
 def rewrite(folder: Path, change: Any) -> None:
@@ -185,3 +187,24 @@ def test_quantised_tensors_are_read_into_their_own_dtype_only(llama: Path) -> No
         for dtype in (torch.float32, torch.uint8):
             with pytest.raises(UnsupportedModelError, match="codes has dtype I8"):
                 checkpoint.read("codes", torch.empty(48, 32, dtype=dtype))
+
+
+def test_drawn_routers_spread_the_tokens_of_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As trained ones do: n tokens choose k of E experts each, and E (1 - (1 - k / E)^n) of them together."""
+    sizes = {"hidden_size": 512, "num_experts": 64, "num_experts_per_tok": 4, "num_hidden_layers": 6, "head_dim": 64}
+    reference = make_reference("qwen3-moe", **sizes, num_attention_heads=16, attention_bias=False)
+    reference.config.architectures = ["Qwen3MoeForCausalLM"]
+    reference.config.save_pretrained(tmp_path)
+    chosen: list[torch.Tensor] = []
+    route = each_expert.route
+
+    def noted(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = route(*args, **options)
+        chosen.append(ids)
+        return ids, weights
+
+    model = load(tmp_path, "dummy")
+    monkeypatch.setattr("roseinfer.quant.each_expert.route", noted)
+    logits(model, list(range(60)))
+    for ids in chosen:
+        assert len(ids.unique()) > 0.9 * 64 * (1 - (1 - 4 / 64) ** 60)
