@@ -24,6 +24,7 @@ from roseinfer.core.observer import StepObserver
 from roseinfer.core.progress import listening
 from roseinfer.core.promise import Promise
 from roseinfer.core.runner import Runner, RunnerFacts
+from roseinfer.core.stacks import stacks_path, tell_stacks
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import AuditDuty
@@ -36,14 +37,13 @@ from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.engine.sockets import ClientSockets
-from roseinfer.engine.stacks import stacks_path, tell_stacks
 from roseinfer.engine.starting import LoggedStages
 from roseinfer.engine.transport import EngineBoot
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
-from roseinfer.ranks.others import OtherRanks
+from roseinfer.ranks.others import Home, OtherRanks
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import Offloading
@@ -65,19 +65,19 @@ def build_engine(
     observer: StepObserver | None = None,
     learnt: CostParams | None = None,
     *,
-    own_process: bool = False,
+    home: Home | None = None,
 ) -> tuple[Core, EngineInfo]:
     """Load the model in `folder` and put an engine core around it; `observer` is told of every step.
 
-    `learnt`: what steps cost, as an engine on such a device has learnt. `own_process`: this process is the engine's
-    alone, and may be ended if nothing else ends it. Raises typed errors for what the user can mend.
+    `learnt`: what steps cost, as an engine on such a device has learnt. `home`: of an engine that has a
+    process to itself. Raises typed errors for what the user can mend.
     """
     if config.kv_events.endpoint is None:
-        return _build(config, folder, observer, learnt, None, own_process)
+        return _build(config, folder, observer, learnt, None, home)
     # Before the model is loaded: an address that cannot be had is told soon, and subscribers find their way back.
     publisher = KvEventsPublisher(config.kv_events, config.model.model)
     try:
-        built = _build(config, folder, observer, learnt, publisher, own_process)
+        built = _build(config, folder, observer, learnt, publisher, home)
     except BaseException:
         publisher.close()
         raise
@@ -91,7 +91,7 @@ def _build(
     observer: StepObserver | None,
     learnt: CostParams | None,
     publisher: KvEventsPublisher | None,
-    own_process: bool,
+    home: Home | None,
 ) -> tuple[Core, EngineInfo]:
     started = time.monotonic()
     record = config.profile.record
@@ -99,7 +99,7 @@ def _build(
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
     else:
-        config, runner, facts, observer = _build_runner(config, folder, observer, own_process=own_process)
+        config, runner, facts, observer = _build_runner(config, folder, observer, home)
     try:
         return _build_core(config, runner, facts, observer, learnt, publisher, recorder, started)
     except BaseException:
@@ -192,7 +192,7 @@ def _build_core(
 
 
 def _build_runner(
-    config: EngineConfig, folder: Path, observer: StepObserver | None, *, own_process: bool
+    config: EngineConfig, folder: Path, observer: StepObserver | None, home: Home | None
 ) -> tuple[EngineConfig, Runner, RunnerFacts, StepObserver | None]:
     """The options that suit the device, a runner with a model, and who observes it: `observer`, or one that the options
     ask for.
@@ -201,7 +201,7 @@ def _build_runner(
     with ExitStack() as undo:
         others = None
         if config.model.tensor_parallel_size > 1:
-            others = OtherRanks(config.model.tensor_parallel_size)
+            others = OtherRanks(config.model.tensor_parallel_size, home)
             undo.callback(others.close)
             others.start()  # they import PyTorch while we do
         from roseinfer.runner.build import build_runner
@@ -215,7 +215,7 @@ def _build_runner(
         else:
             from roseinfer.ranks.build import build_led
 
-            built, runner = build_led(config, folder, others, own_process=own_process)
+            built, runner = build_led(config, folder, others)
         undo.pop_all()
     observer = observer or _tracer(config, built.facts.device)
     if observer is not None:
@@ -267,10 +267,11 @@ def main() -> int:
 
 
 def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
+    home = Home(Path(boot.private), boot.index, several=boot.config.engines > 1)
     try:
         board = None if boot.board is None else Board.open(Path(boot.board))
         with listening(LoggedStages()):
-            core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot), own_process=True)
+            core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot), home=home)
     except RoseinferError as error:
         clients.greet(StartFailed(type(error).__name__, str(error)))
         return 1

@@ -21,13 +21,13 @@ from roseinfer.core import errors, logs
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import EngineDeadError
+from roseinfer.core.stacks import ask_stacks, read_stacks
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core
 from roseinfer.engine.frames import FrameError, Frames, PlainFrames
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Ready, Received, Shutdown, StartFailed
 from roseinfer.engine.private import private_folder, remove_folder
-from roseinfer.engine.stacks import ask_stacks, read_stacks, stacks_path
 
 log = logging.getLogger(__name__)
 
@@ -310,10 +310,10 @@ class ProcessTransport:
     def ask_stacks(self) -> None:
         """Have an engine that is up write where its threads are, for `stacks` to read."""
         if self._process is not None and self._process.returncode is None:
-            ask_stacks(self._process.pid)
+            ask_stacks(self._place.private, self._place.index, self._process.pid)
 
     def stacks(self) -> str:
-        return read_stacks(stacks_path(self._place.private, self._place.index))
+        return read_stacks(self._place.private, self._place.index)
 
     def kill(self) -> None:
         """For an engine that does nothing any more: it ends, as `on_death` is told."""

@@ -12,6 +12,7 @@ class RankBoot(msgspec.Struct):
 
     `ring_bytes`, and the descriptors `ring`, `bell` (see `ring.RingReader`) and `status`, where it writes a `RankSays`
     for each line. `engine`: its number, if there are several.
+    `stacks`: the file where it is to write where its threads are, when it gets the signal for it.
     """
 
     config: EngineConfig
@@ -27,6 +28,7 @@ class RankBoot(msgspec.Struct):
     log_level: str
     log_json: bool
     engine: int | None = None
+    stacks: str | None = None
 
 
 class RankSays(msgspec.Struct):

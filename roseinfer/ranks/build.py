@@ -9,7 +9,7 @@ from roseinfer.core.config import EngineConfig
 from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.make import make_group
 from roseinfer.parallel.rendezvous import Rendezvous
-from roseinfer.ranks.leader import LeadingRunner, end_process_on_loss
+from roseinfer.ranks.leader import LeadingRunner, end_on_loss
 from roseinfer.ranks.others import OtherRanks
 from roseinfer.runner.build import BuiltRunner, build_runner, rank_device
 
@@ -21,11 +21,11 @@ class Led(NamedTuple):
     runner: LeadingRunner
 
 
-def build_led(config: EngineConfig, folder: Path, others: OtherRanks, *, own_process: bool) -> Led:
+def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> Led:
     """Rank 0's part, and have `others`, which have been started, build theirs. They are closed with the runner, or if
     this fails.
 
-    Raises what `build_runner` raises, of whichever rank. own_process: see `end_process_on_loss`.
+    Raises what `build_runner` raises, of whichever rank.
     """
     with contextlib.ExitStack() as undo:
         undo.callback(others.close)
@@ -33,8 +33,9 @@ def build_led(config: EngineConfig, folder: Path, others: OtherRanks, *, own_pro
         try:
             group = _group(config, others.store, 0, others.await_here)
             undo.callback(group.close)
-            end_process_on_loss(others, group, own_process=own_process)
+            end_on_loss(others, group)
             built = build_runner(config, folder, group)
+            others.forget_store()
         except Exception as error:
             reason = others.failure_behind(error)
             if reason is error:

@@ -70,15 +70,14 @@ class LeadingRunner(PassThrough):
             self._group.close()
 
 
-def end_process_on_loss(others: OtherRanks, group: LiveGroup, *, own_process: bool) -> None:
-    """If a rank is lost, whoever waits for it shall hear of it.
-
-    own_process: this process is the engine's alone, and ends if it has not done so soon by itself.
+def end_on_loss(others: OtherRanks, group: LiveGroup) -> None:
+    """If a rank is lost, whoever waits for it shall hear of it. A process that is the engine's alone ends if it has not
+    done so soon by itself.
     """
 
     def on_loss() -> None:
         group.abort()
-        if own_process:
+        if others.home is not None:
             timer = threading.Timer(END_PATIENCE_S, end)
             timer.daemon = True
             timer.start()

@@ -22,6 +22,7 @@ import msgspec
 from roseinfer.core import logs
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
+from roseinfer.core.stacks import forget_ranks, rank_stacks_path
 from roseinfer.ranks.boot import RankBoot, RankSays, as_error
 from roseinfer.ranks.calls import CLOSE
 from roseinfer.ranks.ring import RingWriter
@@ -34,6 +35,17 @@ LOOK_S = 0.25
 CLOSE_PATIENCE_S = 3.0
 # For the word of a rank that has just ended to be read.
 WORD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Of an engine that has a process to itself: the folder that it shares with its owner, its number, and whether
+    there are several.
+    """
+
+    private: Path
+    index: int = 0
+    several: bool = False
 
 
 @dataclass
@@ -80,9 +92,12 @@ class OtherRanks:
     that watches them. That thread has also made them: the system ends them when it ends.
     """
 
-    def __init__(self, size: int, module: str = MODULE) -> None:
-        """size: of the group, rank 0 included. Raises `ResourceError`."""
+    def __init__(self, size: int, home: Home | None = None, module: str = MODULE) -> None:
+        """size: of the group, rank 0 included. home: None if the engine is a guest in another's process. Raises
+        `ResourceError`.
+        """
         self.size = size
+        self.home = home
         self.failure: RoseinferError | None = None
         self.on_loss: Callable[[], None] = lambda: None
         self._module = module
@@ -93,7 +108,9 @@ class OtherRanks:
         self._thread = threading.Thread(target=self._live, name="roseinfer-ranks", daemon=True)
         try:
             self._ring = RingWriter(size - 1, self._stuck)
-            self.folder = Path(tempfile.mkdtemp(prefix="roseinfer-ranks-"))
+            # In a folder that is removed also if this process is killed, where there is one.
+            parent = None if home is None else home.private
+            self._folder = Path(tempfile.mkdtemp(prefix="roseinfer-ranks-", dir=parent))
         except OSError as error:
             raise _no_process(error) from error
 
@@ -109,15 +126,25 @@ class OtherRanks:
     @property
     def store(self) -> str:
         """The file of the rendezvous."""
-        return str(self.folder / "store")
+        return str(self._folder / "store")
+
+    def forget_store(self) -> None:
+        """The group is made."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def pids(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks]
 
-    def boot(self, config: EngineConfig, model: Path, engine: int | None = None) -> None:
-        """Have each load its part of the model in the folder `model`. `engine`: its number, if there are several."""
+    def boot(self, config: EngineConfig, model: Path) -> None:
+        """Have each load its part of the model in the folder `model`."""
+        home = self.home
+        if home is not None:
+            forget_ranks(home.private, home.index)
         for rank in self._ranks:
+            pid, stacks = rank.process.pid, None
+            if home is not None:
+                stacks = str(rank_stacks_path(home.private, home.index, rank.number, pid))
             boot = RankBoot(
                 config=config,
                 folder=str(model),
@@ -131,7 +158,8 @@ class OtherRanks:
                 parent=os.getpid(),
                 log_level=logging.getLevelName(logging.getLogger("roseinfer").getEffectiveLevel()),
                 log_json=logs.json_is_on(),
-                engine=engine,
+                engine=home.index if home is not None and home.several else None,
+                stacks=stacks,
             )
             assert rank.process.stdin is not None
             with contextlib.suppress(OSError):  # it has ended, as who watches it will say
@@ -182,7 +210,7 @@ class OtherRanks:
         if self._thread.is_alive():
             self._thread.join()
         self._ring.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.forget_store()
 
     # --- the thread that watches them ---------------------------------------------------------------------------
     def _live(self) -> None:

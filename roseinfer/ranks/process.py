@@ -17,6 +17,7 @@ from roseinfer.core import logs
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.plan import TokenMasks
 from roseinfer.core.runner import Runner
+from roseinfer.core.stacks import tell_stacks
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.ranks.boot import RankBoot, RankSays, last_words
 from roseinfer.ranks.calls import Call, CallReader, Sampled
@@ -43,6 +44,8 @@ def main() -> int:
         return 1
     logs.configure(as_json=boot.log_json, engine=boot.engine, rank=boot.rank)
     logging.getLogger("roseinfer").setLevel(boot.log_level)
+    if boot.stacks is not None:
+        tell_stacks(Path(boot.stacks))
     threading.Thread(target=_exit_with_parent, args=(sys.stdin.fileno(),), name="parent-watch", daemon=True).start()
     try:
         _serve(boot)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.core import stacks
 from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine import stacks
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.crew import EngineCrew
