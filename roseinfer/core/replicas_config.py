@@ -19,7 +19,9 @@ class ReplicasConfig:
         None, "engines, each with all of the model; default: one for each of --devices, without them one"
     )
     devices: str | None = option(
-        None, "GPUs of the engines, as 0,1; default: the first ones, one for each engine", metavar="LIST"
+        None,
+        "GPUs of the engines, as 0,1, or 0+1,2+3 for engines of several; default: the first ones",
+        metavar="LIST",
     )
     router: str | None = option(
         None, f"how requests are spread over several engines (default: {DEFAULT_ROUTER})", metavar="NAME"
@@ -42,9 +44,10 @@ class ReplicasConfig:
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must not be negative, got {self.drain_timeout}")
         listed = self.device_list
-        if not all(name.isdecimal() for name in listed):
-            raise ConfigError(f"devices must be numbers of GPUs, as 0,1, got {self.devices!r}")
-        if len(set(map(int, listed))) < len(listed):
+        gpus = [gpu for each in listed for gpu in each.split("+")]
+        if not all(gpu.isdecimal() for gpu in gpus):
+            raise ConfigError(f"devices must be numbers of GPUs, as 0,1 or 0+1,2+3, got {self.devices!r}")
+        if len(set(map(int, gpus))) < len(gpus):
             raise ConfigError(f"devices: a GPU holds one engine, {self.devices} names one twice")
         if listed and self.replicas is not None and self.replicas != len(listed):
             raise ConfigError(f"replicas is {self.replicas}, but devices names {len(listed)}: {self.devices}")
@@ -67,7 +70,7 @@ class ReplicasConfig:
 
     @property
     def device_list(self) -> tuple[str, ...]:
-        """The numbers of the GPUs that were named, one for each engine; empty if none were."""
+        """The numbers of the GPUs that were named, for each engine, as "2" or "2+3"; empty if none were."""
         return () if self.devices is None else tuple(name.strip() for name in self.devices.split(","))
 
     @property
@@ -86,7 +89,9 @@ class KeeperConfig:
     secret_file: str | None = option(
         None, "a file with the secret that servers must know, at least 16 bytes", metavar="FILE"
     )
-    devices: str | None = option(None, "the GPU of the engine, as 2; default: the first one", metavar="GPU")
+    devices: str | None = option(
+        None, "the GPU of the engine, as 2, or its GPUs, as 2+3; default: the first ones", metavar="GPU"
+    )
     engine_timeout: float = option(
         10.0, "seconds without a sign of life after which servers are told to go on with other engines"
     )
@@ -101,7 +106,9 @@ class KeeperConfig:
         check_choices(self)
         check_positive(self, "stall_timeout")
         if self.replicas.count > 1:
-            raise ConfigError(f"devices: an engine has one GPU, got {self.devices}")
+            raise ConfigError(
+                f"devices: these are of several engines, got {self.devices}: join one's GPUs by +, as 0+1"
+            )
 
     @property
     def replicas(self) -> ReplicasConfig:

@@ -56,14 +56,30 @@ def engine_specs(config: EngineConfig, replicas: ReplicasConfig) -> list[EngineS
         if replicas.device_list:
             raise ConfigError(f"devices is {replicas.devices}, but no GPU is found")
         return _on_cpu(configs)
-    chosen = [int(name) for name in replicas.device_list] or list(range(count))
+    chosen = _chosen(replicas, config.model.tensor_parallel_size)
     _check(chosen, len(gpus), replicas)
     names = _visible(os.environ, len(gpus))
     # Named, so that an engine whose GPU fails says so and does not come up on the CPU.
     return [
-        EngineSpec(_with_model(own, device="cuda"), {VISIBLE: names[gpu]}, gpus[gpu])
-        for own, gpu in zip(configs, chosen, strict=True)
+        EngineSpec(_with_model(own, device="cuda"), {VISIBLE: ",".join(names[gpu] for gpu in its)}, _kind(gpus, its))
+        for own, its in zip(configs, chosen, strict=True)
     ]
+
+
+def _chosen(replicas: ReplicasConfig, each: int) -> list[range] | list[list[int]]:
+    """The numbers of each engine's GPUs, of which it takes so many."""
+    if not replicas.device_list:
+        return [range(engine * each, (engine + 1) * each) for engine in range(replicas.count)]
+    chosen = [[int(gpu) for gpu in name.split("+")] for name in replicas.device_list]
+    if any(len(its) != each for its in chosen):
+        wanted = "1 GPU" if each == 1 else f"{each} GPUs, joined by +"
+        raise ConfigError(f"devices is {replicas.devices}, but tensor_parallel_size gives each engine {wanted}")
+    return chosen
+
+
+def _kind(gpus: Sequence[str], its: Sequence[int]) -> str:
+    """Of one GPU its name."""
+    return gpus[its[0]] if len(its) == 1 else " + ".join(gpus[gpu] for gpu in its)
 
 
 def _gpus(device: str, *, named: bool) -> list[str]:
@@ -90,12 +106,15 @@ def gpu_names() -> list[str]:
     return asked.stdout.split("\n")[:-1] if asked.stdout.strip() else []
 
 
-def _check(chosen: Sequence[int], found: int, replicas: ReplicasConfig) -> None:
+def _check(chosen: Sequence[Sequence[int]], found: int, replicas: ReplicasConfig) -> None:
     there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"
-    if replicas.device_list and max(chosen) >= found:
+    if max(map(max, chosen)) < found:
+        return
+    if replicas.device_list:
         raise ConfigError(f"devices is {replicas.devices}, but {there}, numbered from 0")
-    if max(chosen) >= found:
-        raise ConfigError(f"replicas is {replicas.count}, but {there}, and each engine takes one")
+    each = len(chosen[0])
+    takes = "one" if each == 1 else f"{each} (tensor_parallel_size)"
+    raise ConfigError(f"replicas is {replicas.count}, but {there}, and each engine takes {takes}")
 
 
 def _visible(environment: Mapping[str, str], found: int) -> list[str]:
@@ -107,9 +126,9 @@ def _visible(environment: Mapping[str, str], found: int) -> list[str]:
 
 
 def _on_cpu(configs: Sequence[EngineConfig]) -> list[EngineSpec]:
-    """Each has as many threads as it was told to, or its part of the cores."""
+    """Each process has as many threads as it was told to, or its part of the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    part = max(1, cores // len(configs))
+    part = max(1, cores // sum(config.model.tensor_parallel_size for config in configs))
     return [
         EngineSpec(own if own.model.threads is not None else _with_model(own, threads=part), {}, CPU) for own in configs
     ]
@@ -148,11 +167,11 @@ def _host_cache_bytes(config: EngineConfig) -> float:
 def _least_bytes(config: EngineConfig, folder: Path) -> float:
     if config.model.device == PRICED:
         return PRICED_BYTES
-    cache = config.cache.kv_cache_memory_bytes or 0
+    processes = config.model.tensor_parallel_size * (CPU_BYTES + (config.cache.kv_cache_memory_bytes or 0))
     if config.model.load_format == "dummy":  # nobody knows the weights yet
-        return CPU_BYTES + cache
+        return processes
     computed = 4 if config.model.dtype in ("auto", "float32") else 2
-    return CPU_BYTES + cache + computed * sum(map(_numbers_in, _weight_files(folder)))
+    return processes + computed * sum(map(_numbers_in, _weight_files(folder)))
 
 
 def _weight_files(folder: Path) -> list[Path]:

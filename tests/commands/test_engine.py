@@ -43,7 +43,10 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--bind", "127.0.0.1:70000", "--secret-file", "FILE"], "is no HOST:PORT"),
         (["--bind", "127.0.0.1:0", "--secret-file", "nowhere"], "--secret-file: cannot read nowhere: No such file"),
         (["--bind", "127.0.0.1:0", "--secret-file", "/tmp"], "--secret-file: cannot read /tmp: Is a directory"),
-        (["--bind", "127.0.0.1:0", "--secret-file", "FILE", "--devices", "0,1"], "--devices: an engine has one GPU"),
+        (
+            ["--bind", "127.0.0.1:0", "--secret-file", "FILE", "--devices", "0,1"],
+            "--devices: these are of several engines",
+        ),
         (
             ["--bind", "127.0.0.1:0", "--secret-file", "FILE", "--stall-timeout", "0"],
             "--stall-timeout must be positive",

@@ -14,6 +14,7 @@ def test_one_engine_unless_asked():
 def test_devices_say_how_many():
     config = ReplicasConfig(devices="0, 3")
     assert (config.count, config.device_list) == (2, ("0", "3"))
+    assert ReplicasConfig(devices="0+1,2+3").device_list == ("0+1", "2+3")
     assert ReplicasConfig(devices="1,0", replicas=2, router="least").device_list == ("1", "0")
 
 
@@ -24,6 +25,8 @@ def test_devices_say_how_many():
         ({"devices": ""}, "devices must be numbers"),
         ({"devices": "0,,1"}, "devices must be numbers"),
         ({"devices": "cuda:0"}, "devices must be numbers"),
+        ({"devices": "0+"}, "devices must be numbers"),
+        ({"devices": "0+1,1+2"}, "a GPU holds one engine"),
         ({"devices": "-1"}, "devices must be numbers"),
         ({"devices": "0,1,0"}, "a GPU holds one engine"),
         ({"devices": "0,00"}, "a GPU holds one engine"),

@@ -78,6 +78,19 @@ def test_each_engine_gets_a_gpu(machine: Machine) -> None:
     assert environments(ReplicasConfig(devices="1")) == [{"CUDA_VISIBLE_DEVICES": "1"}]
 
 
+def test_an_engine_of_several_gpus_gets_them_all(machine: Machine) -> None:
+    machine.gpus = [H200] * 4
+    found = specs(ReplicasConfig(replicas=2), tensor_parallel_size=2)
+    assert [dict(spec.environment) for spec in found] == [{"CUDA_VISIBLE_DEVICES": gpus} for gpus in ("0,1", "2,3")]
+    assert {spec.kind for spec in found} == {f"{H200} + {H200}"}
+    chosen = environments(ReplicasConfig(devices="3+0,1+2"), tensor_parallel_size=2)
+    assert chosen == [{"CUDA_VISIBLE_DEVICES": "3,0"}, {"CUDA_VISIBLE_DEVICES": "1,2"}]
+    with pytest.raises(ConfigError, match="replicas is 3, but there are 4 GPUs, and each engine takes 2"):
+        specs(ReplicasConfig(replicas=3), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"gives each engine 2 GPUs, joined by \+"):
+        specs(ReplicasConfig(devices="0,1"), tensor_parallel_size=2)
+
+
 def test_the_gpus_that_somebody_chose_for_the_server_are_those_there_are(machine: Machine) -> None:
     machine.gpus = [H200, H200]
     machine.visible("GPU-a1b2,5")
@@ -92,6 +105,7 @@ def test_on_a_cpu_the_cores_are_divided(machine: Machine) -> None:
     assert [spec.config.model.threads for spec in specs(ReplicasConfig(replicas=3), device="cpu")] == [2, 2, 2]
     machine.gpus = []
     assert [spec.config.model.threads for spec in specs(ReplicasConfig(replicas=16))] == [1] * 16
+    assert [spec.config.model.threads for spec in specs(ReplicasConfig(replicas=2), tensor_parallel_size=2)] == [2, 2]
     found = specs(ReplicasConfig(replicas=2), threads=5)
     assert [(spec.config.model.threads, spec.environment, spec.kind) for spec in found] == [(5, {}, "cpu")] * 2
     assert [spec.config.engines for spec in found] == [2, 2], "and so is the memory of caches"
@@ -119,6 +133,7 @@ def test_each_engine_records_into_files_of_its_own() -> None:
         (ReplicasConfig(replicas=2), "cuda", 1, "replicas is 2, but there is 1 GPU, and each engine takes one"),
         (ReplicasConfig(replicas=2), "cuda", 0, "device is cuda, but PyTorch finds no CUDA GPU"),
         (ReplicasConfig(devices="0,2"), "auto", 2, "devices is 0,2, but there are 2 GPUs, numbered from 0"),
+        (ReplicasConfig(devices="0+1"), "auto", 2, "devices is 0+1, but tensor_parallel_size gives each engine 1 GPU"),
         (ReplicasConfig(devices="0"), "auto", 0, "devices is 0, but no GPU is found"),
         (ReplicasConfig(devices="0,1"), "cpu", 2, "devices names GPUs, but device is cpu"),
         (ReplicasConfig(devices="0,1"), "priced", 2, "devices names GPUs, but device is priced"),
@@ -157,6 +172,7 @@ def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2) -> None:
         ("F32", {}, 2),
         ("F32", {"kv_cache_memory_bytes": 3 * GB}, 5),
         ("F32", {"load_format": "dummy", "kv_cache_memory_bytes": GB}, 1),
+        ("F32", {"tensor_parallel_size": 2, "kv_cache_memory_bytes": GB}, 4 + devices.CPU_BYTES / GB),
     ],
 )
 def test_too_many_engines_for_the_memory(
