@@ -40,13 +40,13 @@ def _keep(engine: EngineConfig, config: KeeperConfig) -> None:
 
     from roseinfer.core import logs
     from roseinfer.engine.remote.address import HostPort
-    from roseinfer.engine.remote.secret import read_secret
+    from roseinfer.engine.remote.secret import SecretFile
     from roseinfer.hub import model_folder
 
     logs.configure(as_json=config.log_format == "json")
     logging.getLogger("roseinfer").setLevel(config.log_level.upper())
     bind = HostPort.parse(config.bind or "", "bind")
-    secret = read_secret(Path(config.secret_file or ""))
+    secret = SecretFile(Path(config.secret_file or ""))
     model_folder(engine.model)
 
     async def serve() -> None:

@@ -5,7 +5,7 @@ import msgspec
 
 class EnginePlaces(msgspec.Struct):
     """`addresses`: paths of sockets of this host, with the `Board` at `board`; or, where that is None, ports of hosts,
-    which want the `secret`.
+    which want the `secret`, or what has been written to `secret_file` since.
 
     `stall_s`: seconds without a sign of life after which the connection to an engine on another host is given up.
     """
@@ -14,6 +14,7 @@ class EnginePlaces(msgspec.Struct):
     board: str | None = None
     secret: bytes = b""
     stall_s: float = 60.0
+    secret_file: str = ""
 
     def __repr__(self) -> str:
         return f"EnginePlaces({self.addresses})"

@@ -14,7 +14,7 @@ from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.crew import RemoteCrew
 from roseinfer.engine.remote.engines import RemoteEngines
-from roseinfer.engine.remote.secret import Secret, read_secret
+from roseinfer.engine.remote.secret import Secret, SecretFile, SecretSource
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
 from roseinfer.hub import model_folder, tokenizer_folder
@@ -52,10 +52,11 @@ async def routed_engine(
     record_path = None if record is None else Path(record)
     router = replicas.router or DEFAULT_ROUTER
     if places.board is None:
+        secret: SecretSource = Secret(places.secret)
+        if places.secret_file:
+            secret = SecretFile(Path(places.secret_file), secret.now())
         # Their crew says in the log what becomes of them.
-        engines = RemoteEngines(
-            Secret(places.secret), quiet_s=replicas.engine_timeout, lost_s=places.stall_s, tells=False
-        )
+        engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=places.stall_s, tells=False)
         return await follow_directory(
             FixedDirectory(places.addresses),
             lambda entry, number: engines.way(number, HostPort.parse(entry.address, "engines")),
@@ -91,10 +92,10 @@ def engine_crew(config: EngineConfig, replicas: ReplicasConfig, stall_s: float) 
     return RemoteCrew(addresses, secret, quiet_s=replicas.engine_timeout, lost_s=stall_s)
 
 
-def remote_places(replicas: ReplicasConfig) -> tuple[list[HostPort], Secret]:
+def remote_places(replicas: ReplicasConfig) -> tuple[list[HostPort], SecretFile]:
     """Where the engines are that others keep, and what they ask for. Raises `ConfigError`."""
     addresses = [HostPort.parse(name, "engines") for name in replicas.engine_list]
-    return addresses, read_secret(Path(replicas.secret_file or ""))
+    return addresses, SecretFile(Path(replicas.secret_file or ""))
 
 
 def router_record(config: EngineConfig, number: int | None = None) -> str | None:

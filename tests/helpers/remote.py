@@ -56,11 +56,16 @@ async def keeper(config: EngineConfig, bind: HostPort = LOOPBACK) -> AsyncIterat
 
 @contextlib.asynccontextmanager
 async def client(
-    *addresses: HostPort, config: EngineConfig | None = None, engine_timeout: float = 10.0, stall_s: float = 60.0
+    *addresses: HostPort,
+    config: EngineConfig | None = None,
+    engine_timeout: float = 10.0,
+    stall_s: float = 60.0,
+    secret_file: Path | None = None,
 ) -> AsyncIterator[RoutedEngine]:
     tokenizer = load_tokenizer((config or tiny_config()).model)
     replicas = ReplicasConfig(engine_timeout=engine_timeout)
-    places = EnginePlaces(list(map(str, addresses)), None, SECRET.value, stall_s)
+    file = "" if secret_file is None else str(secret_file)
+    places = EnginePlaces(list(map(str, addresses)), None, SECRET.value, stall_s, file)
     engine = await routed_engine(places, tokenizer, replicas, Inflight(None))
     try:
         yield engine

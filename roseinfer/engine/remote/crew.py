@@ -12,7 +12,7 @@ from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.handshake import HandshakeError
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.secret import SecretFile
 
 log = logging.getLogger("roseinfer.engine.remote")
 
@@ -26,7 +26,7 @@ class RemoteCrew:
     who has this: `failure` is never set. `folder` is removed with it.
     """
 
-    def __init__(self, addresses: Sequence[HostPort], secret: Secret, *, quiet_s: float, lost_s: float) -> None:
+    def __init__(self, addresses: Sequence[HostPort], secret: SecretFile, *, quiet_s: float, lost_s: float) -> None:
         """Times as of `RemoteEngines`. Raises `ResourceError` if there is no room for `folder`."""
         self.addresses = list(addresses)
         self.folder = private_folder()
@@ -59,7 +59,8 @@ class RemoteCrew:
 
     @property
     def places(self) -> EnginePlaces:
-        return EnginePlaces(list(map(str, self.addresses)), None, self._secret.value, self._lost_s)
+        secret = self._secret
+        return EnginePlaces(list(map(str, self.addresses)), None, secret.now().value, self._lost_s, str(secret.path))
 
     def reports(self) -> list[EngineReport]:
         return [self._report(number) for number in range(len(self.addresses))]

@@ -12,7 +12,7 @@ from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.follow import Follower
 from roseinfer.engine.remote.handshake import HandshakeError
 from roseinfer.engine.remote.messages import Tidings
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.secret import SecretSource
 from roseinfer.engine.remote.transport import TcpTransport
 from roseinfer.engine.silence import INTERVAL_S, LEAST_QUIET_S
 from roseinfer.engine.slot import Way
@@ -32,7 +32,7 @@ class RemoteEngines:
     """
 
     def __init__(
-        self, secret: Secret, *, quiet_s: float, lost_s: float, clock: Clock | None = None, tells: bool = True
+        self, secret: SecretSource, *, quiet_s: float, lost_s: float, clock: Clock | None = None, tells: bool = True
     ) -> None:
         """`tells`: in the log which engines cannot be reached; False: somebody else does, who follows them too."""
         self._secret = secret
@@ -44,14 +44,14 @@ class RemoteEngines:
         self._on_step: OnStep = lambda number, step: None
         self._looking: asyncio.Task[None] | None = None
 
-    def add(self, number: int, address: HostPort, secret: Secret | None = None) -> None:
+    def add(self, number: int, address: HostPort, secret: SecretSource | None = None) -> None:
         """`number`: one that no engine has had. `secret`: its own; None: that of all."""
         assert number not in self._engines
         self._engines[number] = _Remote(number, address, secret or self._secret, self)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look_on())
 
-    def way(self, number: int, address: HostPort, secret: Secret | None = None) -> Way:
+    def way(self, number: int, address: HostPort, secret: SecretSource | None = None) -> Way:
         """The same, for a `RoutedEngine`."""
         self.add(number, address, secret)
         return Way(partial(self.transport, number), self, partial(self.forget, number))
@@ -117,7 +117,7 @@ class RemoteEngines:
 class _Remote:
     """What has been heard of one engine. `looks`: how often it was looked at since the last sign of life."""
 
-    def __init__(self, number: int, address: HostPort, secret: Secret, engines: RemoteEngines) -> None:
+    def __init__(self, number: int, address: HostPort, secret: SecretSource, engines: RemoteEngines) -> None:
         self.number = number
         self.address = address
         self.secret = secret

@@ -11,7 +11,7 @@ from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.handshake import HandshakeError, Purpose
 from roseinfer.engine.remote.messages import KeeperMessage, Tidings
 from roseinfer.engine.remote.sealed import SealedFrames
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.secret import SecretSource
 
 # Between attempts to reach a keeper, at first and at most, in seconds.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
@@ -30,7 +30,7 @@ class Hearer(Protocol):
 
 
 class Follower:
-    def __init__(self, address: HostPort, secret: Secret, hearer: Hearer) -> None:
+    def __init__(self, address: HostPort, secret: SecretSource, hearer: Hearer) -> None:
         self._address = address
         self._secret = secret
         self._hearer = hearer
@@ -61,7 +61,7 @@ class Follower:
 
     async def _reach(self) -> None:
         """Returns when a connection has ended that was there."""
-        connection, greeted, _ = await tcp.connect(self._address, self._secret, Purpose.FOLLOW)
+        connection, greeted, _ = await tcp.connect(self._address, self._secret.now(), Purpose.FOLLOW)
         line = _Line(self._hearer, SealedFrames(greeted.keys))
         try:
             await asyncio.get_running_loop().create_connection(lambda: line, sock=connection)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from roseinfer.engine.remote import tcp
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.handshake import Greeted, HandshakeError, receive
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.secret import SecretSource
 
 log = logging.getLogger("roseinfer.engine.remote")
 
@@ -29,7 +29,7 @@ class Gate:
     room for it. `number()`: of the engine's process just now. `refused`: connections that were not let in, ever.
     """
 
-    def __init__(self, secret: Secret, number: Callable[[], int], admit: Admit) -> None:
+    def __init__(self, secret: SecretSource, number: Callable[[], int], admit: Admit) -> None:
         self.refused = 0
         self._secret = secret
         self._number = number
@@ -82,7 +82,7 @@ class Gate:
         try:
             tcp.prepare(connection)
             async with asyncio.timeout(tcp.HANDSHAKE_S):
-                greeted = await receive(connection, self._secret, self._number())
+                greeted = await receive(connection, self._secret.now(), self._number())
         except (HandshakeError, OSError) as error:  # a TimeoutError is one
             self._refuse(connection, host, error)
         except asyncio.CancelledError:

@@ -22,7 +22,7 @@ from roseinfer.engine.remote.gate import Gate
 from roseinfer.engine.remote.handshake import Greeted, Purpose
 from roseinfer.engine.remote.messages import Tidings
 from roseinfer.engine.remote.sealed import SealedFrames
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.secret import SecretSource
 from roseinfer.engine.standing import Standing
 from roseinfer.engine.transport import Place, ProcessTransport
 
@@ -46,7 +46,7 @@ class EngineKeeper:
         self,
         config: EngineConfig,
         bind: HostPort,
-        secret: Secret,
+        secret: SecretSource,
         *,
         replicas: ReplicasConfig | None = None,
         stall_s: float = 60.0,

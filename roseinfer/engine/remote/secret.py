@@ -1,11 +1,15 @@
 """The secret that the processes of one deployment share. It is in no command line, message, log or report."""
 
+import logging
 import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from roseinfer.core.errors import ConfigError
+
+log = logging.getLogger("roseinfer.engine.remote")
 
 # Who connects to a port can try secrets at leisure once it has seen one handshake: a password would not do.
 MIN_BYTES, MAX_BYTES = 16, 1024
@@ -21,6 +25,54 @@ class Secret:
     def __post_init__(self) -> None:
         if not MIN_BYTES <= len(self.value) <= MAX_BYTES:
             raise ConfigError(f"a secret has {MIN_BYTES} to {MAX_BYTES} bytes, this one {len(self.value)}: {_HINT}")
+
+    def now(self) -> "Secret":
+        """It does not change."""
+        return self
+
+
+class SecretSource(Protocol):
+    """`Secret` for one that stays, `SecretFile` for one that is replaced now and then."""
+
+    def now(self) -> Secret:
+        """What connections ask for that are made from now on."""
+        ...
+
+
+class SecretFile:
+    """What the file at `path` has in it whenever it is asked for.
+
+    So a secret is changed by writing another one into the files of all hosts: nobody who is connected loses anything,
+    and who connects while hosts have different ones is refused, and tries again. A file that is gone or wrong is told
+    once, and the secret before goes on.
+    """
+
+    def __init__(self, path: Path, first: Secret | None = None) -> None:
+        """`first`: what it had when it was read before; None: it is read now. Raises what `read_secret` raises."""
+        self.path = path.absolute()
+        self._seen: tuple[int, ...] | None = self._look()
+        self._secret = first or read_secret(path)
+
+    def now(self) -> Secret:
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                found = read_secret(self.path)
+            except ConfigError as error:
+                log.warning("%s: the secret before goes on", error)
+            else:
+                if found != self._secret:
+                    log.info("connections ask for another secret from now on")
+                self._secret = found
+        return self._secret
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns, status.st_size
 
 
 def read_secret(path: Path) -> Secret:

@@ -10,7 +10,7 @@ from roseinfer.engine.remote import tcp
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.handshake import Greeted, HandshakeError, Purpose
 from roseinfer.engine.remote.sealed import SealedFrames
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.engine.remote.secret import SecretSource
 from roseinfer.engine.transport import Link, LinkTransport, OnDeath, OnMessage
 
 # What waits to be sent to an engine that does not read.
@@ -34,7 +34,7 @@ class Listener(Protocol):
 class TcpTransport(LinkTransport):
     """An engine that a keeper at `address` owns. `listener` is told what is no answer."""
 
-    def __init__(self, address: HostPort, secret: Secret, listener: Listener) -> None:
+    def __init__(self, address: HostPort, secret: SecretSource, listener: Listener) -> None:
         super().__init__()
         self._where = address
         self._secret = secret
@@ -42,7 +42,7 @@ class TcpTransport(LinkTransport):
 
     async def open(self, on_message: OnMessage, on_death: OnDeath) -> Link:
         try:
-            connection, greeted, round_trip_s = await tcp.connect(self._where, self._secret, Purpose.ENGINE)
+            connection, greeted, round_trip_s = await tcp.connect(self._where, self._secret.now(), Purpose.ENGINE)
         except HandshakeError as error:
             self._listener.refused(error)
             raise

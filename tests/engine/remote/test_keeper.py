@@ -16,8 +16,9 @@ from roseinfer.engine.devices import EngineSpec, engine_specs
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.keeper import EngineKeeper
+from roseinfer.engine.remote.secret import Secret, SecretFile
 from roseinfer.engine.routed import RoutedEngine
-from tests.helpers.remote import SECRET, client, keeper, priced_config
+from tests.helpers.remote import LOOPBACK, SECRET, client, keeper, priced_config
 
 PATIENCE_S = 60.0
 
@@ -113,3 +114,49 @@ def test_who_comes_while_the_keeper_looks_for_devices_waits_and_is_told(tmp_path
         await kept.close()
 
     run(work())
+
+
+def test_another_secret_in_the_file_is_asked_for_of_who_connects_then(tmp_path: Path) -> None:
+    """Who is connected stays; server and engine each read it in a file of their own host."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+
+    def write(*files: Path, value: bytes) -> None:
+        for file in files:
+            file.touch(0o600)
+            file.write_bytes(value)
+
+    async def work() -> None:
+        write(ours, theirs, value=SECRET.value)
+        kept = EngineKeeper(priced_config(tmp_path), LOOPBACK, SecretFile(theirs))
+        address = await kept.launch()
+        await kept.connect()
+        async with client(address, secret_file=ours) as engine:
+            before = await answer(engine, ask("a"))
+            write(theirs, value=b"quite another secret")
+            assert await answer(engine, ask("b")) == before
+            os.kill(pid(kept), signal.SIGKILL)
+            await until(lambda: kept.report().visitors.refused > 0)
+            write(ours, value=b"quite another secret")
+            await until(lambda: engine.health().alive)
+            assert await answer(engine, ask("c")) == before
+        await kept.close()
+
+    run(work())
+
+
+def test_a_file_without_a_secret_leaves_the_one_before(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_bytes(SECRET.value)
+    source = SecretFile(path)
+    path.write_bytes(b"short")
+    assert [source.now(), source.now()] == [SECRET] * 2
+    assert [record.message for record in caplog.records if "secret before goes on" in record.message]
+    assert len(caplog.records) == 1, "told once"
+    path.unlink()
+    assert source.now() == SECRET
+    other = tmp_path / "other"
+    other.touch(0o600)
+    other.write_bytes(b"quite another secret")
+    other.rename(path)
+    assert source.now() == Secret(b"quite another secret")
