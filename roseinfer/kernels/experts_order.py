@@ -16,7 +16,7 @@ from roseinfer.kernels import early_start
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 
 # Pairs that a program looks at together, at most, and places of tiles that it fills together.
-_BLOCK, _PLACES = 4096, 32
+_BLOCK, _PLACES = 16384, 32
 
 
 class Order(NamedTuple):
@@ -99,7 +99,7 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int) -> Order:
         TILE=tile,
         BLOCK=block,
         PLACES=_PLACES,
-        num_warps=min(max(block // 256, 1), 8),
+        num_warps=min(max(block // 256, 1), 16),
         **early_start.options(ids.device),
     )
     return order

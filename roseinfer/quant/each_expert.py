@@ -61,10 +61,10 @@ def load_each_expert(
 ) -> EachExpert:
     """Every expert as two linear layers of the format `weights`, whatever that keeps. `share`: of their width.
 
-    Raises like `WeightFormat.load`, and `ConfigError` on a GPU.
+    Raises like `WeightFormat.load`, and `ConfigError` on other devices than a CPU.
     """
     if source.build.device.type != "cpu":
-        raise ConfigError("models with experts do not run on a GPU yet")
+        raise ConfigError("models with experts run on a CPU, or on a GPU with Triton")
     router = read_router(source, shape, names, torch.float32)
     gated = Epilogue(shape.activation, gated=True)
     gate_up, down = expert_pieces(shape, share, names)

@@ -1,11 +1,13 @@
 """Linear layers with weights in FP8: as a checkpoint holds them, or rounded while they load."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Epilogue, Experts, Matmul, Piece, Table, WeightSource
 from roseinfer.quant.each_expert import load_each_expert
@@ -73,7 +75,19 @@ class Fp8Format:
         return Fp8Matmul(weight, bias, epilogue, self._parts)
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
+        if has_triton(source.build.device):
+            from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
+
+            return load_cuda_experts(source, shape, share, names, partial(self.stack, source))
         return load_each_expert(self, source, shape, share, names)
+
+    def stack(self, source: WeightSource, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The matrices of `pieces`, stacked in their order, and their scales if they are in FP8."""
+        weight = self.read(source, pieces)
+        if weight is None:
+            return read_weight(source, pieces), None
+        assert not self._widens, "a GPU that multiplies by widened weights, in float32, runs no experts"
+        return weight.codes, weight.scales
 
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)

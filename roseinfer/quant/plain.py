@@ -23,6 +23,10 @@ class PlainFormat:
         return plain_matmul(read_weight(source, pieces), read_bias(source, pieces), epilogue)
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
+        if has_triton(source.build.device):
+            from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
+
+            return load_cuda_experts(source, shape, share, names, lambda pieces: (read_weight(source, pieces), None))
         return load_each_expert(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> "PlainTable":

@@ -23,13 +23,20 @@ def compile_ahead(assembly: Assembly, model: CausalLM, limits: StepLimits) -> No
     """
     sizes = sorted({min(rows, limits.max_rows) for rows in (*_ROWS, limits.max_rows)})
     steps = [[1] * rows for rows in sizes]
-    steps += [[min(2, limits.max_tokens)], [limits.max_tokens]]
+    steps += [[tokens] for tokens in _chunks(model, limits.max_tokens)]
     choice = CudaChoice(assembly.seats)
     with compiling() as ahead:
         if not ahead:
             return
         for counts in steps:
             _forward(assembly, model, choice, counts)
+
+
+def _chunks(model: CausalLM, most: int) -> set[int]:
+    """Lengths of prompt chunks. Products of experts are cut by the number of tokens, those of dense layers are not."""
+    if model.spec.experts is None:
+        return {min(2, most), most}
+    return {min(1 << power, most) for power in range(1, most.bit_length() + 1)}
 
 
 def _forward(assembly: Assembly, model: CausalLM, choice: CudaChoice, counts: list[int]) -> None:

@@ -23,6 +23,7 @@ from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
 from roseinfer.kernels.activation import gated, pointwise
 from roseinfer.kernels.draw import draw
+from roseinfer.kernels.experts_tiles import Stack
 from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.kernels.fp8_rows import gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.fp8_tile_configs import choose_tile_config
@@ -32,6 +33,9 @@ from roseinfer.kernels.norm import layer_norm, rms_norm
 from roseinfer.kernels.page_list import PageList, list_pages
 from roseinfer.kernels.sampling import greedy
 from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear, supports
+from roseinfer.layers.linear import RMSNorm
+from roseinfer.quant.cuda_experts import CudaExperts
+from roseinfer.quant.experts import ExpertShape
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns
@@ -62,6 +66,7 @@ class Heads:
 class Sizes:
     """`heads`: of the models. `mixed`: tokens of captured steps that mix chunks and decodes. `linears`: weight rows,
     columns, whether gated, and the numbers of input rows. `eight`: the same of products in FP8, without gates.
+    `mixture`: a layer of experts, and the numbers of tokens.
     `kept`: what K and V are kept in, beside `dtype`."""
 
     rows: int
@@ -71,12 +76,18 @@ class Sizes:
     vocab: int
     linears: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
     eight: tuple[tuple[int, int, tuple[int, ...]], ...]
+    mixture: tuple[ExpertShape, tuple[int, ...]]
     wide: tuple[int, int]
     dtype: torch.dtype
     kept: tuple[torch.dtype, ...] = (CODES,)
 
 
-# Attention of Qwen3-8B, also with a window, and of GPT-2; products of Qwen3-8B, as many rows as they are used for.
+def qwen3_experts(count: int, top_k: int, hidden: int, width: int) -> ExpertShape:
+    return ExpertShape(count=count, top_k=top_k, hidden=hidden, width=width, renormalise=True, activation="silu")
+
+
+# Attention of Qwen3-8B, also with a window, and of GPT-2; products of Qwen3-8B, as many rows as they are used for, and
+# the experts of Qwen3-30B-A3B.
 REAL = Sizes(
     rows=256,
     longest=640,
@@ -96,6 +107,7 @@ REAL = Sizes(
         (24576, 4096, (2, 100)),
         (4096, 12288, (5, 130, 256)),
     ),
+    mixture=(qwen3_experts(128, 8, 2048, 768), (1, 5, 16, 64, 256, 700, 1100)),
     wide=(2048, 4096),
     dtype=torch.bfloat16,
 )
@@ -169,6 +181,30 @@ def eight(sizes: Sizes, device: torch.device) -> None:
                     tile_product(rounded, weight.codes, weight.scales, config, parts, **options)
 
 
+def experts(sizes: Sizes, device: torch.device) -> None:
+    """Layers of experts in 16 bits and in FP8, few tokens and many."""
+    shape, counts = sizes.mixture
+
+    def stack(outs: int, columns: int, blocks: bool | None) -> Stack:
+        if blocks is None:
+            return Stack(torch.empty((shape.count, outs, columns), dtype=sizes.dtype, device=device).normal_())
+        weights = torch.empty((shape.count, outs, columns), device=device).normal_().to(CODES)
+        per = (outs // 128, columns // 128) if blocks else (outs,)
+        return Stack(weights, torch.full((shape.count, *per), 0.02, device=device))
+
+    norm = RMSNorm(shape.hidden, 1e-6)
+    norm.weight = torch.ones(shape.hidden, dtype=sizes.dtype, device=device)
+    router = torch.empty((shape.count, shape.hidden), dtype=sizes.dtype, device=device).normal_()
+    for blocks in (None, True, False):
+        gate_up, down = (
+            stack(*size, blocks) for size in ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))
+        )
+        layer = CudaExperts(router, gate_up, down, shape)
+        for tokens in counts:
+            x = torch.empty((tokens, shape.hidden), dtype=sizes.dtype, device=device).normal_()
+            layer(norm, x, x)
+
+
 def rows(sizes: Sizes, device: torch.device) -> None:
     """What works on each row by itself, and the list of pages."""
     count, width = sizes.wide
@@ -195,7 +231,14 @@ def planted(sizes: Sizes, device: torch.device) -> None:
     greedy(logits, seat, end, pool, out)
 
 
-PARTS = {"attention": attention, "choice": choice, "products": products, "eight": eight, "rows": rows}
+PARTS = {
+    "attention": attention,
+    "choice": choice,
+    "products": products,
+    "eight": eight,
+    "experts": experts,
+    "rows": rows,
+}
 
 
 class _Steps:

@@ -19,7 +19,7 @@ CHOICES = {
     "all to the same": torch.tensor([[11, 0, 4]], dtype=torch.int32).repeat(50, 1),
     "one of each": torch.arange(EXPERTS, dtype=torch.int32)[:, None],
     "tiles just full": torch.arange(64, dtype=torch.int32)[:, None] // 16,
-    "more than a block of pairs, more tiles than places together": torch.arange(4200, dtype=torch.int32)[:, None] % 3,
+    "more than a block of pairs, more tiles than places together": torch.arange(16400, dtype=torch.int32)[:, None] % 3,
 }
 
 

@@ -1,0 +1,124 @@
+"""Experts on a GPU of the Hopper generation, in 16 bits or in FP8.
+
+Few tokens take one program for each token, expert and slice; more are sorted by expert and multiplied in tiles. In FP8
+few tokens widen the weight in registers, more are rounded to FP8 themselves, as in `fp8_matmul`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from roseinfer.core.errors import ConfigError, UnsupportedModelError
+from roseinfer.kernels.experts_few import ExpertWeights, experts_few, few_pays
+from roseinfer.kernels.experts_order import order_pairs
+from roseinfer.kernels.experts_tile_configs import choose_experts_config
+from roseinfer.kernels.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.fp8_rows import Fp8Rows, normed_rows
+from roseinfer.kernels.route import route
+from roseinfer.kernels.skinny_linear import SkinnyNorm
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import Norm, Piece, WeightSource
+from roseinfer.quant.expert_weights import expert_pieces, read_router
+from roseinfer.quant.experts import ExpertNames, ExpertShape
+
+# Tokens that share a place where the router's programs count themselves, and the most tokens of a step.
+_COUNTED, _MAX_TOKENS = 16, 1 << 17
+
+
+# The matrices of pieces, stacked in their order [rows, in], and of codes their scales [rows] or [rows / 128, in / 128].
+Read = Callable[[Sequence[Piece]], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+class CudaExperts:
+    """See `Experts`. Inputs and results are bfloat16 or float16. A residual is overwritten by the result."""
+
+    def __init__(self, router: torch.Tensor, gate_up: Stack, down: Stack, shape: ExpertShape) -> None:
+        """router: [count, hidden] in the model's dtype. gate_up, down: of this process's share of the width."""
+        self._router = router
+        self._gate_up = gate_up
+        self._down = down
+        self._shape = shape
+        self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales)
+        self._arrived = torch.zeros(_MAX_TOKENS // _COUNTED, dtype=torch.int32, device=router.device)
+
+    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        shape, tokens = self._shape, x.shape[0]
+        if tokens == 0:
+            return x if residual is None else residual
+        skinny_norm = SkinnyNorm(norm.weight, norm.eps, norm.bias)
+        if few_pays(tokens, self._few, shape.top_k):
+            return experts_few(
+                x,
+                skinny_norm,
+                self._router,
+                self._few,
+                top_k=shape.top_k,
+                renormalise=shape.renormalise,
+                activation=shape.activation,
+                residual=residual,
+                out=residual,
+            )
+        return self._many(norm, skinny_norm, x, residual)
+
+    def _many(
+        self, norm: Norm, skinny_norm: SkinnyNorm, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        shape, tokens, codes = self._shape, x.shape[0], self._gate_up.scales is not None
+        config = choose_experts_config(tokens, shape.top_k, shape.count, codes=codes)
+        normed = None if codes else torch.empty_like(x, memory_format=torch.contiguous_format)
+        ids, weights = route(x, skinny_norm, self._router, shape.top_k, shape.renormalise, self._arrived, normed=normed)
+        rows: torch.Tensor | Fp8Rows
+        rows = normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=True) if normed is None else normed
+        order = order_pairs(ids, shape.count, config.tile)
+        if config.spread:
+            rows = spread(rows, order, shape.top_k)
+        h = gate_up_product(rows, self._gate_up, order, shape.top_k, shape.activation, config)
+        del rows, normed  # what comes next may have their memory
+        parts = down_product(h, self._down, order, weights, config, x.dtype)
+        return add_experts(parts, shape.top_k, residual)
+
+
+def load_cuda_experts(
+    source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames, read: Read
+) -> CudaExperts:
+    """`share`: of the experts' width.
+
+    Raises `ConfigError` on another GPU, or in another dtype, than these run on, and `UnsupportedModelError` for sizes
+    that cannot be multiplied by.
+    """
+    build = source.build
+    check_device(build.device, build.dtype)
+    router = read_router(source, shape, names, build.dtype)
+    gate_up, down = (_stacked(shape.count, *read(pieces)) for pieces in expert_pieces(shape, share, names))
+    if (gate_up.scales is None) != (down.scales is None):
+        name = names.down.format(0)
+        raise UnsupportedModelError(f"{name}: experts of which only some matrices are in FP8 are not supported")
+    check_sizes(shape.hidden, share.width, codes=down.scales is not None)
+    return CudaExperts(router, gate_up, down, shape)
+
+
+def _stacked(count: int, weights: torch.Tensor, scales: torch.Tensor | None) -> Stack:
+    """Of `count` experts, from one matrix in which one's rows follow the other's."""
+    if scales is not None:
+        scales = scales.view(count, -1, *scales.shape[1:])
+    return Stack(weights.view(count, -1, weights.shape[1]), scales)
+
+
+def check_device(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises `ConfigError` where these kernels do not run."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ConfigError("models with experts run in bfloat16 or float16 on a GPU")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"models with experts need a GPU of compute capability 9.0 or more, and {name} has less")
+
+
+def check_sizes(hidden: int, width: int, *, codes: bool) -> None:
+    """Raises `UnsupportedModelError` for experts of `width` (this process's share) that the kernels do not take."""
+    multiple = SCALE_BLOCK if codes else 8
+    if hidden % multiple or width % multiple:
+        raise UnsupportedModelError(
+            f"experts of width {width} in a model of width {hidden} are not supported on a GPU"
+            f"{' in FP8' if codes else ''}: both have to be multiples of {multiple}"
+        )
