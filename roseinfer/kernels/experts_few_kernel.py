@@ -1,8 +1,8 @@
 """The Triton kernels of `experts_few`.
 
-Tensors have the dimensions rows of a weight, experts, groups of columns, places in a group; a thread holds all places
+Tensors have the dimensions groups of columns, experts, rows of a weight, places in a group. A thread holds all places
 of a group, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in float32, or 16 in FP8, multiplied in
-pairs of float16 (`fp8_pairs`).
+pairs of float16 (`fp8_pairs`). Groups come first: Triton gives neighbouring ones to neighbouring threads.
 """
 
 from roseinfer.kernels.activation import activate
@@ -13,8 +13,8 @@ from roseinfer.kernels.triton_support import tl, triton
 
 @triton.jit
 def _groups(chunk, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
-    """Numbers of the groups of a chunk of columns, [1, 1, groups]."""
-    return (chunk * (BLOCK_K // GROUP) + tl.arange(0, BLOCK_K // GROUP))[None, None, :]
+    """Numbers of the groups of a chunk of columns, [groups, 1, 1]."""
+    return (chunk * (BLOCK_K // GROUP) + tl.arange(0, BLOCK_K // GROUP))[:, None, None]
 
 
 @triton.jit
@@ -125,11 +125,11 @@ def gate_up_kernel(
         first = (tl.program_id(1) * TILES + tile) * BLOCK_N
         # Rows past the end are copies of the last one, and not written. Up's rows follow the gate's.
         rows = expert * (2 * WIDTH) + tl.minimum(first + n % BLOCK_N, WIDTH - 1) + n // BLOCK_N * WIDTH
-        sums = tl.zeros([2 * BLOCK_N, 1, BLOCK_K // GROUP], tl.float32)
+        sums = tl.zeros([BLOCK_K // GROUP, 1, 2 * BLOCK_N], tl.float32)
         for chunk in tl.static_range(CHUNKS):
             groups = _groups(chunk, BLOCK_K, GROUP)
             inside = groups < H // GROUP
-            w = _read_w(w_ptr, rows[:, None, None], groups, inside, H, MASKED, GROUP, EVICTION, COMPILED)
+            w = _read_w(w_ptr, rows[None, None, :], groups, inside, H, MASKED, GROUP, EVICTION, COMPILED)
             products = _products(w, xs[chunk], GROUP, COMPILED)
             if SCALES == "block":
                 at = scales_ptr + (expert * (2 * WIDTH) + first) // 128 * (H // 128) + groups // 8
@@ -138,9 +138,9 @@ def gate_up_kernel(
                     gates, ups = tl.load(at, mask=inside, other=0.0), tl.load(at + up, mask=inside, other=0.0)
                 else:
                     gates, ups = tl.load(at), tl.load(at + up)
-                products *= tl.where(is_up[:, None, None], ups, gates)
+                products *= tl.where(is_up[None, None, :], ups, gates)
             sums += products
-        result = tl.sum(tl.sum(sums, 2), 1) * rstd
+        result = tl.sum(tl.sum(sums, 0), 0) * rstd
         if SCALES == "channel":
             result *= tl.load(scales_ptr + rows)
         gate, up = tl.split(tl.trans(tl.reshape(result, [2, BLOCK_N])))
@@ -155,7 +155,7 @@ def _scales_of(scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCA
     if SCALES == "block":
         return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
     else:
-        return scales_ptr + experts * H + n[:, None, None]
+        return scales_ptr + experts * H + n[None, None, :]
 
 
 @triton.jit
@@ -232,7 +232,7 @@ def down_kernel(
     out = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     n = tl.minimum(out, H - 1)
     experts, shares = first_experts(logits_ptr + token * E, E, E_PAD, TOP_K, K_PAD, RENORMALISE)
-    rows = (experts.to(tl.int64) * H)[None, :, None] + n[:, None, None]
+    rows = (experts.to(tl.int64) * H)[None, :, None] + n[None, None, :]
     place = tl.arange(0, K_PAD)[None, :, None]
     scales = scales_ptr
     if SCALES != "none":
@@ -248,7 +248,7 @@ def down_kernel(
         tl.extra.cuda.gdc_wait()
     x_rows = hidden_ptr + (token * TOP_K + place) * WIDTH
     shares = shares[None, :, None, None]
-    sums = tl.zeros([BLOCK_N, K_PAD, BLOCK_K // GROUP], tl.float32)
+    sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
     for chunk in tl.static_range(AHEAD):
         x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
         sums += _products(ahead[chunk][0], x, GROUP, COMPILED) * ahead[chunk][1]
@@ -260,7 +260,7 @@ def down_kernel(
         sums += _products(w, x, GROUP, COMPILED) * factors
     if SCALES == "channel":
         sums *= row_scales
-    result = tl.sum(tl.sum(sums, 2), 1)
+    result = tl.sum(tl.sum(sums, 0), 0)
     if HAS_RESIDUAL:
         result += tl.load(residual_ptr + token * stride_residual + out, mask=out < H, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * stride_out + out, result.to(out_ptr.dtype.element_ty), mask=out < H)
