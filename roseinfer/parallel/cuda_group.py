@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from roseinfer.core.errors import EngineDeadError, ResourceError
+from roseinfer.core.errors import EngineDeadError
 from roseinfer.kernels import all_reduce as kernels
 from roseinfer.kernels.peers import PeerLayout, Peers
 from roseinfer.parallel.group import LiveGroup
@@ -88,8 +88,7 @@ class CudaGroup:
 def connect(host: LiveGroup, store: str, device: torch.device) -> CudaGroup:
     """The group of the GPUs of `host`'s ranks, each the one of its rank's number; returns once all have come.
 
-    store: the path of a file that is not there before, the same for all ranks. Raises `ResourceError` where the driver
-    does not share memory between processes.
+    store: the path of a file that is not there before, the same for all ranks.
     """
     from roseinfer.parallel.nccl import Nccl
     from roseinfer.parallel.symmetric_memory import all_reach_each_other, open_memory
@@ -99,14 +98,17 @@ def connect(host: LiveGroup, store: str, device: torch.device) -> CudaGroup:
     library = Nccl(dist.PrefixStore("nccl", file), rank, size, device)
     if not host.least(all_reach_each_other(size)):
         logger.warning(
-            "the GPUs do not reach each other's memory: every sum of theirs takes NCCL's way through the host"
+            "the GPUs do not reach each other's memory: all that they exchange is left to NCCL, which is slow"
         )
         return CudaGroup(host, library, None)
     layout = PeerLayout(size, own_limit(size))
+    addresses, memory = None, None
     try:
         addresses, memory = open_memory(store, dist.PrefixStore("memory", file), rank, size, layout.bytes, device)
     except RuntimeError as error:
-        raise ResourceError(f"the GPUs' processes cannot share memory: {error}") from error
+        logger.warning("the GPUs' processes cannot share memory, all that they exchange is left to NCCL: %s", error)
+    if not host.least(addresses is not None) or addresses is None:
+        return CudaGroup(host, library, None)
     return CudaGroup(host, library, Peers.of(rank, layout, addresses, device, START_PATIENCE_S), memory)
 
 

@@ -8,10 +8,7 @@ from roseinfer.parallel.rendezvous import Rendezvous
 
 
 def make_group(rendezvous: Rendezvous, device: torch.device) -> LiveGroup:
-    """The group of processes of which each computes on such a device; returns once all of them have come.
-
-    Raises `ResourceError` for GPUs whose driver does not let processes share memory.
-    """
+    """The group of processes of which each computes on such a device; returns once all of them have come."""
     host = ProcessGroup(rendezvous)
     if device.type == "cpu":
         return host

@@ -11,7 +11,7 @@ from roseinfer.kernels.peers import PeerLayout, Peers
 from roseinfer.kernels.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
-from roseinfer.parallel.cuda_group import CudaGroup, own_limit
+from roseinfer.parallel.cuda_group import CudaGroup, connect, own_limit
 from roseinfer.parallel.group import Alone, Group, whole
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
@@ -109,6 +109,27 @@ def test_who_has_waited_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 def test_more_ranks_leave_more_to_the_library(size: int) -> None:
     assert own_limit(size) >= 1 << 18
     assert own_limit(size) > own_limit(size + 1)
+
+
+def opened(*args: object) -> tuple[list[int], object]:
+    return [0, 0], None
+
+
+def refused(*args: object) -> tuple[list[int], object]:
+    raise RuntimeError("operation not permitted")
+
+
+@pytest.mark.parametrize(
+    ("reach", "memory", "ours"), [(True, opened, True), (True, refused, False), (False, opened, False)]
+)
+def test_without_shared_memory_the_library_does_it_all(
+    reach: bool, memory: object, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roseinfer.parallel.nccl.Nccl", lambda *args: Mirror())
+    monkeypatch.setattr("roseinfer.parallel.symmetric_memory.all_reach_each_other", lambda size: reach)
+    monkeypatch.setattr("roseinfer.parallel.symmetric_memory.open_memory", memory)
+    group = connect(Two(0), str(tmp_path / "store"), CPU)
+    assert group.adds(torch.ones(2, 8)) == ours
 
 
 def logits(folder: Path, group: Group) -> torch.Tensor:
