@@ -255,7 +255,8 @@ def with_dashes(args: Iterable[str]) -> list[str]:
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    """An alias may also be a flag already."""
+    return name if name.startswith("-") else "--" + name.replace("_", "-")
 
 
 def _positional(name: str) -> str:

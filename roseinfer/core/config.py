@@ -36,7 +36,7 @@ class ModelConfig:
         "auto", "auto = cuda if there is one; priced = no model, see --cost", choices=("auto", "cpu", "cuda", PRICED)
     )
     tensor_parallel_size: int = option(
-        1, "GPUs that share the model, each with a part of every layer", aliases=("tp",), metavar="N"
+        1, "GPUs that share the model, each with a part of every layer", aliases=("tp", "-tp"), metavar="N"
     )
     max_model_len: int | None = option(None, "context in tokens; default: the model's, as far as the cache holds it")
     tokenizer: str | None = option(None, "folder, GGUF file or id of another tokenizer", metavar="MODEL")

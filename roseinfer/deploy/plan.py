@@ -90,14 +90,15 @@ class Plan:
     @property
     def gpus(self) -> int:
         """Of one engine."""
-        return 0 if self.engine.model.device in (PRICED, "cpu") else 1
+        return 0 if self.engine.model.device in (PRICED, "cpu") else self.engine.model.tensor_parallel_size
 
     @property
     def engine_cpus(self) -> float:
-        """What an engine keeps busy: one that only takes time, next to nothing; one beside a GPU, a core."""
+        """What an engine keeps busy: one that only takes time, next to nothing; beside each GPU, a core."""
         if self.engine.model.device == PRICED:
             return 0.1
-        return 1.0 if self.gpus else float(self.engine.model.threads or 1)
+        processes = self.engine.model.tensor_parallel_size
+        return float(processes if self.gpus else processes * (self.engine.model.threads or 1))
 
     @property
     def api_cpus(self) -> float:

@@ -1,11 +1,11 @@
 """Judging what was found: one line each, with what to do where something is wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from roseinfer.doctor.facts import Facts, Hosts, Model, Package, Peer, RayCluster, Torch
+from roseinfer.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
 
 GB = 2**30
 OLDEST_PYTHON = (3, 11)
@@ -15,6 +15,8 @@ LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
 LEAST_FILES, ENOUGH_FILES = 128, 1024 + 128
 OLDEST_FLASHINFER = (8, 0)
 OLDEST_FP8 = (9, 0)
+# Of memory: beyond that little is left for the KV cache.
+_WEIGHTS_SHARE = 0.8
 
 
 class State(StrEnum):
@@ -202,6 +204,14 @@ def _installed(facts: Facts) -> list[str]:
     return [name for name, packages in facts.extras.items() if all(package.found for package in packages)]
 
 
+def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
+    """What to do with so many bytes of weights."""
+    for count in (2, 4, 8):
+        if count <= len(gpus) and loaded <= count * _WEIGHTS_SHARE * min(gpu.free_bytes for gpu in gpus):
+            return f"its weights do not fit one GPU: --tensor-parallel-size {count} shares them"
+    return "its weights do not fit"
+
+
 def _model(model: Model, facts: Facts) -> Check:
     name = f"model {model.name}"
     if model.error is not None:
@@ -221,8 +231,8 @@ def _model(model: Model, facts: Facts) -> Check:
         loaded = max(loaded, count * (2 if gpus else 4))
         found += f"; {encodings}, widened to {loaded / GB:.2f} GiB unless --quantization says otherwise"
     if loaded > room:
-        return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", "its weights do not fit")
-    if loaded > 0.8 * room:
+        return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", _too_large(loaded, gpus))
+    if loaded > _WEIGHTS_SHARE * room:
         return warning(name, f"{found}; {room / GB:.1f} GiB of {where} are free", "little is left for the KV cache")
     return ok(name, found)
 

@@ -78,7 +78,7 @@ class EngineInfo:
     `dtype` is computed in; `weights` and `kv_cache` say what the weights of linear layers and K and V are kept as.
     `num_host_blocks`: KV blocks in host memory, of which one takes `load_s` seconds from there and `store_s` to there.
     `experts`: how the model chooses among them, None if it has none.
-    `block_bytes`: what a KV block takes, in either memory; 0 if nobody knows.
+    `block_bytes`: what a KV block takes, in either memory; 0 if nobody knows. `ranks`: processes that share the model.
     """
 
     model: str
@@ -103,6 +103,7 @@ class EngineInfo:
     store_s: float = 0.0
     experts: ExpertChoice | None = None
     block_bytes: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ def _build_core(
         max_num_seqs=config.scheduler.seats,
         dtype=facts.dtype,
         weights=facts.weights,
+        ranks=config.model.tensor_parallel_size,
         kv_cache=facts.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype,
         device=facts.device,
         eos_token_ids=facts.eos_token_ids,

@@ -45,9 +45,12 @@ def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> Led:
     return Led(built, LeadingRunner(built.runner, group, others))
 
 
-def build_rank(config: EngineConfig, folder: Path, store: str, rank: int, say_here: Callable[[], None]) -> BuiltRunner:
-    """The part of another rank. `say_here` is called when it is about to join the group."""
-    return build_runner(config, folder, _group(config, store, rank, say_here))
+def build_rank(
+    config: EngineConfig, folder: Path, store: str, rank: int, say_here: Callable[[], None]
+) -> tuple[BuiltRunner, LiveGroup]:
+    """The part of another rank, and its group. `say_here` is called when it is about to join that."""
+    group = _group(config, store, rank, say_here)
+    return build_runner(config, folder, group), group
 
 
 def _group(config: EngineConfig, store: str, rank: int, before: Callable[[], None]) -> LiveGroup:

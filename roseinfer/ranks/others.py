@@ -162,7 +162,7 @@ class OtherRanks:
                 stacks=stacks,
             )
             assert rank.process.stdin is not None
-            with contextlib.suppress(OSError):  # it has ended, as who watches it will say
+            with contextlib.suppress(OSError, ValueError):  # it has ended, as who watches it says
                 # The pipe stays open: its end tells the process that we are gone.
                 rank.process.stdin.write(msgspec.json.encode(boot) + b"\n")
                 rank.process.stdin.flush()
@@ -185,7 +185,7 @@ class OtherRanks:
     def _stuck(self) -> None:
         self.check()
         if self._closing:
-            raise EngineDeadError("the other ranks do nothing any more")
+            raise EngineDeadError("the engine is closed, and a rank does not listen any more")
 
     def failure_behind(self, error: Exception) -> Exception:
         """Why a call of rank 0 has failed that waits for other ranks: because one of them has, if there is such a one;
@@ -200,6 +200,7 @@ class OtherRanks:
     def close(self) -> None:
         """End the processes and wait until nothing of them is left. May be called again."""
         if self._closing:
+            self._await_end()
             return
         self._closing = True
         if self.failure is None and all(rank.here for rank in self._ranks):
@@ -207,10 +208,13 @@ class OtherRanks:
                 self._ring.write(CLOSE)
         else:
             self._kill()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._await_end()
         self._ring.close()
         self.forget_store()
+
+    def _await_end(self) -> None:
+        if self._thread.is_alive():
+            self._thread.join()
 
     # --- the thread that watches them ---------------------------------------------------------------------------
     def _live(self) -> None:

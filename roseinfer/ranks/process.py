@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,11 @@ def main() -> int:
     _end_with_parent()
     prepare_cpu_libraries()
     _import_slowly()
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankBoot)
-    if os.getppid() != boot.parent:  # it ended before it could end us
+    line = sys.stdin.buffer.readline()
+    if not line:  # rank 0 has ended before it had anything to say
+        return 1
+    boot = msgspec.json.decode(line, type=RankBoot)
+    if os.getppid() != boot.parent:  # it has ended before the system could know whom to end with it
         return 1
     logs.configure(as_json=boot.log_json, engine=boot.engine, rank=boot.rank)
     logging.getLogger("roseinfer").setLevel(boot.log_level)
@@ -67,14 +71,19 @@ def _import_slowly() -> None:
 def _serve(boot: RankBoot) -> None:
     from roseinfer.ranks.build import build_rank
 
-    built = build_rank(boot.config, Path(boot.folder), boot.store, boot.rank, lambda: _say(boot, RankSays(here=True)))
+    built, group = build_rank(
+        boot.config, Path(boot.folder), boot.store, boot.rank, lambda: _say(boot, RankSays(here=True))
+    )
     spin_s = 0.0 if built.facts.device == "cpu" else GPU_SPIN_S
     with RingReader(boot.ring, boot.bell, boot.rank - 1, boot.size - 1, boot.ring_bytes, spin_s) as ring:
-        follow(ring, built.runner)
+        follow(ring, built.runner, group.check)
 
 
-def follow(ring: RingReader, runner: Runner) -> None:
-    """Make the calls that come by the ring, up to `CLOSE`. Raises `EngineDeadError` if rank 0 samples other tokens."""
+def follow(ring: RingReader, runner: Runner, check: Callable[[], None]) -> None:
+    """Make the calls that come by the ring, up to `CLOSE`. `check`: the group's, of each step.
+
+    Raises `EngineDeadError` if rank 0 samples other tokens.
+    """
     calls, sampled = CallReader(), Sampled()
     steps: deque[Any] = deque()
     while True:
@@ -93,7 +102,9 @@ def follow(ring: RingReader, runner: Runner) -> None:
                 space.cast("B")[:] = words
                 runner.sample(steps[-1], TokenMasks(rows, space))
             case Call.COLLECT:
-                sampled.add(runner.collect(steps.popleft()).rows)
+                result = runner.collect(steps.popleft())
+                check()
+                sampled.add(result.rows)
             case _:
                 runner.close()
                 return

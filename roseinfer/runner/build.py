@@ -132,7 +132,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         load_s=copies.load_s,
         store_s=copies.store_s,
         experts=None if spec.experts is None else ExpertChoice(spec.experts.count, spec.experts.top_k),
-        block_bytes=bytes_per_block,
+        block_bytes=bytes_per_block * group.size,
     )
     return BuiltRunner(assembly.runner, facts)
 

@@ -92,6 +92,13 @@ def test_a_model_must_fit_the_gpu_that_it_goes_to() -> None:
     assert worst(replace(GOOD, torch=replace(CUDA, gpus=(OLD,)), model=replace(MODEL, weight_bytes=20 * GB)))
 
 
+def test_a_model_for_several_gpus_is_told_how_many() -> None:
+    large = replace(GOOD, torch=replace(CUDA, gpus=(H200,) * 4), model=replace(MODEL, weight_bytes=300 * GB))
+    assert judge(large)[-1].advice == "its weights do not fit one GPU: --tensor-parallel-size 4 shares them"
+    too_large = replace(large, model=replace(MODEL, weight_bytes=500 * GB))
+    assert judge(too_large)[-1].advice == "its weights do not fit"
+
+
 def test_a_cuda_build_without_a_gpu_is_fine() -> None:
     assert worst(replace(GOOD, torch=replace(CUDA, gpus=(), gpu_error="no driver"))) == []
 

@@ -196,6 +196,7 @@ def _fixed(info: EngineInfo, stats: SchedulerStats) -> Iterator[_Sample]:
     blocks = str(stats.blocks_total or info.num_blocks)
     size = {"block_size": str(info.block_size), "num_gpu_blocks": blocks}
     yield _gauge("vllm:cache_config_info", "Size of the KV cache", 1, **size)
+    yield _gauge("roseinfer:ranks", "Processes that share the model, each with its GPU if there are such", info.ranks)
     for phase, seconds in info.startup_s.items():
         yield _gauge("roseinfer:startup_phase_seconds", "Time to start", seconds, phase=phase)
 

@@ -100,6 +100,7 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
         assert server.metric(name, **LABELS) == value, name
     assert server.metric("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
     assert server.metric("roseinfer:startup_phase_seconds", phase="load") == 0.5
+    assert server.metric("roseinfer:ranks") == 1
 
 
 def test_what_goes_to_host_memory_and_comes_back(server: LiveServer) -> None:

@@ -1,0 +1,43 @@
+"""The process of a rank that has no model and imports no torch: it does what MODEL says. Run with -m, as a real one.
+
+fails: a typed error; breaks: any other; dies: ends without a word before it is told anything; stays: never ends.
+"""
+
+import os
+import sys
+import time
+
+import msgspec
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.ranks.boot import RankBoot, RankSays, last_words
+from roseinfer.ranks.process import _say
+from roseinfer.ranks.ring import RingReader
+
+MODULE = "tests.helpers.acting_rank"
+
+
+def main() -> int:
+    if sys.stdin.buffer.peek(1)[:1] == b"":
+        return 1
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankBoot)
+    act = boot.config.model.model
+    if act == "fails":
+        _say(boot, last_words(ConfigError("max_model_len is too much for this rank")))
+        return 1
+    if act == "breaks":
+        _say(boot, last_words(RuntimeError("no more")))
+        return 1
+    _say(boot, RankSays(here=True))
+    if act == "stays":
+        time.sleep(600)
+    if act == "dies":
+        os.kill(os.getpid(), 9)
+    with RingReader(boot.ring, boot.bell, boot.rank - 1, boot.size - 1, boot.ring_bytes, 0.0) as ring:
+        while ring.read()[0] != 4:
+            pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The processes of other ranks: their failures become rank 0's, and none is left, however it ends."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
+from roseinfer.engine.llm import make_engine_config
+from roseinfer.parallel.group import Alone
+from roseinfer.ranks import leader, others
+from roseinfer.ranks.leader import end_on_loss
+from roseinfer.ranks.others import Home, OtherRanks
+from tests.helpers.acting_rank import MODULE
+from tests.server.real_server import alive, until
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="inherits descriptors")
+
+
+@pytest.fixture
+def ranks() -> Iterator[OtherRanks]:
+    made = OtherRanks(3, module=MODULE)
+    made.start()
+    pids = made.pids
+    yield made
+    made.close()
+    made.close()  # may be called again
+    assert not any(map(alive, pids))
+
+
+def boot(ranks: OtherRanks, act: str) -> None:
+    ranks.boot(make_engine_config(model=act), Path("model"))
+
+
+def test_they_hear_what_they_are_told_until_the_end(ranks: OtherRanks) -> None:
+    boot(ranks, "hears")
+    ranks.await_here()
+    for _ in range(20):
+        ranks.tell(bytes(2**20))  # more than there is room for at once
+    ranks.close()
+    assert ranks.failure is None
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "said"),
+    [
+        ("fails", ConfigError, "^max_model_len is too much for this rank$"),
+        ("breaks", EngineDeadError, "^rank [12] failed: RuntimeError: no more$"),
+    ],
+)
+def test_what_keeps_one_from_starting_is_raised_as_what_it_is(
+    ranks: OtherRanks, act: str, kind: type[Exception], said: str
+) -> None:
+    boot(ranks, act)
+    with pytest.raises(kind, match=said):
+        ranks.await_here()
+
+
+def test_one_that_dies_before_it_is_told_anything(ranks: OtherRanks) -> None:
+    os.kill(ranks.pids[1], signal.SIGKILL)
+    until(lambda: ranks.failure is not None)
+    boot(ranks, "hears")
+    with pytest.raises(EngineDeadError, match="the process of rank 2 ended with code -9"):
+        ranks.await_here()
+
+
+def test_when_one_dies_the_others_are_ended_and_calls_say_why(ranks: OtherRanks) -> None:
+    lost = threading.Event()
+    ranks.on_loss = lost.set
+    boot(ranks, "hears")
+    ranks.await_here()
+    os.kill(ranks.pids[0], signal.SIGKILL)
+    assert lost.wait(60)
+    until(lambda: not any(map(alive, ranks.pids)))
+    with pytest.raises(EngineDeadError, match="rank 1"):
+        ranks.tell(b"anything")
+    assert isinstance(ranks.failure_behind(RuntimeError("connection closed")), EngineDeadError)
+    assert ranks.failure_behind(error := ConfigError("ours")) is error
+
+
+def test_an_error_that_no_rank_is_behind_stays_what_it_is(ranks: OtherRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "WORD_S", 0.0)
+    assert ranks.failure_behind(error := RuntimeError("ours")) is error
+
+
+def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch, ranks: OtherRanks) -> None:
+    monkeypatch.setattr(others, "CLOSE_PATIENCE_S", 0.0)
+    boot(ranks, "stays")
+    ranks.await_here()
+    with pytest.raises(EngineDeadError, match="closed"):
+        threading.Timer(0.05, ranks.close).start()
+        while True:
+            ranks.tell(bytes(2**20))
+
+
+def test_no_process_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others.sys, "executable", "/nonexistent/python")
+    ranks = OtherRanks(2)
+    with pytest.raises(ResourceError, match="no process can be had for another rank: No such file"):
+        ranks.start()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_loss_ends_a_process_that_is_the_engines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """Its runner may wait in a kernel for ever; what a guest does is its host's business."""
+    ended = threading.Event()
+    monkeypatch.setattr(leader, "END_PATIENCE_S", 0.0)
+    monkeypatch.setattr(leader.os, "_exit", lambda code: ended.set())
+    ranks = OtherRanks(2, Home(tmp_path) if own else None, MODULE)
+    ranks.start()
+    end_on_loss(ranks, Alone())
+    os.kill(ranks.pids[0], signal.SIGKILL)
+    until(lambda: ranks.failure is not None)
+    assert ended.wait(10.0 if own else 0.1) == own
+    ranks.close()
+    assert list(tmp_path.iterdir()) == []
