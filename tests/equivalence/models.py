@@ -39,6 +39,18 @@ SHAPES = {
         "num_key_value_heads": 2,
         "sliding_window": 41,
     },
+    "qwen3-moe": {
+        **_COMMON,
+        "hidden_size": 1024,
+        "moe_intermediate_size": 384,
+        "num_experts": 4,  # all are chosen: else rounding decides now and then which are
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "attention_bias": False,
+    },
 }
 # Of the same kinds, for a CPU.
 SMALL_SHAPES = {

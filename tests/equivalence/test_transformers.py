@@ -14,7 +14,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
-from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
+from tests.helpers.checkpoints import EXPERTS, VOCAB, make_reference, save_reference
 from tests.helpers.engines import Collected, run_dry
 
 OUTPUT_LEN = 12
@@ -95,7 +95,8 @@ def start(path: Path, **options: object) -> EngineCore:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder: Path) -> None:
     path, expected = checkpoint(family, folder)
-    core = start(path, **SETTINGS[setting])
+    device = {"device": "cpu"} if family in EXPERTS else {}
+    core = start(path, **SETTINGS[setting], **device)
     sampling = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
     done: dict[str, Collected] = {}
     for repeat in range(2):  # the second round meets a warm prefix cache

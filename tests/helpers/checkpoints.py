@@ -72,6 +72,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+# Of these, models with experts, which run in float32 on a CPU only.
+EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral")
+
+
 def make_reference(name: str, **changes: Any) -> PreTrainedModel:
     """A float32 model in eval mode. Every parameter is random, biases and norms too: none may be ignored unseen."""
     config_class, model_class, values = FAMILIES[name]
