@@ -26,6 +26,9 @@ MARGIN_S = 15
 START_PERIOD_S, START_S = 5, 1800
 CPUS, MEMORY_GIB, MODELS_GIB, HEAD_MEMORY_GIB = 4, 16, 50, 8
 PICKER_PORT = 9002
+# Where each node of Ray says how it is, to whoever asks. KubeRay would have pods asked by wget, which images lack.
+RAY_HEALTH, RAY_HEALTH_PORT = "/api/healthz", 52365
+HAPROXY_HEALTH = "/-/healthz"  # 503 where it knows no API process
 # Options of a deployment on Ray that pods of Kubernetes do not have, and those that KubeRay decides.
 OF_RAY = (
     "min_engines",
@@ -153,8 +156,8 @@ def _pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _probe(path: str, period_s: int, failures: int) -> dict[str, Any]:
-    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": period_s, "failureThreshold": failures}
+def _probe(path: str, period_s: int, failures: int, port: str | int = "http") -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": port}, "periodSeconds": period_s, "failureThreshold": failures}
 
 
 def _port(name: str, port: int) -> dict[str, Any]:
@@ -181,16 +184,25 @@ def _pool(plan: Plan) -> dict[str, Any]:
 def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A cluster of a head that runs nothing of ours, and a pod for each engine, where API processes are as well."""
     follows = plan.deploy.least < plan.deploy.most
+    worker = _container(plan) | {
+        "ports": [_container_port("serve", plan.server.port)],
+        "readinessProbe": _probe(HAPROXY_HEALTH, 5, 1, "serve"),
+        "livenessProbe": _ray_probe(120),
+    }
     workers = {
         "groupName": "engines",
         "replicas": plan.deploy.engines,
         "minReplicas": plan.deploy.least,
         "maxReplicas": plan.deploy.most,
         "rayStartParams": {"num-cpus": str(_cpus(plan))},
-        "template": _ray_pod(plan, _container(plan) | {"ports": [_container_port("serve", plan.server.port)]}),
+        "template": _ray_pod(plan, worker),
     }
     ports = [("gcs-server", 6379), ("dashboard", 8265), ("client", 10001), ("serve", plan.server.port)]
-    head = _container(plan, gpus=0, memory_gib=HEAD_MEMORY_GIB) | {"ports": [_container_port(*port) for port in ports]}
+    head = _container(plan, gpus=0, memory_gib=HEAD_MEMORY_GIB) | {
+        "ports": [_container_port(*port) for port in ports],
+        "readinessProbe": _ray_probe(10),
+        "livenessProbe": _ray_probe(120),
+    }
     head_pod = _ray_pod(plan, head)
     if follows:
         head_pod["spec"]["automountServiceAccountToken"] = True  # Ray's autoscaler in it asks Kubernetes for pods
@@ -228,6 +240,10 @@ def _ray_pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
     environment = [{"name": name, "value": value} for name, value in sorted(variables.items())]
     # No labels: a Service or a pool of `--print k8s` is not for pods that may hold no API process.
     return {"spec": _pod(plan, {**container, "env": environment})}
+
+
+def _ray_probe(failures: int) -> dict[str, Any]:
+    return _probe(RAY_HEALTH, 5, failures, RAY_HEALTH_PORT) | {"timeoutSeconds": 5}
 
 
 def _container_port(name: str, port: int) -> dict[str, Any]:

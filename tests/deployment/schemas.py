@@ -1,8 +1,9 @@
 """What Kubernetes, gateways and KubeRay take of the manifests that are printed, as JSON schemas.
 
 Written after the reference pages of the fields: Kubernetes API v1.37 (`apps/v1` Deployment, `v1` Pod, Service and
-PersistentVolumeClaim), Gateway API Inference Extension v1 (`InferencePool`), KubeRay v1.6 (`ray.io/v1` RayService).
-They have the fields that we write and no other, so that a new one is looked up before it is printed.
+PersistentVolumeClaim), Gateway API Inference Extension v1 (`InferencePool`), KubeRay v1.6 (`ray.io/v1` RayService); of
+the latter two held against the types in their repositories as well. They have the fields that we write and no other, so
+that a new one is looked up before it is printed.
 """
 
 from typing import Any

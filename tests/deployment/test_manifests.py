@@ -168,6 +168,18 @@ def test_ray_finds_haproxy_where_the_images_have_it(printed: Any) -> None:
         assert f"--uid {manifests.USER} " in text
 
 
+def test_pods_of_ray_are_asked_by_kubernetes_and_not_by_a_program_that_images_lack(printed: Any) -> None:
+    """Without probes of their own they get KubeRay's, which run wget in the container, and are never ready."""
+    head, worker = (pod["spec"]["containers"][0] for pod in pods(printed("rayservice", *RUN)))
+    node = {"path": "/api/healthz", "port": 52365}
+    assert [head["readinessProbe"]["httpGet"], head["livenessProbe"]["httpGet"]] == [node, node]
+    assert worker["livenessProbe"]["httpGet"] == node
+    assert worker["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": "serve"}
+    assert {"name": "serve", "containerPort": 9000} in worker["ports"]
+    for dockerfile in IMAGES.glob("*.Dockerfile"):
+        assert "wget" not in dockerfile.read_text()
+
+
 def test_the_version_of_ray_is_the_one_that_deployments_are_made_for() -> None:
     cluster = import_module("roseinfer.deploy.cluster")
     assert manifests.RAY_VERSION.startswith(f"{cluster.RAY}.")
