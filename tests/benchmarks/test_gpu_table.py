@@ -29,6 +29,8 @@ SERVER_ARGS = "--threads 1 --num-kv-blocks 3000"
 # A client that knows what it will find.
 CANNED_CLIENT = """
 import argparse, json, sys
+
+pytestmark = pytest.mark.long
 parser = argparse.ArgumentParser()
 for name in ("--url", "--model", "--json", "--num", "--label"):
     parser.add_argument(name)

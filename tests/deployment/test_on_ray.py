@@ -11,7 +11,10 @@ from benchmarks.gpu_server import free_port
 from benchmarks.ray_cluster import API_ACTOR, ENGINE_ACTOR, HAPROXY, RayCluster
 from benchmarks.ray_faults import load, run, summary, well
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed"),
+    pytest.mark.long,
+]
 
 
 def listeners(cluster: RayCluster, name: str) -> dict[int, set[str]]:

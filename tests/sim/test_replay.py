@@ -30,6 +30,8 @@ from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.traces import read_trace
 from roseinfer.sim.workload import VOCAB, poisson
 
+pytestmark = pytest.mark.long
+
 MACHINE = SCORPIO_8B.machine
 
 

@@ -24,6 +24,8 @@ from roseinfer.sim.simulator import Lifetime, Simulation, simulate
 from roseinfer.sim.sweep import Load, Sweep, check_given, contender, find_capacity, run_sweep, settings_of
 from roseinfer.sim.workload import Arrival, poisson
 
+pytestmark = pytest.mark.long
+
 SLO = Slo(1.0, 0.1, class_name="a")
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, alive, children, priced, until
 
+pytestmark = pytest.mark.long
+
 WORKERS = 2
 LOGS = ("--log-format", "json")
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "import os\n", "extra_body": {"ignore_eos": True}, "stream": True}

@@ -14,6 +14,8 @@ import pytest
 from tests.server.console.feeds import looking, ticks
 from tests.server.real_server import RealServer, alive, children, priced, until
 
+pytestmark = pytest.mark.long
+
 STREAMS, TOKENS = 8, 150
 LOAD: dict[str, Any] = {
     "model": "tiny", "prompt": "x", "max_tokens": 20, "stream": True, "extra_body": {"ignore_eos": True},
