@@ -135,4 +135,6 @@ def share_of(group: Group, whole: int, *, unit: int = 1, repeat: bool = False) -
         return Share(group.rank * width, width, whole)
     if rest == 0 and repeat and group.size % units == 0:
         return Share(group.rank * units // group.size * unit, unit, whole)
-    raise ConfigError(f"{whole} columns in units of {unit} cannot be split among {group.size} processes")
+    raise ConfigError(
+        f"{whole} columns in units of {unit} cannot be split among {group.size} processes: tensor_parallel_size"
+    )

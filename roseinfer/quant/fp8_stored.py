@@ -126,9 +126,9 @@ def _read_channels(source: WeightSource, name: str, outs: Share, into: torch.Ten
 def _check_blocks(piece: Piece, share: Share, *, is_last: bool) -> None:
     end = share.start + share.width
     if share.start % SCALE_BLOCK or (end % SCALE_BLOCK and not (is_last and end == share.whole)):
-        raise UnsupportedModelError(
-            f"{piece.name}: FP8 in blocks of {SCALE_BLOCK} x {SCALE_BLOCK} cannot be cut at {share.start} and {end}"
-        )
+        what = f"{piece.name}: FP8 in blocks of {SCALE_BLOCK} x {SCALE_BLOCK}"
+        why = "" if share.is_all else ", as tensor_parallel_size asks for"
+        raise UnsupportedModelError(f"{what} cannot be cut at {share.start} and {end}{why}")
 
 
 def _blocks(share: Share) -> Share:

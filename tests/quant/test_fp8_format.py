@@ -99,7 +99,7 @@ def test_blocks_are_not_cut() -> None:
             with pytest.raises(UnsupportedModelError, match="q: FP8 in blocks of 128 x 128 cannot be cut at 0 and 192"):
                 layer.load(Named(tensors, build_for(Imagined(0, 1), scheme)), *names)
     row_parallel = Linear(256, 128, split=Split.INPUTS, unit=64)
-    with pytest.raises(UnsupportedModelError, match="cannot be cut at 64 and 128"):
+    with pytest.raises(UnsupportedModelError, match="cannot be cut at 64 and 128, as tensor_parallel_size"):
         row_parallel.load(Named(tensors, build_for(Imagined(1, 4), scheme)), "k")
 
 
