@@ -11,7 +11,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from roseinfer.kernels import route
+from roseinfer.kernels import experts_kernels, experts_order, route
 from roseinfer.kernels.experts_few_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.push_blocks import push_blocks_kernel
 from roseinfer.kernels.push_words import push_words_kernel
@@ -24,6 +24,9 @@ TARGET = GPUTarget("cuda", 90, 32)
 NUMBERS = ("rows", "tokens", "width", "stride_x", "stride_residual", "stride_out")
 SCALARS = dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32"}
 SCALARS |= dict.fromkeys(("pairs", "count", "rounds", "out_stride", "blocks", "flags"), "i32")
+SCALARS |= dict.fromkeys(("places", "stride", "x_stride", "scale_stride", "x_scale_stride", "h_scale_stride"), "i32")
+SCALARS |= {"out_scale_stride": "i32"}
+INTEGERS = ("ids_ptr", "pairs_ptr", "tiles_ptr")
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
 
@@ -74,6 +77,47 @@ def main() -> None:
         read(push_blocks_kernel, constants | {"REGION": 8192, "PROGRAMS": 4, "GATHERS": gathers}, pointers)
     for scales, (hidden, top_k) in itertools.product(("none", "channel", "block"), ((256, 4), (384, 3))):
         read_experts(scales, hidden, top_k)
+    for scales, weight_first, gathers in itertools.product(("none", "channel", "block"), (False, True), (False, True)):
+        read_tiles(scales, weight_first, gathers)
+    read(
+        experts_order._order_kernel,
+        {"TILE": 16, "BLOCK": 64, "PLACES": 32, "OVERLAP": True},
+        dict.fromkeys(INTEGERS, "*i32"),
+    )
+
+
+def read_tiles(scales, weight_first, gathers) -> None:
+    """Rows of experts in tiles of 64, of widths that end within a block unless they have codes."""
+    codes, width = ("*bf16", 200) if scales == "none" else ("*fp8e4nv", 256)
+    constants = {
+        "TOP_K": 3,
+        "N": width,
+        "K": width,
+        "BLOCK_M": 64,
+        "BLOCK_N": 128,
+        "BLOCK_K": 128,
+        "STAGES": 3,
+        "SCALES": scales,
+        "ACTIVATION": "silu",
+        "WEIGHT_FIRST": weight_first,
+        "GATHER": gathers,
+        "OVERLAP": True,
+    }
+    block = f"tensordesc<{codes[1:]}[64, 128]>"
+    pointers = dict.fromkeys(INTEGERS, "*i32") | {"weights_ptr": "*fp32", "w_blocks": block.replace("64", "128")}
+    pointers |= {"x": codes if gathers else block, "x_blocks": block, "h_ptr": codes}
+    scaled = ("x_scales_ptr", "w_scales_ptr", "h_scales_ptr")
+    if scales == "none":
+        constants |= dict.fromkeys(scaled)
+    else:
+        pointers |= dict.fromkeys(scaled, "*fp32")
+    read(experts_kernels.gate_up_kernel, constants, pointers)
+    read(experts_kernels.down_kernel, constants, pointers)
+    if weight_first and gathers:
+        scaled = dict.fromkeys(("scales_ptr", "out_scales_ptr"), "*fp32")
+        groups = {"BLOCK": 128, "GROUPS": 0 if scales == "none" else 2}
+        read(experts_kernels.spread_kernel, constants | groups, dict.fromkeys(INTEGERS, "*i32") | scaled)
+        read(experts_kernels.sum_kernel, constants | groups | {"HAS_RESIDUAL": True}, {})
 
 
 def read_experts(scales, hidden, top_k) -> None:
