@@ -120,6 +120,27 @@ def test_ranks_add_up_to_the_whole(rows: int) -> None:
     assert error(sum(parts) - before.to(DEVICE), expected(x.cpu(), tensors, SHAPE)) < 5e-3
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA GPU")
+@pytest.mark.parametrize("rows", [FEW, MANY])
+def test_a_captured_layer_follows_its_inputs(rows: int) -> None:
+    """Which experts have tokens, and how many, is found out anew by each replay."""
+    tensors, x = halved(draw(SHAPE)), inputs(rows)
+    experts, norm = load(tensors), norm_of(tensors)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        experts(norm, x, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out = experts(norm, x, None)
+    for seed in range(3):
+        # Once all tokens are alike, and go to the same experts.
+        x.copy_(torch.randn(rows if seed else 1, SHAPE.hidden, device=DEVICE))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, experts(norm, x, None))
+
+
 def test_what_does_not_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="bfloat16 or float16 on a GPU"):
         load(draw(SHAPE), build=replace(MAKE, dtype=torch.float32))

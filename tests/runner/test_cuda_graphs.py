@@ -46,6 +46,15 @@ GPT2 = {
 # Shorter than most contexts here, and no multiple of a block or a tile.
 MISTRAL = {**QWEN3, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 41}
 MIXED_WINDOWS = {**QWEN3, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+MIXTURE = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "norm_topk_prob": True,
+}
 SEATS, BLOCK, BLOCKS = 12, 16, 160
 
 
@@ -135,7 +144,7 @@ def test_chunks_of_any_size_give_the_same_text(tmp_path, shape):
     assert first == second and sum(shortest.values()) > 100
 
 
-@pytest.mark.parametrize("shape", [QWEN3, MIXED_WINDOWS], ids=["qwen3", "windows"])
+@pytest.mark.parametrize("shape", [QWEN3, MIXED_WINDOWS, MIXTURE], ids=["qwen3", "windows", "experts"])
 def test_steady_state_neither_waits_nor_compiles(tmp_path, shape):
     from triton import knobs
 
