@@ -5,6 +5,8 @@ import errno
 import os
 import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 from roseinfer.core.errors import ConfigError
@@ -15,6 +17,8 @@ from roseinfer.engine.remote.secret import Secret
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
 BACKLOG = 128
+# Of their own: a name server that does not answer holds a thread for long, whoever has given up.
+_RESOLVERS = ThreadPoolExecutor(4, "roseinfer-names")
 # The kernel asks a silent other side so often, and lets go of one from which nothing has come for so long, in seconds.
 PROBE_S, GONE_S = 5, 20
 
@@ -70,11 +74,9 @@ class Connected(NamedTuple):
 
 async def connect(address: HostPort, secret: Secret, purpose: Purpose) -> Connected:
     """A connection that both sides accept. Raises `HandshakeError` if one does not, `OSError` if nothing is there."""
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_S):
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            connection, round_trip_s = await _first(found)
+            connection, round_trip_s = await _first(await _addresses(address))
     except TimeoutError:
         raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
     try:
@@ -86,6 +88,15 @@ async def connect(address: HostPort, secret: Secret, purpose: Purpose) -> Connec
         if isinstance(error, TimeoutError):
             raise TimeoutError(f"no handshake within {HANDSHAKE_S:g} s") from None
         raise
+
+
+async def _addresses(address: HostPort) -> list[tuple[Any, ...]]:
+    """Of a host, as `socket.getaddrinfo` has them. Raises `OSError` if its name has none."""
+    ask = partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
+    try:
+        return ask(flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:  # a name
+        return await asyncio.get_running_loop().run_in_executor(_RESOLVERS, ask)
 
 
 async def _first(found: Iterable[tuple[Any, ...]]) -> tuple[socket.socket, float]:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import random
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -175,3 +176,33 @@ def test_refusals_stay_small_and_are_told_again_after_an_hour(caplog: pytest.Log
     now_s[0] = module.TELL_AGAIN_S
     refusals.tell(("host0", "secret"), "again")
     assert caplog.messages[-1] == "again"
+
+
+def test_a_name_server_that_does_not_answer_holds_up_nobody_else(monkeypatch) -> None:
+    """Not who connects to an address, nor the work of this process that takes threads."""
+    monkeypatch.setattr(tcp, "CONNECT_S", 0.1)
+    asked, answered = socket.getaddrinfo, threading.Event()
+
+    def getaddrinfo(host: str, *more: Any, **flags: Any) -> Any:
+        if flags.get("flags", 0) & socket.AI_NUMERICHOST or host == LOOPBACK.host:
+            return asked(host, *more, **flags)
+        answered.wait(PATIENCE_S)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    async def act(scene: Scene) -> None:
+        names = [HostPort(f"host-{number}.invalid", 7000) for number in range(40)]
+        lost = await asyncio.gather(
+            *(tcp.connect(name, SECRET, Purpose.ENGINE) for name in names), return_exceptions=True
+        )
+        assert {str(error) for error in lost} == {"no answer within 0.1 s"}
+        monkeypatch.setattr(tcp, "CONNECT_S", PATIENCE_S)
+        await scene.friend()
+        assert await asyncio.to_thread(lambda: "done") == "done"
+        answered.set()
+
+    try:
+        play(act)
+    finally:
+        answered.set()
