@@ -62,7 +62,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-moe-dense": (
         "Qwen3MoeConfig",
         "Qwen3MoeForCausalLM",
-        {**_QWEN3_MOE, "num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2},
+        {
+            **_QWEN3_MOE,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [3],
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 13,
+        },
     ),
     "mixtral": (
         "MixtralConfig",

@@ -208,3 +208,11 @@ def test_drawn_routers_spread_the_tokens_of_a_prompt(tmp_path: Path, monkeypatch
     logits(model, list(range(60)))
     for ids in chosen:
         assert len(ids.unique()) > 0.9 * 64 * (1 - (1 - 4 / 64) ** 60)
+
+
+def test_more_experts_than_the_files_could_hold_are_refused(tmp_path: Path) -> None:
+    save_reference(make_reference("mixtral"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 2**20}))
+    with pytest.raises(UnsupportedModelError, match=r"a model of .* weights, the checkpoint's files hold"):
+        load(tmp_path)
