@@ -1,6 +1,7 @@
 """A group of GPUs: sums and columns by our own kernels while one trip is enough, beyond that by NCCL."""
 
 import logging
+from threading import Thread
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 # How long our kernels wait for another rank: while ranks load and compile, and when they serve.
 START_PATIENCE_S, STEP_PATIENCE_S = 300.0, 7.0
+CLOSE_S = 3.0  # for NCCL to end, which is not worth more
 
 
 class Library(Protocol):
@@ -77,12 +79,18 @@ class CudaGroup:
             raise EngineDeadError(f"rank {self.rank} has waited in vain for another rank's part of a sum")
 
     def abort(self) -> None:
-        self._library.abort()
+        self._end_library()
         self._host.abort()
 
     def close(self) -> None:
-        self._library.abort()
+        self._end_library().join(CLOSE_S)
         self._host.close()
+
+    def _end_library(self) -> Thread:
+        """NCCL may wait for kernels that wait for a rank that is gone, or for threads of its own."""
+        thread = Thread(target=self._library.abort, name="nccl-abort", daemon=True)
+        thread.start()
+        return thread
 
 
 def connect(host: LiveGroup, store: str, device: torch.device) -> CudaGroup:

@@ -1,5 +1,6 @@
 """The group of GPUs without any: forked ranks that push to each other under Triton's interpreter, and no NCCL."""
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Mirror:
     """A library of two ranks that hold the same."""
 
     sums: list[int] = field(default_factory=list)
+    ends: threading.Event = field(default_factory=threading.Event)
 
     def all_reduce(self, x: torch.Tensor) -> None:
         self.sums.append(x.nbytes)
@@ -47,7 +49,7 @@ class Mirror:
         return torch.stack([x, x])
 
     def abort(self) -> None:
-        raise AssertionError("nobody has asked for it")
+        self.ends.set()
 
 
 class Two(Alone):
@@ -103,6 +105,17 @@ def test_who_has_waited_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     group.all_reduce(torch.ones(2, 8))
     with pytest.raises(EngineDeadError, match="rank 1 has waited in vain"):
         group.check()
+
+
+def test_a_library_that_does_not_end_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roseinfer.parallel.cuda_group.CLOSE_S", 0.01)
+    library, over = Mirror(), threading.Event()
+    monkeypatch.setattr(library, "abort", lambda: (library.ends.set(), over.wait()))
+    group = CudaGroup(Two(0), library, None)
+    group.abort()
+    group.close()
+    assert library.ends.wait(10)
+    over.set()
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
