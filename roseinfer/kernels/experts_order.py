@@ -15,8 +15,8 @@ import torch
 from roseinfer.kernels import early_start
 from roseinfer.kernels.triton_support import next_power_of_2, tl, triton
 
-# Pairs that a program looks at together, at most, and places of tiles that it fills together.
-_BLOCK, _PLACES = 16384, 32
+# Pairs that a program looks at together, few or many of them, and places of tiles that it fills together.
+_FEW, _MANY, _PLACES = 2048, 16384, 32
 
 
 class Order(NamedTuple):
@@ -89,7 +89,7 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int) -> Order:
         torch.empty((3, pairs // tile + experts), dtype=torch.int32, device=ids.device),
         tile,
     )
-    block = min(max(next_power_of_2(pairs), 32), _BLOCK)
+    block = _FEW if pairs <= _FEW else _MANY
     _order_kernel[(experts,)](
         ids,
         order.pairs,
@@ -99,7 +99,7 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int) -> Order:
         TILE=tile,
         BLOCK=block,
         PLACES=_PLACES,
-        num_warps=min(max(block // 256, 1), 16),
+        num_warps=8 if block == _FEW else 16,
         **early_start.options(ids.device),
     )
     return order

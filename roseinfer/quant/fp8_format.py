@@ -78,10 +78,10 @@ class Fp8Format:
         if has_triton(source.build.device):
             from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
 
-            return load_cuda_experts(source, shape, share, names, partial(self.stack, source))
+            return load_cuda_experts(source, shape, share, names, partial(self._stack, source))
         return load_each_expert(self, source, shape, share, names)
 
-    def stack(self, source: WeightSource, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _stack(self, source: WeightSource, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The matrices of `pieces`, stacked in their order, and their scales if they are in FP8."""
         weight = self.read(source, pieces)
         if weight is None:

@@ -15,7 +15,7 @@ def uniform(tokens):
 CHOICES = {
     "one token": uniform(1),
     "some": uniform(7),
-    "as many pairs as a block": uniform(64)[:, :2].contiguous(),
+    "just a block of pairs": uniform(1024)[:, :2].contiguous(),
     "all to the same": torch.tensor([[11, 0, 4]], dtype=torch.int32).repeat(50, 1),
     "one of each": torch.arange(EXPERTS, dtype=torch.int32)[:, None],
     "tiles just full": torch.arange(64, dtype=torch.int32)[:, None] // 16,

@@ -12,12 +12,12 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.triton_support import HAS_TRITON
 from roseinfer.layers.linear import RMSNorm
 from roseinfer.parallel.group import share_of
-from roseinfer.quant.base import Experts
+from roseinfer.quant import fp8_format, plain
+from roseinfer.quant.base import Build, Experts
 from roseinfer.quant.experts import ExpertNames, ExpertShape
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
-from roseinfer.quant.plain import read_weight
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.weights import BUILD, Imagined, Named
 from tests.quant.test_experts import EPS, draw, expected, in_blocks
@@ -40,16 +40,13 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the tensor memory accelerator needs compute capability 9.0")
     allow_loaded_loop_bounds(monkeypatch)
     round_codes()
+    for module in (plain, fp8_format):
+        monkeypatch.setattr(module, "has_triton", lambda device: True)
 
 
-def load(tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE, build=MAKE) -> Experts:  # type: ignore[no-untyped-def]
-    """As the format of `build` loads them on a GPU."""
-    from roseinfer.quant.cuda_experts import load_cuda_experts
-
-    source, kept = Named(tensors, build), build.weight_format
-    read = kept.stack if isinstance(kept, Fp8Format) else lambda source, pieces: (read_weight(source, pieces), None)
+def load(tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE, build: Build = MAKE) -> Experts:
     share = share_of(build.group, shape.width)
-    return load_cuda_experts(source, shape, share, NAMES, lambda pieces: read(source, pieces))
+    return build.weight_format.experts(Named(tensors, build), shape, share, NAMES)
 
 
 def norm_of(tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE) -> RMSNorm:
