@@ -16,55 +16,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.faults.bodies import mutated
 from benchmarks.faults.client import Connection, Streams, request_bytes, silent, stream_body
+from benchmarks.faults.ranks import killed_rank, stopped_rank
+from benchmarks.faults.rows import CACHE, LONG, Plan, Row, told, while_streaming
 from benchmarks.faults.server import ServerUnderTest, until
 from roseinfer.bench.report import hardware, versions
 
-CACHE = ("--num-kv-blocks", "400", "--max-num-seqs", "64")
 CUT = "taken next to nothing"  # what the log says of a client that is cut off
-LONG = 1500  # tokens: no stream ends by itself before something happens to it
 # What may be answered when the server is full or the request's time is over.
 PROPER_5XX = ("queue_full", "deadline_exceeded", "too_many_bodies")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table. `wrong`: what should not have been, empty if all is well."""
-
-    fault: str
-    sent: str
-    came_back: str
-    leaked: str
-    wrong: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    rounds: int
-    streams: int
-    bodies: int
-    clients: int
-    soak_s: float
-    seed: int
-
-
-def told(ends: Counter[str]) -> str:
-    return ", ".join(f"{count} x {end}" for end, count in ends.most_common())
-
-
-async def while_streaming(server: ServerUnderTest, streams: Streams, strike: Callable[[], None], tokens: int) -> float:
-    """Strike when all streams have begun; returns the seconds from then until the last of them has ended."""
-    running = asyncio.create_task(streams.run(server.port, stream_body(tokens)))
-    async with asyncio.timeout(120):
-        await streams.all_begun.wait()
-    struck_s = time.monotonic()
-    strike()
-    await running
-    return streams.last_s - struck_s
 
 
 def replaced_in(server: ServerUnderTest, victim: int) -> bool:
@@ -288,6 +251,8 @@ async def one_of_many(rng: random.Random, port: int, connection: Connection) -> 
 
 FAULTS: dict[str, Callable[[Plan], Awaitable[Row]]] = {
     "engine": killed_engine,
+    "rank": killed_rank,
+    "stopped-rank": stopped_rank,
     "server": killed_server,
     "worker": killed_worker,
     "stopped-worker": stopped_worker,

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 PATIENCE_S = 120.0
+_RANK = "roseinfer.ranks.process"
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -86,10 +87,18 @@ class ServerUnderTest:
 
     # --- processes ----------------------------------------------------------------------------------------------
     def processes(self) -> list[int]:
-        """The server's own, then the engine's and the workers'."""
-        mine = self.process.pid
-        children = [pid for pid, parent in _parents().items() if parent == mine]
-        return [*([mine] if self.process.poll() is None else []), *children]
+        """The server's own, then those of engines and workers, then those of engines' other ranks."""
+        mine, parents = self.process.pid, _parents()
+        children = [pid for pid, parent in parents.items() if parent == mine]
+        ranks = [pid for pid, parent in parents.items() if parent in children and _RANK in _command_line(pid)]
+        return [*([mine] if self.process.poll() is None else []), *children, *ranks]
+
+    def ranks(self) -> list[int]:
+        return self._running(_RANK)
+
+    def without(self, pids: Sequence[int]) -> bool:
+        """Whether these are gone."""
+        return not any(map(_is_ours, pids))
 
     def engine(self) -> int:
         return self.engines()[0]

@@ -14,6 +14,7 @@ from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.attention.kv_scales import KVScales, read_kv_scales
 from roseinfer.attention.spec import AttentionSpec
+from roseinfer.core.errors import ConfigError
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
 from roseinfer.layers.linear import Linear, NormedLinear, Out, Split
 from roseinfer.models.config import ModelSpec
@@ -168,5 +169,10 @@ class SelfAttention:
 
 def held_heads(spec: AttentionSpec, group: Group) -> AttentionSpec:
     """What this process computes of a layer's attention. Raises `ConfigError` if its heads cannot be dealt out."""
+    if spec.heads % group.size:
+        raise ConfigError(
+            f"tensor_parallel_size is {group.size}, but the model's {spec.heads} attention heads cannot be dealt out to "
+            f"{group.size} processes evenly"
+        )
     heads = share_of(group, spec.heads).width
     return replace(spec, heads=heads, kv_heads=share_of(group, spec.kv_heads, repeat=True).width)

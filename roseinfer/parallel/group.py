@@ -136,5 +136,5 @@ def share_of(group: Group, whole: int, *, unit: int = 1, repeat: bool = False) -
     if rest == 0 and repeat and group.size % units == 0:
         return Share(group.rank * units // group.size * unit, unit, whole)
     raise ConfigError(
-        f"{whole} columns in units of {unit} cannot be split among {group.size} processes: tensor_parallel_size"
+        f"tensor_parallel_size: {whole} columns in units of {unit} cannot be split among {group.size} processes"
     )

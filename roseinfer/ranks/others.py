@@ -50,9 +50,7 @@ class Home:
 
 @dataclass
 class _Rank:
-    """One of them. `status`: where it says something, through `voice`, its end of that; `heard`: what is no whole line
-    yet.
-    """
+    """One of them. `status`: where it says something, by its descriptor `voice`; `heard`: what is no whole line yet."""
 
     number: int
     process: "subprocess.Popen[bytes]"
@@ -61,8 +59,10 @@ class _Rank:
     heard: bytes = b""
     here: bool = False
     words: RankSays | None = None
+    silent: bool = False
 
-    def listen(self) -> None:
+    def listen(self) -> bool:
+        """Take what it has said. False if it will say nothing more: it ends."""
         with contextlib.suppress(BlockingIOError):
             while said := os.read(self.status, 4096):
                 *lines, self.heard = (self.heard + said).split(b"\n")
@@ -72,6 +72,8 @@ class _Rank:
                         self.here = True
                     else:
                         self.words = says
+            return False
+        return True
 
     @property
     def why(self) -> RoseinferError:
@@ -233,7 +235,6 @@ class OtherRanks:
             with contextlib.suppress(OSError):
                 rank.process.stdin.close()
             os.close(rank.status)
-            os.close(rank.voice)
 
     def _spawn(self, number: int) -> _Rank:
         status, voice = os.pipe()
@@ -246,30 +247,36 @@ class OtherRanks:
             )
         except BaseException:
             os.close(status)
-            os.close(voice)
             raise
+        finally:
+            os.close(voice)
         return _Rank(number, process, status, voice)
 
     def _watch(self) -> None:
         """Until all have ended."""
-        ends = select.poll()
+        voices = select.poll()
         for rank in self._ranks:
-            ends.register(rank.status, select.POLLIN)
+            voices.register(rank.status, select.POLLIN)
         told_s = math.inf
         while any(rank.process.poll() is None for rank in self._ranks):
-            ends.poll(LOOK_S * 1000)
-            self._look()
+            voices.poll(LOOK_S * 1000)
+            self._look(voices)
             if self._closing and math.isinf(told_s):
                 told_s = time.monotonic()
             if time.monotonic() - told_s > CLOSE_PATIENCE_S:
                 self._kill()
 
-    def _look(self) -> None:
+    def _look(self, voices: "select.poll") -> None:
         """Hear what they say, and see whether one has ended."""
-        ended = [rank for rank in self._ranks if rank.process.poll() is not None]
         with self._changed:
             for rank in self._ranks:
-                rank.listen()
+                if rank.listen() or rank.silent:
+                    continue
+                rank.silent = True
+                voices.unregister(rank.status)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    rank.process.wait(LOOK_S)
+            ended = [rank for rank in self._ranks if rank.process.poll() is not None]
             if ended and not self._closing and self.failure is None:
                 self._lose(next((rank for rank in ended if rank.words), ended[0]))
             self._changed.notify_all()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from roseinfer.core import logs
-from roseinfer.core.errors import EngineDeadError
+from roseinfer.core.errors import EngineDeadError, RoseinferError
 from roseinfer.core.plan import TokenMasks
 from roseinfer.core.runner import Runner
 from roseinfer.core.stacks import tell_stacks
@@ -56,7 +56,7 @@ def main() -> int:
     except RingClosedError:
         return 1
     except Exception as error:
-        if not isinstance(error, EngineDeadError):
+        if not isinstance(error, RoseinferError):  # rank 0 says what those are
             log.exception("rank %d failed", boot.rank)
         _say(boot, last_words(error))
         return 1

@@ -126,7 +126,7 @@ def test_heads_that_cannot_be_dealt_out_are_refused_before_anything_is_read(tmp_
     folder = save_reference(make_reference("llama"), tmp_path)
     (folder / "model.safetensors").unlink()
     spec = read_model_spec(folder)
-    with pytest.raises(ConfigError, match="cannot be split among 3"):
+    with pytest.raises(ConfigError, match="4 attention heads cannot be dealt out to 3"):
         load_model(
             folder,
             spec,
