@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Matmul, Norm, Table, WeightSource
 
@@ -30,7 +31,7 @@ class VocabTable:
     """A matrix [vocab, width] whose rows are dealt out to the processes in equal, contiguous shares.
 
     `rows`: this process's [share, width], and rows of zeros where the vocabulary has ended. A GPU's share is rounded up
-    to a number that it multiplies well.
+    to a number that it multiplies well, and `on_gpu` is the matrix as it is there.
     """
 
     rows: Table
@@ -41,6 +42,7 @@ class VocabTable:
         self.share = -(-vocab // (size * align)) * align
         self.start = build.group.rank * self.share
         self._vocab, self._width = vocab, width
+        self.on_gpu: torch.Tensor | None = None
 
     def load(self, source: WeightSource, name: str) -> None:
         build, width = source.build, self._width
@@ -53,6 +55,7 @@ class VocabTable:
         else:
             source.leave(name)
         self.rows = build.weight_format.table(rows)
+        self.on_gpu = rows if has_triton(build.device) else None
 
 
 class VocabEmbedding:
@@ -72,6 +75,10 @@ class VocabEmbedding:
         table = self.table
         if self._group.size == 1:
             return table.rows.look_up(ids)
+        if table.on_gpu is not None:
+            from roseinfer.kernels.vocab_rows import vocab_rows
+
+            return self._group.all_reduce(vocab_rows(ids, table.on_gpu, table.start))
         local = ids - table.start
         elsewhere = (local < 0) | (local >= table.share)
         rows = table.rows.look_up(local.masked_fill(elsewhere, 0))
