@@ -1,5 +1,6 @@
 """The engine's loop: drain the inbox, step, send what came of it."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -96,10 +97,16 @@ class EngineLoop:
                 self._turn()
         except Exception as error:  # also the accelerator's: out of memory, a failed kernel
             log.exception("the engine loop failed")
-            self._outbox.broadcast(Failed(f"{type(error).__name__}: {error}"[:500], self._core.suspects()))
+            try:
+                self._outbox.broadcast(Failed(f"{type(error).__name__}: {error}"[:500], self._core.suspects()))
+            finally:
+                with contextlib.suppress(Exception):  # an accelerator that failed fails who waits for it to end, too
+                    self._core.close()
             return False
-        finally:
+        except BaseException:
             self._core.close()
+            raise
+        self._core.close()
         return True
 
     def _turn(self) -> None:

@@ -317,6 +317,16 @@ def test_a_failure_of_the_accelerator_is_told_to_everybody_and_ends_the_loop(whe
     assert runner.closed
 
 
+def test_an_accelerator_that_fails_when_the_engine_is_closed_as_well_is_told_of_once() -> None:
+    """Copies that were under way are waited for."""
+    runner = FailingRunner("collect")
+    runner.close = lambda: runner.collect(3)
+    core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner)
+    script = Script(core, clock := ManualClock(), [(1, add("a", 50))], turn_s=0.001)
+    assert EngineLoop(core, script, script, clock).run() is False
+    assert [client for _, client, m in script.sent if isinstance(m, Failed)] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["submit", "sample", "collect"])
 def test_a_failure_names_those_that_began_in_the_step(where: str, depth: int) -> None:
