@@ -7,13 +7,13 @@ from typing import Protocol
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import sequence_id
 from roseinfer.engine.api import StepRecord
 from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.core import HELD_BACK_S, Core
-from roseinfer.engine.garbage import IdleGarbageCollector
 from roseinfer.engine.messages import (
     OWNER,
     Abort,

@@ -20,6 +20,7 @@ from roseinfer.core import logs
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config import PRICED, EngineConfig
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
+from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.progress import listening
 from roseinfer.core.promise import Promise
@@ -30,7 +31,6 @@ from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import AuditDuty
 from roseinfer.engine.board import Board
 from roseinfer.engine.core import Core, EngineCore
-from roseinfer.engine.garbage import IdleGarbageCollector
 from roseinfer.engine.kv_events import KvEventsPublisher
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed

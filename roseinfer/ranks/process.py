@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from roseinfer.core import logs
+from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.errors import EngineDeadError, RoseinferError
+from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.plan import TokenMasks
 from roseinfer.core.runner import Runner
 from roseinfer.core.stacks import tell_stacks
@@ -75,12 +77,19 @@ def _serve(boot: RankBoot) -> None:
         boot.config, Path(boot.folder), boot.store, boot.rank, lambda: _say(boot, RankSays(here=True))
     )
     spin_s = 0.0 if built.facts.device == "cpu" else GPU_SPIN_S
-    with RingReader(boot.ring, boot.bell, boot.rank - 1, boot.size - 1, boot.ring_bytes, spin_s) as ring:
-        follow(ring, built.runner, group.check)
+    garbage = IdleGarbageCollector(MonotonicClock())
+
+    def step_done() -> None:
+        group.check()
+        garbage.busy()
+
+    place = boot.rank - 1, boot.size - 1
+    with RingReader(boot.ring, boot.bell, *place, boot.ring_bytes, spin_s, garbage.idle) as ring:
+        follow(ring, built.runner, step_done)
 
 
-def follow(ring: RingReader, runner: Runner, check: Callable[[], None]) -> None:
-    """Make the calls that come by the ring, up to `CLOSE`. `check`: the group's, of each step.
+def follow(ring: RingReader, runner: Runner, step_done: Callable[[], None]) -> None:
+    """Make the calls that come by the ring, up to `CLOSE`. `step_done` is called behind each step, and may raise.
 
     Raises `EngineDeadError` if rank 0 samples other tokens.
     """
@@ -103,7 +112,7 @@ def follow(ring: RingReader, runner: Runner, check: Callable[[], None]) -> None:
                 runner.sample(steps[-1], TokenMasks(rows, space))
             case Call.COLLECT:
                 result = runner.collect(steps.popleft())
-                check()
+                step_done()
                 sampled.add(result.rows)
             case _:
                 runner.close()

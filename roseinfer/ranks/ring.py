@@ -141,13 +141,23 @@ class RingWriter:
 class RingReader:
     """Reader number `reader` of `readers`; `memory` and `bell` are the descriptors that it has inherited.
 
-    spin_s: seconds that it looks for a message before it sleeps.
+    spin_s: seconds that it looks for a message before it sleeps. idle: called while it sleeps, some times a second.
     """
 
-    def __init__(self, memory: int, bell: int, reader: int, readers: int, size: int, spin_s: float) -> None:
+    def __init__(
+        self,
+        memory: int,
+        bell: int,
+        reader: int,
+        readers: int,
+        size: int,
+        spin_s: float,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._ring = _Memory(memory, readers, size)
         self._bell = bell
         self._spin_s = spin_s
+        self._idle = idle
         self._read_at = self._ring.read_at(reader)
         self._asleep_at = self._ring.asleep_at(reader)
         self._read = 0
@@ -197,7 +207,9 @@ class RingReader:
             if words[0] != self._read:
                 words[self._asleep_at] = 0
                 return
-            if self._pipe.poll(_DOZE_MS) and not os.read(self._bell, _LINE) and words[0] == self._read:
+            if not self._pipe.poll(_DOZE_MS):
+                self._idle()
+            elif not os.read(self._bell, _LINE) and words[0] == self._read:
                 raise RingClosedError
 
 

@@ -7,6 +7,7 @@ from itertools import count, pairwise
 import pytest
 
 from roseinfer.core.clock import ManualClock
+from roseinfer.core.garbage import BUSY_PATIENCE_S, IdleGarbageCollector
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
@@ -15,7 +16,6 @@ from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import HELD_BACK_S, EngineCore
-from roseinfer.engine.garbage import BUSY_PATIENCE_S, IdleGarbageCollector
 from roseinfer.engine.loop import HEARTBEAT_S, PROMISE_S, EngineLoop
 from roseinfer.engine.messages import (
     OWNER,

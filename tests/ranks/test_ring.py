@@ -94,3 +94,16 @@ def test_the_end_of_the_writer_is_found_behind_its_last_message() -> None:
         assert reader.read() == b"last"
         with pytest.raises(RingClosedError):
             reader.read()
+
+
+def test_a_reader_that_sleeps_has_time_for_other_things(stack: ExitStack) -> None:
+    writer = RingWriter(1, nothing, SIZE)
+    stack.callback(writer.close)
+    did: list[int] = []
+
+    def idle() -> None:
+        did.append(1)
+        writer.write(b"now")
+
+    with RingReader(os.dup(writer.memory), os.dup(writer.bells[0]), 0, 1, SIZE, 0.0, idle) as reader:
+        assert reader.read() == b"now" and did == [1]

@@ -1,4 +1,4 @@
-"""When the engine process collects its garbage: not while a step waits for it."""
+"""When processes that compute steps collect their garbage: not while a step waits for it."""
 
 import gc
 
