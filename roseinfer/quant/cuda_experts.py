@@ -1,4 +1,4 @@
-"""Experts on a GPU of the Hopper generation, in 16 bits or in FP8.
+"""Experts on a GPU, in 16 bits or in FP8.
 
 Few tokens take one program for each token, expert and slice; more are sorted by expert and multiplied in tiles. In FP8
 few tokens widen the weight in registers, more are rounded to FP8 themselves, as in `fp8_matmul`.
@@ -15,6 +15,7 @@ from roseinfer.kernels.experts_tile_configs import choose_experts_config
 from roseinfer.kernels.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.fp8_rows import Fp8Rows, normed_rows
+from roseinfer.kernels.route import TOKENS as ROUTED_TOGETHER
 from roseinfer.kernels.route import route
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 from roseinfer.parallel.group import Share
@@ -22,10 +23,7 @@ from roseinfer.quant.base import Norm, Piece, WeightSource
 from roseinfer.quant.expert_weights import expert_pieces, read_router
 from roseinfer.quant.experts import ExpertNames, ExpertShape
 
-# Tokens that share a place where the router's programs count themselves, and the most tokens of a step.
-_COUNTED, _MAX_TOKENS = 16, 1 << 17
-
-
+_MAX_TOKENS = 1 << 17  # of a step
 # The matrices of pieces, stacked in their order [rows, in], and of codes their scales [rows] or [rows / 128, in / 128].
 Read = Callable[[Sequence[Piece]], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -40,7 +38,7 @@ class CudaExperts:
         self._down = down
         self._shape = shape
         self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales)
-        self._arrived = torch.zeros(_MAX_TOKENS // _COUNTED, dtype=torch.int32, device=router.device)
+        self._arrived = torch.zeros(_MAX_TOKENS // ROUTED_TOGETHER, dtype=torch.int32, device=router.device)
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens = self._shape, x.shape[0]
