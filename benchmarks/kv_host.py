@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from roseinfer.attention.host_store import HostStore, num_host_blocks
+from roseinfer.attention.host_store import GIB, HostStore, num_host_blocks
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.bench.report import header, percentile
@@ -26,8 +26,11 @@ REPEATS = 7
 def make(args: argparse.Namespace, device: torch.device) -> tuple[KVStore, HostStore, Copier]:
     spec = AttentionSpec(heads=args.kv_heads, kv_heads=args.kv_heads, head_dim=args.head_dim, scale=1.0)
     store = KVStore(2 * max(args.blocks) + 8, 16, [spec] * args.layers, torch.bfloat16, device)
-    began = perf_counter()
-    host = HostStore(num_host_blocks(args.host_gib, store.blocks[0].shape[1]), store)
+    began, width = perf_counter(), store.blocks[0].shape[1]
+    count = num_host_blocks(args.host_gib, width)
+    if count < 2 * max(args.blocks):
+        raise SystemExit(f"--host-gib: {2 * max(args.blocks)} blocks take {2 * max(args.blocks) * width / GIB:.3g} GiB")
+    host = HostStore(count, store)
     print(f"{args.host_gib:g} GiB of host memory taken in {perf_counter() - began:.2f} s")
     if device.type != "cuda":
         return store, host, CpuCopier(store, host)
