@@ -160,6 +160,9 @@ def experts_few(
         x.stride(0),
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,
+        LANES=min(
+            cut.lanes, 8 if weights.scaled == "block" else cut.block_k // (8 if weights.scaled == "none" else 16)
+        ),
         TILES=cut.tiles,
         STAGES=cut.stages,
         ACTIVATION=activation,

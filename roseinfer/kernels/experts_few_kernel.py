@@ -1,8 +1,8 @@
 """The Triton kernels of `experts_few`.
 
-Tensors have the dimensions groups of columns, experts, rows of a weight, places in a group. A thread holds all places
-of a group, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in float32, or 16 in FP8, multiplied in
-pairs of float16 (`fp8_pairs`). Groups come first: Triton gives neighbouring ones to neighbouring threads.
+A thread holds all places of a group of columns, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in
+float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`). The place is the last dimension of tensors; of the
+others, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have something.
 """
 
 from roseinfer.kernels.activation import activate
@@ -23,14 +23,14 @@ def _read_x(rows, groups, inside, MASKED: tl.constexpr, GROUP: tl.constexpr):
 
     Past the L1 cache, which may hold what was there before: see `gate_up_kernel`.
     """
-    at = (rows + groups * GROUP)[:, :, :, None] + tl.arange(0, 8)[None, None, None, :]
+    at = tl.expand_dims(rows + groups * GROUP, -1) + tl.arange(0, 8)
     if MASKED:
-        low = tl.load(at, mask=inside[:, :, :, None], other=0.0, cache_modifier=".cg").to(tl.float32)
+        low = tl.load(at, mask=tl.expand_dims(inside, -1), other=0.0, cache_modifier=".cg").to(tl.float32)
     else:
         low = tl.load(at, cache_modifier=".cg").to(tl.float32)
     high = low
     if GROUP == 16 and MASKED:
-        high = tl.load(at + 8, mask=inside[:, :, :, None], other=0.0, cache_modifier=".cg").to(tl.float32)
+        high = tl.load(at + 8, mask=tl.expand_dims(inside, -1), other=0.0, cache_modifier=".cg").to(tl.float32)
     elif GROUP == 16:
         high = tl.load(at + 8, cache_modifier=".cg").to(tl.float32)
     return low, high
@@ -46,12 +46,12 @@ def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
 
 
 @triton.jit
-def _products(w, x, GROUP: tl.constexpr, COMPILED: tl.constexpr):
-    """The sums over each group, float32."""
+def _products(w, x, factors, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+    """The sums over each group times `factors`, float32."""
     if GROUP == 16:
-        return multiply(w, x[0], x[1], COMPILED) * x[2]
+        return multiply(w, x[0], x[1], COMPILED) * (x[2] * factors)
     else:
-        return tl.sum(w.to(tl.float32) * x[0], 3)
+        return tl.sum(w.to(tl.float32) * x[0], -1)
 
 
 @triton.jit
@@ -61,14 +61,22 @@ def _read_w(
 ):  # fmt: skip
     """Groups of columns of rows of [.., K]; four codes in an int32 if COMPILED. rows: int64; all three broadcast."""
     if GROUP == 16 and COMPILED:
-        at = w_ptr.to(tl.pointer_type(tl.int32)) + (rows * (K // 4) + groups * 4)[:, :, :, None]
-        at += tl.arange(0, 4)[None, None, None, :]
+        at = w_ptr.to(tl.pointer_type(tl.int32)) + tl.expand_dims(rows * (K // 4) + groups * 4, -1) + tl.arange(0, 4)
     else:
-        at = w_ptr + (rows * K + groups * GROUP)[:, :, :, None] + tl.arange(0, GROUP)[None, None, None, :]
+        at = w_ptr + tl.expand_dims(rows * K + groups * GROUP, -1) + tl.arange(0, GROUP)
     if MASKED:
-        return tl.load(at, mask=inside[:, :, :, None], other=0.0, eviction_policy=EVICTION)
+        return tl.load(at, mask=tl.expand_dims(inside, -1), other=0.0, eviction_policy=EVICTION)
     else:
         return tl.load(at, eviction_policy=EVICTION)
+
+
+@triton.jit
+def _laid_out(x, GROUP: tl.constexpr):
+    """What `_prepared` gave for [lanes, 1, groups] as [lanes, 1, groups, 1]."""
+    if GROUP == 16:
+        return tl.expand_dims(x[0], 3), tl.expand_dims(x[1], 3), tl.expand_dims(x[2], 3)
+    else:
+        return tl.expand_dims(x[0], 3), 1.0, 1.0
 
 
 @triton.jit
@@ -88,6 +96,7 @@ def gate_up_kernel(
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    LANES: tl.constexpr,
     TILES: tl.constexpr,
     STAGES: tl.constexpr,
     EVICTION: tl.constexpr,
@@ -98,20 +107,27 @@ def gate_up_kernel(
 ):
     """Program (p, i): of the token p // TOP_K and the expert at its place p % TOP_K, BLOCK_N * TILES outputs.
 
+    Tensors have the dimensions lanes, near rows, groups, far rows: LANES threads of a warp have neighbouring groups of
+    a row. With fewer lanes there is less to sum up across threads, and more of x in each.
+
     x is older than the logits, whose kernel lets this one start when all before it is done; so it is read before the
     wait, past the L1 cache, which may hold what was there before.
     """
     GROUP: tl.constexpr = 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
     MASKED: tl.constexpr = H % BLOCK_K != 0
+    FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups of a lane
+    NEAR_ROWS: tl.constexpr = 32 // LANES
+    FAR_ROWS: tl.constexpr = 2 * BLOCK_N // NEAR_ROWS
     pick = tl.program_id(0)
     token = (pick // TOP_K).to(tl.int64)
+    group = tl.arange(0, LANES)[:, None, None] + (tl.arange(0, FAR) * LANES)[None, None, :]
     xs = ()
     for chunk in tl.static_range(CHUNKS):
-        columns = _groups(chunk, BLOCK_K, GROUP)
+        columns = chunk * (BLOCK_K // GROUP) + group
         low, high = _read_x(x_ptr + token * stride_x, columns, columns < H // GROUP, MASKED, GROUP)
         low_gain, high_gain = _read_x(norm_ptr, columns, columns < H // GROUP, MASKED, GROUP)
-        xs += (_prepared(low * low_gain, high * high_gain, GROUP, COMPILED),)
+        xs += (_laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP),)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         # From here on the next kernel finds the logits, too.
@@ -119,32 +135,36 @@ def gate_up_kernel(
     rstd = tl.load(rstd_ptr + token, cache_modifier=".cg")
     expert = expert_at(logits_ptr + token * E, pick % TOP_K, E, E_PAD).to(tl.int64)
 
-    n = tl.arange(0, 2 * BLOCK_N)
-    is_up = n >= BLOCK_N
+    # Gate's rows are the first half of the last dimension, up's the second.
+    n = tl.arange(0, NEAR_ROWS)[:, None] + (tl.arange(0, FAR_ROWS) * NEAR_ROWS)[None, :]
+    is_up = (tl.arange(0, FAR_ROWS) >= FAR_ROWS // 2)[None, None, None, :]
     for tile in tl.range(TILES, num_stages=STAGES):
         first = (tl.program_id(1) * TILES + tile) * BLOCK_N
-        # Rows past the end are copies of the last one, and not written. Up's rows follow the gate's.
+        # Rows past the end are copies of the last one, and not written.
         rows = expert * (2 * WIDTH) + tl.minimum(first + n % BLOCK_N, WIDTH - 1) + n // BLOCK_N * WIDTH
-        sums = tl.zeros([BLOCK_K // GROUP, 1, 2 * BLOCK_N], tl.float32)
+        sums = tl.zeros([LANES, NEAR_ROWS, FAR, FAR_ROWS], tl.float32)
         for chunk in tl.static_range(CHUNKS):
-            groups = _groups(chunk, BLOCK_K, GROUP)
+            groups = tl.expand_dims(chunk * (BLOCK_K // GROUP) + group, 3)
             inside = groups < H // GROUP
-            w = _read_w(w_ptr, rows[None, None, :], groups, inside, H, MASKED, GROUP, EVICTION, COMPILED)
-            products = _products(w, xs[chunk], GROUP, COMPILED)
+            w = _read_w(w_ptr, rows[None, :, None, :], groups, inside, H, MASKED, GROUP, EVICTION, COMPILED)
+            factors = 1.0
             if SCALES == "block":
-                at = scales_ptr + (expert * (2 * WIDTH) + first) // 128 * (H // 128) + groups // 8
+                # So few numbers that Triton brings them to where the sums are, and not the sums to them.
+                block = chunk * (BLOCK_K // 128) + tl.arange(0, FAR) * LANES // 8
+                at = scales_ptr + (expert * (2 * WIDTH) + first) // 128 * (H // 128) + block
                 up = WIDTH // 128 * (H // 128)
-                if MASKED:
-                    gates, ups = tl.load(at, mask=inside, other=0.0), tl.load(at + up, mask=inside, other=0.0)
-                else:
-                    gates, ups = tl.load(at), tl.load(at + up)
-                products *= tl.where(is_up[None, None, :], ups, gates)
-            sums += products
-        result = tl.sum(tl.sum(sums, 0), 0) * rstd
+                gates = tl.load(at, mask=block < H // 128, other=0.0)[None, None, :, None]
+                ups = tl.load(at + up, mask=block < H // 128, other=0.0)[None, None, :, None]
+                factors = tl.where(is_up, ups, gates)
+            sums += _products(w, xs[chunk], factors, GROUP, COMPILED)
+        sums = tl.reshape(tl.permute(sums, (3, 1, 0, 2)), [FAR_ROWS, NEAR_ROWS, LANES * FAR])
+        result = tl.reshape(tl.sum(sums, 2), [2 * BLOCK_N]) * rstd
         if SCALES == "channel":
-            result *= tl.load(scales_ptr + rows)
-        gate, up = tl.split(tl.trans(tl.reshape(result, [2, BLOCK_N])))
-        hidden = activate(gate, ACTIVATION) * up
+            of_row = tl.arange(0, 2 * BLOCK_N)
+            of_row = tl.minimum(first + of_row % BLOCK_N, WIDTH - 1) + of_row // BLOCK_N * WIDTH
+            result *= tl.load(scales_ptr + expert * (2 * WIDTH) + of_row)
+        gate, up_part = tl.split(tl.trans(tl.reshape(result, [2, BLOCK_N])))
+        hidden = activate(gate, ACTIVATION) * up_part
         out = first + tl.arange(0, BLOCK_N)
         tl.store(hidden_ptr + pick.to(tl.int64) * WIDTH + out, hidden.to(hidden_ptr.dtype.element_ty), mask=out < WIDTH)
 
@@ -251,13 +271,13 @@ def down_kernel(
     sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
     for chunk in tl.static_range(AHEAD):
         x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
-        sums += _products(ahead[chunk][0], x, GROUP, COMPILED) * ahead[chunk][1]
+        sums += _products(ahead[chunk][0], x, ahead[chunk][1], GROUP, COMPILED)
     for chunk in tl.range(AHEAD, CHUNKS):
         x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
         w, factors = _read_down(
             w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, COMPILED
         )  # fmt: skip
-        sums += _products(w, x, GROUP, COMPILED) * factors
+        sums += _products(w, x, factors, GROUP, COMPILED)
     if SCALES == "channel":
         sums *= row_scales
     result = tl.sum(tl.sum(sums, 0), 0)

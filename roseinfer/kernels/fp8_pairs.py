@@ -6,8 +6,8 @@ So that it holds x as well, each 16 columns of it are divided by the largest of 
 are summed up in float16, eight of them to one half of a pair, and all else in float32. Sums of 11 bits lose no more
 than an x of 8 bits has lost.
 
-Tensors have four dimensions, whose last is the place in a group of 16 columns: a thread holds all places of a group,
-which are one load of 16 bytes.
+The last dimension of tensors is the place in a group of 16 columns: a thread holds all places of a group, which are one
+load of 16 bytes. `narrow` takes four dimensions, `multiply` any number.
 """
 
 from roseinfer.kernels.triton_support import tl, triton
@@ -112,6 +112,6 @@ def narrow(low, high, COMPILED: tl.constexpr):
 def multiply(w, x01, x23, COMPILED: tl.constexpr):
     """The sums over each group of codes (four in an int32 if COMPILED) times x, float32."""
     if COMPILED:
-        return _sum_of_pair(tl.reduce(_dot_of_four(w, x01, x23), 3, _add_pairs))
+        return _sum_of_pair(tl.reduce(_dot_of_four(w, x01, x23), -1, _add_pairs))
     else:
-        return tl.sum(w.to(tl.float32) * x01.to(tl.float32), 3)
+        return tl.sum(w.to(tl.float32) * x01.to(tl.float32), -1)

@@ -132,6 +132,7 @@ def read_experts(scales, hidden, top_k) -> None:
         "BLOCK_K": 128 if hidden == 384 else 512,
         "BLOCK_E": 16,
         "TOKENS": 16,
+        "LANES": 8,
         "TILES": 2,
         "STAGES": 2,
         "AHEAD": 1,

@@ -1,5 +1,7 @@
 """A layer of experts for few tokens against float64; the interpreter multiplies FP8 without pairs of float16."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,13 +13,13 @@ from roseinfer.kernels.experts_few import (
     few_pays,
     few_supports,
 )
-from roseinfer.kernels.experts_few_configs import DownCut, FewConfig, GateUpCut
+from roseinfer.kernels.experts_few_configs import DownCut, FewConfig, GateUpCut, choose_few_config
 from tests.helpers.expert_layers import exact_experts, expert_weights, router_case
 from tests.helpers.skinny import assert_close
 
 CONFIGS = {
     "one tile": FewConfig(GateUpCut(16, 1, 128, 1), DownCut(16, 2, 32, 1), evict_first=True),
-    "tiles in turn, masked columns": FewConfig(GateUpCut(4, 3, 256, 2, 2), DownCut(8, 0, 64, 2)),
+    "tiles in turn, masked columns": FewConfig(GateUpCut(4, 3, 256, 2, 2, lanes=8), DownCut(8, 0, 64, 2)),
 }
 SMALL = CONFIGS["one tile"]
 both_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -101,3 +103,12 @@ def test_what_is_supported(device):
     assert not few_supports(1, plain)  # rows of 72 bytes
     wide = ExpertWeights(plain.gate_up.float(), plain.down.float())
     assert not few_supports(1, wide)
+
+
+def test_programs_of_the_default_config():
+    """Qwen3-30B-A3B, whole and a half of it, and Mixtral: nothing is read twice, and enough run at once."""
+    for top_k, hidden, width in ((8, 2048, 768), (8, 2048, 384), (2, 4096, 14336)):
+        for tokens, scaled in itertools.product((1, 2, 8), ("none", "block")):
+            config = choose_few_config(tokens, top_k, hidden, width, scaled)
+            assert width % (config.gate_up.block_n * config.gate_up.tiles) == 0 and width % config.down.block_k == 0
+            assert tokens * top_k * width // (config.gate_up.block_n * config.gate_up.tiles) >= 256
