@@ -29,6 +29,7 @@ class Promise(NamedTuple):
     `free_seats`, `free_blocks`: what is free; `growth_blocks`: what the requests that are there are expected to take
     yet, those that wait included; `blocks`: of the KV cache in all, 0 = unknown.
     `draining`: it takes no more requests.
+    `expert_s`: seconds per expert that a step reads, `experts`: how many of them one reads at present; 0 = it has none.
     """
 
     at_s: float
@@ -51,3 +52,10 @@ class Promise(NamedTuple):
     growth_blocks: int = 0
     blocks: int = 0
     draining: bool = False
+    expert_s: float = 0.0
+    experts: float = 0.0
+
+    @property
+    def constant_s(self) -> float:
+        """What a step costs at present, whatever it holds."""
+        return self.cost_s[0] + self.expert_s * self.experts

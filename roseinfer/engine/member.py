@@ -22,7 +22,7 @@ from roseinfer.engine.transport import OnDeath, OnMessage, Transport
 
 log = logging.getLogger("roseinfer.engine.crew")
 
-Cost = tuple[float, float, float, float]
+Cost = tuple[float, float, float, float, float]
 
 # So many deaths within so many seconds, and the engine is not started again.
 MAX_DEATHS, DEATHS_WINDOW_S = 5, 60.0
@@ -251,7 +251,7 @@ class Member:
         """To be called every `INTERVAL_S` seconds: has it been silent for too long?"""
         life, promise = self._life, self._board.read(self.index)
         if promise is not None and promise.steps >= SETTLED_STEPS and any(promise.cost_s):
-            self.learnt = promise.cost_s
+            self.learnt = *promise.cost_s, promise.expert_s
         if life is None or life.killed or life.ended.is_set():
             return
         seen = _vitals(life)

@@ -306,8 +306,8 @@ def _learnt(boot: EngineBoot) -> CostParams | None:
     """What a promise says of the cost of steps; what it does not say is learnt anew."""
     if boot.cost_s is None:
         return None
-    step_s, token_s, row_s, context_s = boot.cost_s
-    return CostParams(step_s=step_s, token_s=token_s, row_s=row_s, context_s=context_s)
+    step_s, token_s, row_s, context_s, expert_s = boot.cost_s
+    return CostParams(step_s=step_s, token_s=token_s, row_s=row_s, context_s=context_s, expert_s=expert_s)
 
 
 def _forsaken(clients: ClientSockets, stdin: int) -> bool:

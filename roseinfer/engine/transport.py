@@ -63,7 +63,7 @@ class EngineBoot(msgspec.Struct):
     """What an engine process is told on its standard input. `listener`: descriptor of the socket it serves.
 
     `private`: the folder that it removes if its owner is gone. `board`: where it publishes its promises, as engine
-    `index`. `cost_s`: what another engine on such a device has learnt, as in `Promise.cost_s`. `door`: descriptor of
+    `index`. `cost_s`: what another engine on such a device has learnt, as in `Promise.cost_s` and `expert_s`. `door`:
     the socket by which connections from other hosts come in (`remote.door`).
     """
 
@@ -75,7 +75,7 @@ class EngineBoot(msgspec.Struct):
     log_json: bool
     index: int = 0
     board: str | None = None
-    cost_s: tuple[float, float, float, float] | None = None
+    cost_s: tuple[float, float, float, float, float] | None = None
     door: int | None = None
 
 
@@ -91,7 +91,7 @@ class Place:
     index: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     board: Path | None = None
-    cost_s: tuple[float, float, float, float] | None = None
+    cost_s: tuple[float, float, float, float, float] | None = None
     door: socket.socket | None = None
 
     @property

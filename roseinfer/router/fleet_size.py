@@ -34,7 +34,7 @@ def fullness(promise: Promise) -> float:
     The constant cost of steps is not part of either: it is the same for one request as for a hundred, so a fleet twice
     as large pays it twice.
     """
-    pace = promise.cost_s[0] / promise.smallest_s
+    pace = promise.constant_s / promise.smallest_s
     return (promise.busy + promise.weights + promise.arriving) / max(LEAST_ROOM, promise.keep - pace)
 
 

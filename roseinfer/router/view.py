@@ -160,7 +160,8 @@ class EngineView:
             self.prefixes.drop(ask.keys[thought // ask.block_size :])
 
     def _recount(self, promise: Promise) -> None:
-        self._step_s, self._token_s, self._row_s, self._context_s = promise.cost_s
+        _, self._token_s, self._row_s, self._context_s = promise.cost_s
+        self._step_s = promise.constant_s
         self.priced = promise.cost_s[0] > 0
         self._from_s, self._ends_s = promise.at_s, promise.at_s + promise.step_s
         self._keep = max(promise.keep, LEAST_KEEP)

@@ -83,6 +83,7 @@ class Bursts:
         """What pays, of prompts that take so many seconds a token."""
         p = self._cost.params
         rows_s = p.row_s * len(view.running) + p.context_s * sum([len(request.tokens) for request in view.running])
-        pays = (1 / FIXED_SHARE - 1) * p.step_s / token_s
-        fits = (LONGEST_STEP_S - p.step_s - rows_s) / token_s
+        fixed_s = p.step_s + p.experts_s(inf)
+        pays = (1 / FIXED_SHARE - 1) * fixed_s / token_s
+        fits = (LONGEST_STEP_S - fixed_s - rows_s) / token_s
         return int(min(self._config.largest_step, pays, fits))

@@ -142,16 +142,17 @@ class CostParams:
         """What a decoding row with so much context adds to a step."""
         return self.row_s + self.context_s * context + self.experts_s(1, beside)
 
-    def constant_s(self, pace_s: float, context: float) -> float:
-        """What a step costs whoever its rows are, on a machine that is full: with as many rows, each with so much
-        context, as a step of `pace_s` seconds has time for (inf: with all experts read).
+    def line(self, pace_s: float, context: float) -> tuple[float, float]:
+        """Near a full machine, what any step costs, and what the experts of each row cost: those of the straight line
+        that touches what rows cost where they fill a step of `pace_s` seconds, each with so much context.
 
-        A model without experts has `step_s`, however full.
+        So a machine with a step every `pace_s` is full by the line when it is by the curve, and what one thing takes
+        from another there is right; with fewer rows the line says more. Without experts: `step_s` and 0.
         """
         if self.experts is None:
-            return self.step_s
+            return self.step_s, 0.0
         if pace_s == inf:
-            return self.step_s + self.experts_s(inf)
+            return self.step_s + self.experts_s(inf), 0.0
         each_s, rows = self.row_s + self.context_s * context, 0.0
         for _ in range(_TANGENTS):  # what rows cost is concave: Newton's way comes from below
             left_s = pace_s - self.rows_s(rows, rows * context)
@@ -159,7 +160,8 @@ class CostParams:
             if left_s <= 0 or next_s <= 0:
                 break
             rows += left_s / next_s
-        return self.step_s + self.experts_s(rows)
+        row_s = self.experts_s(1, rows)
+        return self.step_s + self.experts_s(rows) - rows * row_s, row_s
 
     def prefill_s(self, start: int, count: int, beside: float = 0.0) -> float:
         """What a chunk of `count` prompt tokens from position `start` on adds to a step."""

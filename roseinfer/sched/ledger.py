@@ -175,6 +175,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tracks)
 
+    @property
+    def rows(self) -> float:
+        """In the mean, of steps that come as often as the tightest asks for: SCORPIO's virtual batch size."""
+        return self.smallest_s * self.tokens_per_s if self.tracks else 0.0
+
     def __contains__(self, track: Track) -> bool:
         return track.request.request_id in self._slots
 

@@ -13,6 +13,7 @@ which the cost model is not told.)
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from roseinfer.core.outputs import OffloadStats
 from roseinfer.core.plan import HostCopy, StepPlan, StepResult
@@ -92,13 +93,13 @@ class Offload:
 
         Copies must take less than computing does. The steps that go by meanwhile (see `seconds`) hold up this request
         only, where computing would hold up all that run in the same step: that counts, but a first token for more than
-        the next one of another.
+        the next one of another. What is left of the prompt is computed anyway, and reads the same experts.
         """
         hosts = self._kv.match_host(request.request_id, request.tokens, hit)
         if not hosts:
             return ()
         size = self._kv.block_size
-        computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(hosts) * size)
+        computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(hosts) * size, inf)
         if self.seconds(len(hosts), 0, 0) >= computed_s:
             return ()
         return hosts if self.seconds(0, in_flight, running) < computed_s * (1 + _OTHERS * running) else ()
@@ -211,7 +212,7 @@ class Offload:
 
     def _pays(self, tokens: int) -> bool:
         """Whether a prefix of so many tokens is loaded sooner than it is computed."""
-        return self.load_s * (tokens // self._kv.block_size) < self._cost.params.prefill_s(0, tokens)
+        return self.load_s * (tokens // self._kv.block_size) < self._cost.params.prefill_s(0, tokens, inf)
 
     def _store(self, block: int) -> None:
         copy = self._host.store(block)

@@ -1,6 +1,7 @@
 """Which running requests compute in a step: decoding ones in turn, and how they share a step with prompts."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from roseinfer.core.request import Request
 from roseinfer.sched.cost import CostModel
@@ -84,7 +85,8 @@ class GiveWay(Rotation):
             return None
         p = self._cost.params
         rows_s = p.row_s * len(decoding) + p.context_s * sum(len(request.tokens) for request in decoding)
-        prompts_s = self._prompts_s + p.step_s + wanted * prompt_token_s(self._cost, filling, view)
+        fixed_s = p.step_s + p.experts_s(inf)
+        prompts_s = self._prompts_s + fixed_s + wanted * prompt_token_s(self._cost, filling, view)
         if rows_s <= self._share * (rows_s + prompts_s) or prompts_s > LONGEST_WAIT_S:
             return None
         self._prompts_s = prompts_s
@@ -92,13 +94,13 @@ class GiveWay(Rotation):
 
 
 def prompt_token_s(cost: CostModel, filling: Sequence[Request], view: View) -> float:
-    """What a token of a prompt takes: of the one whose turn it is, which stands for all.
+    """What a token of a prompt takes in a step full of prompts: of the one whose turn it is, which stands for all.
 
     filling: requests that run and whose prompts are not computed yet; without one, somebody could start.
     """
     request = filling[0] if filling else view.waiting()[0]
     left = request.remaining if filling else view.uncached(request)
-    return cost.params.prefill_s(len(request.tokens) - left, left) / left
+    return cost.params.prefill_s(len(request.tokens) - left, left, inf) / left
 
 
 def _lacks_blocks(running: Sequence[Request], view: View) -> bool:

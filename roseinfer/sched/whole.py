@@ -17,7 +17,7 @@ def latest_first_s(request: Request, length: float, params: CostParams) -> float
 
     Those behind the first take as long as on an idle machine: it is a lower bound. inf without such an objective.
     """
-    alone_s = params.step_s + params.row_s + params.context_s * (request.prompt_len + length / 2)
+    alone_s = params.rows_s(1, request.prompt_len + length / 2)
     return deadline_s(request) - alone_s * max(0.0, length - 1)
 
 

@@ -94,5 +94,6 @@ class _Replay:
 
 
 def _promise(values: list[Any]) -> Promise:
-    """JSON has no tuples."""
-    return Promise._make(tuple(value) if isinstance(value, list) else value for value in values)
+    """JSON has no tuples. A file from before a field was there lacks it."""
+    found = [tuple(value) if isinstance(value, list) else value for value in values]
+    return Promise._make([*found, *Promise(0.0)[len(found) :]])

@@ -65,23 +65,24 @@ class State:
 
     def begin(self) -> Decision:
         self._step += 1
-        return self.policy.begin(
-            View(
-                now_s=self.now_s,
-                step=self._step,
-                free_seats=self._seats,
-                free_blocks=self._free_blocks,
-                block_size=16,
-                token_budget=self._budget,
-                max_model_len=4096,
-                running=tuple(self.running),
-                num_waiting=len(self.waiting),
-                waiting=lambda: [request for request in self.waiting if request.status is Status.WAITING],
-                members=lambda lead: (lead,),
-                uncached=lambda request: len(request.tokens) - self.cached,
-                can_start=lambda request: request.status is Status.WAITING,
-                load_s=lambda request: self.load_s,
-            )
+        return self.policy.begin(self.view())
+
+    def view(self) -> View:
+        return View(
+            now_s=self.now_s,
+            step=self._step,
+            free_seats=self._seats,
+            free_blocks=self._free_blocks,
+            block_size=16,
+            token_budget=self._budget,
+            max_model_len=4096,
+            running=tuple(self.running),
+            num_waiting=len(self.waiting),
+            waiting=lambda: [request for request in self.waiting if request.status is Status.WAITING],
+            members=lambda lead: (lead,),
+            uncached=lambda request: len(request.tokens) - self.cached,
+            can_start=lambda request: request.status is Status.WAITING,
+            load_s=lambda request: self.load_s,
         )
 
     def decode(self, decision: Decision) -> list[str]:

@@ -87,13 +87,20 @@ def test_no_prompt_tokens_fit_a_time_in_which_no_expert_is_read() -> None:
     assert 0 < MOE.prefill_tokens(0, 4 * MOE.expert_s) < 1
 
 
-def test_a_full_machine_reads_the_experts_of_the_rows_that_fill_it() -> None:
-    for pace_s in (2e-3, 4e-3, 6e-3, 8e-3, 9.5e-3, 12e-3):
-        read = (MOE.constant_s(pace_s, 500.0) - MOE.step_s) / MOE.expert_s
-        rows = next(n for n in range(10_000) if MOE.rows_s(n + 1, 500 * (n + 1)) > pace_s)
-        assert EXPERTS.read(rows) - 0.01 <= read <= EXPERTS.read(rows + 1) + 0.01
-    assert MOE.constant_s(1e-3, 500.0) == MOE.step_s, "no row fits"
-    assert MOE.constant_s(inf, 0.0) == pytest.approx(MOE.step_s + 128 * MOE.expert_s)
+@pytest.mark.parametrize("pace_s", [2e-3, 4e-3, 6e-3, 8e-3, 9.5e-3, 12e-3])
+def test_the_line_near_a_full_machine_is_full_with_as_many_rows(pace_s: float) -> None:
+    constant_s, expert_s = MOE.line(pace_s, 500.0)
+    each_s = MOE.one_row_s(500, inf) + expert_s
+    rows = (pace_s - constant_s) / each_s
+    assert MOE.rows_s(rows, 500 * rows) == pytest.approx(pace_s, rel=1e-4)
+    for n in range(300):
+        assert constant_s + n * each_s >= MOE.rows_s(n, 500 * n) - 2e-5, "it touches, and is above elsewhere"
+
+
+def test_lines_where_no_row_fits_where_any_do_and_without_experts() -> None:
+    assert MOE.line(1e-3, 500.0) == (MOE.step_s, pytest.approx(8 * MOE.expert_s))
+    assert MOE.line(inf, 0.0) == (pytest.approx(MOE.step_s + 128 * MOE.expert_s), 0.0)
+    assert DENSE.line(1e-3, 500.0) == DENSE.line(inf, 0.0) == (DENSE.step_s, 0.0)
 
 
 def test_a_chunk_pays_for_experts_that_nobody_else_needs() -> None:

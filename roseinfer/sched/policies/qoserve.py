@@ -80,7 +80,7 @@ class QoServePolicy:
         self._pace(view.now_s)
         decoding = list(self._ledger.decoding.values())
         tokens, spare_s = self._room(view, decoding)
-        params = self._cost.params
+        params, beside = self._cost.params, len(decoding)
         chunks, starts, free_blocks = {}, [], view.free_blocks
         seats = min(view.free_seats, self._seats - len(view.running))
         lacking: Cause | None = None  # what the first lacks that could start
@@ -88,7 +88,7 @@ class QoServePolicy:
             start = len(track.tokens) - left
             chunk = min(left, tokens)
             if spare_s < inf:
-                chunk = min(chunk, int(params.prefill_tokens(start, spare_s)))
+                chunk = min(chunk, int(params.prefill_tokens(start, spare_s, beside)))
             if chunk <= 0:
                 break
             request = track.request
@@ -102,7 +102,8 @@ class QoServePolicy:
                 starts.append(request)
             chunks[request.request_id] = chunk
             tokens -= chunk
-            spare_s -= params.prefill_s(start, chunk)
+            spare_s -= params.prefill_s(start, chunk, beside)
+            beside += chunk
         filling = [track.request for track in self._ledger.filling.values()]
         rows = [*(track.request for track in decoding), *filling]
         decision = ExplainedDecision(rows, chunks, starts)
@@ -163,11 +164,12 @@ class QoServePolicy:
             found += [(self._ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
         token_s, pair_s, before_s = params.token_s, params.pair_s, params.chunk_context_s
         # `CostParams.prefill_s`, inlined: the last `left` of n tokens attend to (2 n - left + 1) / 2 each in the mean.
+        # Where there are experts, all of them are read in a step that prompts fill.
         prefill_s = [
             left * (token_s + 0.5 * pair_s * (2 * n - left + 1)) + before_s * (n - left)
             for n, left in [(len(track.tokens), left) for track, left in found]
         ]
-        queued_s = sum(prefill_s)
+        queued_s, constant_s = sum(prefill_s), params.step_s + params.experts_s(inf)
         weight = WEIGHT_LOADED_S if queued_s > LOADED_S else WEIGHT_LIGHT_S
 
         in_time: list[tuple[float, Track, int]] = []
@@ -175,7 +177,7 @@ class QoServePolicy:
         for (track, left), own_s in zip(found, prefill_s, strict=True):
             due_s = track.due_s if track.due_s < inf else track.request.arrival_s + AGEING_S
             load_s = 0.0 if track.request.status is Status.RUNNING else view.load_s(track.request)
-            missed = view.now_s + load_s + params.step_s + own_s > due_s
+            missed = view.now_s + load_s + constant_s + own_s > due_s
             (late if missed else in_time).append((due_s + weight * left, track, left))
         self._late = sum(track.due_s < inf for _, track, _ in late)
         by_key = itemgetter(0)

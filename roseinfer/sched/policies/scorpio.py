@@ -237,7 +237,8 @@ class ScorpioPolicy:
     def estimate(self, rows: float, context: float, length: float) -> float:
         """Mean step time over the next `length` steps: the analytic model of the paper, times its inefficiency."""
         p = self._cost.params
-        return self._eps * (0.5 * p.context_s * rows * (2 * context + length) + p.row_s * rows + p.step_s)
+        linear_s = 0.5 * p.context_s * rows * (2 * context + length) + p.row_s * rows + p.step_s
+        return self._eps * (linear_s + p.experts_s(rows))
 
     def _decoding(self, batch: VirtualBatch) -> list[Request]:
         tracks = list(self._ledger.decoding.values())

@@ -28,7 +28,7 @@ def known(*works_s: float) -> PriceLimit:
     limit = PriceLimit()
     for work_s in works_s:
         limit.offer(Offer(0.0, work_s, work_s, 1.0))
-    limit.update(0.1, 1.0, 0.0)
+    limit.update(0.1, 1.0, lambda pace_s: (0.0, 0.0))
     return limit
 
 
@@ -59,11 +59,11 @@ def test_the_machine_is_filled_by_work_whatever_the_prices_are() -> None:
     limit = PriceLimit(fill=1.0)
     for number in range(100):
         limit.offer(Offer(0.05 * number, 0.055, 1.0 if number % 2 else 0.01, 1.0))
-    limit.update(5.0, 1.0, 0.0)
+    limit.update(5.0, 1.0, lambda pace_s: (0.0, 0.0))
     assert limit.limit_s == 1.0, "all cheap ones fit, and most of the dear"
     for _ in range(100):
         limit.offer(Offer(5.0, 0.055, 0.02, 1.0))
-    limit.update(6.0, 1.0, 0.0)
+    limit.update(6.0, 1.0, lambda pace_s: (0.0, 0.0))
     assert limit.limit_s == 0.02
 
 

@@ -21,7 +21,7 @@ def limit(loose: int, strict: int, *, patient: bool = False) -> PriceLimit:
     for pace_s, count in ((0.100, loose), (0.020, strict)):
         for i in range(count):
             price.offer(Offer(i / count * 10, 0.1, 0.1, pace_s, patient))
-    assert price.update(10.0, 1.0, STEP_S)
+    assert price.update(10.0, 1.0, lambda pace_s: (STEP_S, 0.0))
     return price
 
 
@@ -67,7 +67,7 @@ def machine(rows: int, *, offered: float = 0.0, patient: bool = False) -> State:
     made.now_s = 5.0
     for i in range(rows):
         made.run(f"{i}", tpot_s=0.050)
-    made.policy.state.price.update(made.now_s, 1.0, STEP_S)
+    made.policy.state.price.update(made.now_s, 1.0, lambda pace_s: (STEP_S, 0.0))
     made.wait("patient", 1, tpot_s=0.050)
     return made
 
@@ -90,7 +90,7 @@ def test_a_pace_alone_leaves_room_for_the_others_while_any_come(now_s: float, st
     made.now_s = now_s
     for i in range(24):
         made.run(f"{i}", tpot_s=0.050)
-    price.update(now_s, 1.0, STEP_S)
+    price.update(now_s, 1.0, lambda pace_s: (STEP_S, 0.0))
     made.wait("patient", 1, tpot_s=0.050)
     assert ("patient" in made.admitted(made.begin())) == starts
 

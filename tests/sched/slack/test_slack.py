@@ -306,12 +306,12 @@ def test_demand_counts_nothing_before_slack_is_used_up() -> None:
 def test_steps_are_needed_less_often_while_the_one_that_needs_most_is_ahead() -> None:
     """A step of 10 ms every 20, and rows that take a tenth: .6 of the machine, and less if there is slack."""
     tight, ahead = (Demand.of([slack], [0.0], [0.020], 1 / 32) for slack in (0.0, 32.0))
-    assert not tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.59, 0.010)
-    assert tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.61, 0.010)
-    assert ahead.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.30, 0.010)
-    assert not ahead.with_one(0.1, 0.020, 0.0, 0.1).fits(1.0, 0.59, 0.010), "the new one needs its own"
-    assert tight.taken_s(1.0, 0.010) == pytest.approx(0.5)
-    assert ahead.taken_s(1.0, 0.010) < 0.1
+    assert not tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.59, COST)
+    assert tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.61, COST)
+    assert ahead.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.30, COST)
+    assert not ahead.with_one(0.1, 0.020, 0.0, 0.1).fits(1.0, 0.59, COST), "the new one needs its own"
+    assert tight.taken_s(1.0, COST) == pytest.approx(0.5)
+    assert ahead.taken_s(1.0, COST) < 0.1
 
 
 def test_steps_are_counted_by_the_objective_since_the_margin_is_not_kept_anyway() -> None:
@@ -319,7 +319,7 @@ def test_steps_are_counted_by_the_objective_since_the_margin_is_not_kept_anyway(
     made.policy.state.margins.START = 0.11
     made.run("a", tpot_s=0.050)
     made.begin()
-    assert made.policy.state.demand.taken_s(25.0, 0.010) / 25.0 == pytest.approx(0.010 / 0.050, rel=0.01)
+    assert made.policy.state.demand.taken_s(25.0, COST) / 25.0 == pytest.approx(0.010 / 0.050, rel=0.01)
 
 
 def offered(works_s: list[float]) -> PriceLimit:
@@ -333,12 +333,13 @@ def offered(works_s: list[float]) -> PriceLimit:
 
 def test_the_price_limit_is_where_the_cheapest_fill_the_machine() -> None:
     price = offered([0.01 * (1 + i) for i in range(10)])
-    assert price.update(10.0, 0.60, 0.0)
+    assert price.update(10.0, 0.60, lambda pace_s: (0.0, 0.0))
     assert price.limit_s == inf, "5.5 s of work in 10 s fit"
-    assert not price.update(10.5, 0.30, 0.0)
-    assert price.update(11.0, 0.30, 0.0)
+    assert not price.update(10.5, 0.30, lambda pace_s: (0.0, 0.0))
+    assert price.update(11.0, 0.30, lambda pace_s: (0.0, 0.0))
     assert price.limit_s == pytest.approx(0.08)
-    assert price.update(30.0, 0.30, 0.0) and price.limit_s == inf, "what was offered long ago does not count"
+    assert price.update(30.0, 0.30, lambda pace_s: (0.0, 0.0))
+    assert price.limit_s == inf, "what was offered long ago does not count"
 
 
 def test_a_tenant_with_a_higher_price_does_not_leave_the_machine_idle() -> None:
@@ -346,7 +347,7 @@ def test_a_tenant_with_a_higher_price_does_not_leave_the_machine_idle() -> None:
     price = PriceLimit(window_s=10.0, every_s=1.0)
     for i in range(100):
         price.offer(Offer(i / 10, 0.1, 0.1 * (3 if i % 2 else 1), inf))
-    assert price.update(10.0, 0.75, 0.0)
+    assert price.update(10.0, 0.75, lambda pace_s: (0.0, 0.0))
     assert price.limit_s == pytest.approx(0.3), "5 s of the cheap, and half of the others"
 
 

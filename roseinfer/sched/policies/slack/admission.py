@@ -57,11 +57,11 @@ class SlackAdmission:
         if len(state.batch):
             self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
         self._keep = state.keep(self._smallest_s)
-        self._closely = state.price.update(self._now_s, self._keep, self._params.step_s)
+        self._closely = state.price.update(self._now_s, self._keep, state.line)
         if self._closely:
             state.backlog.sort_by_price(state.worth)
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
-        self._demand, self._growth = state.demand, state.growth
+        self._demand, self._growth, self._beside = state.demand, state.growth, state.beside
         self._line = sorted([(t.due_s, state.to_fill_s(t)) for t in state.ledger.filling.values() if t.owed])
         self._start_aged()
         self._walk(state.backlog.affordable, 1.0)
@@ -125,7 +125,14 @@ class SlackAdmission:
         smallest_s = min(self._smallest_s, track.tpot_s)
         if smallest_s == inf or track.request.begun or not (self._view.running or self.admitted):
             return True
-        return self._demand.fits(self._limit, self._state.keep(smallest_s), self._params.step_s, track.weight)
+        return self._demand.fits(self._limit, self._state.keep(smallest_s), self._params, track.weight)
+
+    def _own_s(self, track: Track, prompt: int) -> float:
+        """What the last `prompt` tokens that are known of one take, beside what a step has anyway: other prompts, where
+        no row keeps steps short.
+        """
+        beside = self._beside if self._smallest_s < inf else inf
+        return self._params.prefill_s(len(track.tokens) - prompt, prompt, beside)
 
     def _foresee(self, track: Track) -> Foreseen:
         """What is expected of one that is looked at for the first time: of its first token, if it starts now."""
@@ -133,25 +140,29 @@ class SlackAdmission:
         ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
         if track.uncached < 0:
             track.uncached = self._view.uncached(track.request)
-        own_s = p.prefill_s(len(track.tokens) - track.uncached, track.uncached)
+        own_s = self._own_s(track, track.uncached)
         pace_s = max(self._state.alone_s(track), min(track.tpot_s, self._state.recent_step_s))
         return Foreseen(waited_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s, pace_s)
 
+    @property
+    def _full_s(self) -> float:
+        """What the tokens of a step take that holds prompts and nothing else."""
+        return self._params.prefill_s(0, self._view.token_budget, inf)
+
     def _overhead(self, smallest_s: float) -> float:
         """Share of the time that steps cost whatever they hold, if the smallest objective sets their pace."""
-        return min(MOST_CONSTANT, self._params.step_s / smallest_s)
+        return min(MOST_CONSTANT, self._state.line(smallest_s)[0] / smallest_s)
 
     def _prefill_time(self, seconds: float) -> float:
         """Of the next `seconds`, those that are there for prompts."""
         if seconds <= 0:
             return 0.0
         if self._smallest_s == inf:
-            p = self._params
-            full_s = p.prefill_s(0, self._view.token_budget)
+            p, full_s = self._params, self._full_s
             leftover = self._state.leftover
             leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
-            return seconds * full_s / (full_s + p.step_s + leftover_s)
-        left_s = self._keep * seconds - self._demand.taken_s(seconds, self._params.step_s)
+            return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
+        left_s = self._keep * seconds - self._demand.taken_s(seconds, self._params)
         return max(left_s, LEAST_PREFILL_SHARE * seconds)
 
     def _walk(self, entries: list[Entry], limit: float) -> None:
@@ -205,7 +216,7 @@ class SlackAdmission:
         """What the others do not leave for one without objectives: time, a seat to spare, or KV blocks."""
         spare = 0.0
         if self._smallest_s < inf:
-            if not self._demand.fits(self._tuning.roomy, self._keep, self._params.step_s):
+            if not self._demand.fits(self._tuning.roomy, self._keep, self._params):
                 return Cause.UTILISATION
             spare = self._tuning.spare_seats * self._state.seats
         if self._seats <= spare:
@@ -239,19 +250,19 @@ class SlackAdmission:
         """The prompt tokens to compute; None if that takes too long now (the request is turned away), or would make
         another prompt late that has started.
         """
-        p, ends_s = self._params, self._state.chunk_ends_s
+        ends_s = self._state.chunk_ends_s
         left_s = track.due_s - self._now_s - ends_s
         ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
         time_s = self._prefill_time(left_s) - ahead_s if left_s < inf else inf
         prompt = len(track.tokens)
-        own_s = p.prefill_s(0, prompt)
+        own_s = self._own_s(track, prompt)
         if own_s > time_s:
             prompt = self._view.uncached(track.request)
-            own_s, load_s = p.prefill_s(len(track.tokens) - prompt, prompt), self._view.load_s(track.request)
+            own_s, load_s = self._own_s(track, prompt), self._view.load_s(track.request)
             if own_s > self._prefill_time(left_s - load_s) - ahead_s and rejectable(track.request):
                 if self._is_new:
                     track.waits_for = None
-                wait_s = load_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s
+                wait_s = load_s + (ahead_s + own_s) / self._prefill_time(1.0) + self._params.step_s
                 self._reject(track, track.first_objective, wait_s)
                 return None
         for due_s, seconds in self._line:
@@ -274,14 +285,14 @@ class SlackAdmission:
             return self.line or Cause.QUEUE
         left_s = track.due_s - self._now_s - ends_s
         ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
-        own_s = self._params.prefill_s(len(track.tokens) - track.uncached, track.uncached)
+        own_s = self._own_s(track, track.uncached)
         if not self._fits(track):
             return Cause.UTILISATION
         if own_s <= self._prefill_time(left_s):
             return Cause.QUEUE
         if own_s > self._prefill_time(left_s + waited_s) - ahead_s:
-            full_s = self._params.prefill_s(0, self._view.token_budget)  # of a step that has nothing else
-            alone = own_s * (full_s + self._params.step_s) <= (left_s + waited_s) * full_s
+            constant_s = self._params.step_s + self._params.experts_s(inf)
+            alone = own_s * (self._full_s + constant_s) <= (left_s + waited_s) * self._full_s
             return Cause.UTILISATION if alone else Cause.IDLE
         return Cause.STEP if self._view.running else Cause.TRANSIT
 
@@ -296,11 +307,11 @@ class SlackAdmission:
         if not room and not yielding:
             # Who needs fewer may pass, except one that has begun already.
             return self._hold(track, Cause.BLOCKS, Verdict.STOP if track.request.begun else Verdict.SKIP)
-        own_s = self._params.prefill_s(len(track.tokens) - prompt, prompt)
+        own_s = self._own_s(track, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
         if smallest_s < inf and not track.request.begun and not idle:
-            keep, step_s = state.keep(smallest_s), self._params.step_s
+            keep, p = state.keep(smallest_s), self._params
             share = keep - self._overhead(smallest_s)
             spare = SPARE_FOR_HASTY if state.price.load else 0.0
             if (
@@ -310,14 +321,14 @@ class SlackAdmission:
             ):
                 return self._hold(track, Cause.UTILISATION)
             full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
-            if not demand.fits(limit, keep, step_s, track.weight):
+            if not demand.fits(limit, keep, p, track.weight):
                 return self._hold(track, Cause.UTILISATION, full)
             unreserved = limit - self._reserve(track, smallest_s)
-            if not demand.fits(unreserved, keep, step_s, track.weight):
+            if not demand.fits(unreserved, keep, p, track.weight):
                 return self._hold(track, Cause.UTILISATION)
             demand = state.demand_with(demand, track, own_s, self._now_s)
-            if not demand.fits(unreserved, keep, step_s):
-                fits = demand.fits(limit, keep, step_s)
+            if not demand.fits(unreserved, keep, p):
+                fits = demand.fits(limit, keep, p)
                 return self._hold(track, Cause.UTILISATION, Verdict.SKIP if fits else full)
         else:
             demand = state.demand_with(demand, track, own_s, self._now_s)
@@ -326,6 +337,7 @@ class SlackAdmission:
             return self._hold(track, Cause.BLOCKS, Verdict.STOP)
         self._demand, self._smallest_s = demand, smallest_s
         self._growth += track.length
+        self._beside += prompt
         insort(self._line, (track.due_s, own_s))
         return Verdict.ADMIT
 

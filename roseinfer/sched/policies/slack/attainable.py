@@ -34,7 +34,8 @@ class Chances(NamedTuple):
         """
         if not self.has_place(track):
             return None
-        prefill_s = self.state.cost.params.prefill_s(len(track.tokens) - track.uncached, track.uncached)
+        start = len(track.tokens) - track.uncached
+        prefill_s = self.state.cost.params.prefill_s(start, track.uncached, self.state.beside)
         first_s = load_s + self._first_s(track, prefill_s)
         if reason == "ttft":
             return first_s if self._fits(track, track.tpot_s, prefill_s, first_s) else None
@@ -60,8 +61,8 @@ class Chances(NamedTuple):
 
     def _pace_s(self, track: Track, prefill_s: float, first_s: float) -> float | None:
         """The fastest pace at which it fits beside those that run."""
-        state, p = self.state, self.state.cost.params
-        pace_s = FASTEST * (p.step_s + p.row_s + p.context_s * (len(track.tokens) + track.length))
+        state = self.state
+        pace_s = FASTEST * state.cost.params.rows_s(1, len(track.tokens) + track.length)
         pace_s = SAFETY * max(pace_s, state.price.pace_s)
         for _ in range(MOST_TRIED):
             if self._fits(track, pace_s, prefill_s, first_s):
@@ -77,8 +78,8 @@ class Chances(NamedTuple):
         mean_s = state.price.mean_s
         limit = tuning.roomy if state.objection(track) else 1.0
         limit -= tuning.reserve * (min(2.0, track.price_s / mean_s) if mean_s else 1.0)
-        keep, step_s = state.keep(smallest_s), state.cost.params.step_s
+        keep = state.keep(smallest_s)
         demand = self.demand.with_one(
             track.weight * track.tpot_s / pace_s if pace_s < inf else 0.0, pace_s, prefill_s, first_s
         )
-        return demand.fits(limit, keep, step_s)
+        return demand.fits(limit, keep, state.cost.params)

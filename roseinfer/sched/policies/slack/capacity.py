@@ -4,14 +4,14 @@ place costs when not all can be served: how much work, and how fast a pace, is w
 
 from bisect import bisect, bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, log, sqrt
 from typing import NamedTuple
 
 from roseinfer.core.slo import Cause
+from roseinfer.sched.cost import CostParams
 
 HORIZONS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # times the smallest TPOT objective
-LONGEST_STEP = 8.0
 LONGEST_STEP = 8.0  # times the smallest TPOT objective
 MOST_CONSTANT = 0.9  # of the time: what steps cost whatever they hold
 SHORT = 2  # of these, where only prompts count: how soon one can be through
@@ -20,6 +20,9 @@ REFUSED = 0.03  # of those that are worth their cost
 LEAST_FILL, STEP = 0.7, 0.01
 QUIET = 10.0  # times the mean time between two requests, after which they have ceased to come
 KEPT = 0.9  # of what was learnt, at each update
+
+# A pace in seconds -> what any step costs, and what the experts of a row cost; see `CostParams.line`.
+Line = Callable[[float], tuple[float, float]]
 
 
 class Demand:
@@ -33,6 +36,10 @@ class Demand:
 
     `arriving`: the share that prompts have had lately, and will need again. That much counts for prompts at least; half
     of it on top of those that are known, since these are part of it.
+
+    What a step costs whatever it holds depends, for a model with experts, on how many rows it has: `visits` are the
+    rows that decode per second, in each horizon, empty for other models. Experts that a prompt needs beyond theirs are
+    part of its work.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class Demand:
         decoding: Sequence[float],
         prompts: Sequence[float],
         steps: Sequence[float],
+        visits: Sequence[float],
         arriving: float,
     ) -> None:
         half = 0.5 * arriving
@@ -51,7 +59,9 @@ class Demand:
         self._decoding = decoding
         self._prompts = prompts
         self._steps = steps
+        self._visits = visits
         self._arriving = arriving
+        self._priced: CostParams | None = None
 
     @classmethod
     def of(
@@ -61,13 +71,16 @@ class Demand:
         paces_s: Sequence[float],
         smallest_s: float,
         arriving: float = 0.0,
+        experts: bool = False,
     ) -> "Demand":
+        """experts: whether the model has some."""
         horizons_s = [smallest_s * horizon for horizon in HORIZONS]
         rows = list(zip(slacks, weights, paces_s, strict=True))
         decoding = [sum([(h - s) * w for s, w, _ in rows if s < h]) / h for h in horizons_s]
         least = 1 / (LONGEST_STEP * smallest_s)
         steps = [max([least, *[_paced(s, h) / pace_s for s, _, pace_s in rows]]) for h in horizons_s]
-        return cls(horizons_s, decoding, [0.0] * len(horizons_s), steps, arriving)
+        visits = [sum([(h - s) / p for s, _, p in rows if s < h]) / h for h in horizons_s] if experts else []
+        return cls(horizons_s, decoding, [0.0] * len(horizons_s), steps, visits, arriving)
 
     def with_one(self, weight: float, pace_s: float, work_s: float, due_s: float) -> "Demand":
         """With a request whose prompt takes `work_s` seconds within `due_s`, and that takes `weight` from now on, and a
@@ -83,23 +96,39 @@ class Demand:
             [share + weight for share in self._decoding],
             [share + work_s / (h if h > due_s else due_s) for share, h in prompts],
             [max(rate, (1 - work_s / h) / pace_s) for rate, h in steps],
+            [visits + 1 / pace_s for visits in self._visits],
             self._arriving,
         )
 
-    def fits(self, limit: float, keep: float, step_s: float, weight: float = 0.0) -> bool:
+    def fits(self, limit: float, keep: float, cost: CostParams, weight: float = 0.0) -> bool:
         """Whether at most `limit` of what is there is needed in each horizon, with `weight` more: of the share `keep`
-        of the time, what steps leave that cost `step_s` each, whatever they hold.
+        of the time, what steps leave of it, which cost something whatever they hold.
         """
-        for share, rate in zip(self._shares, self._steps[SHORT:], strict=True):
-            constant = step_s * rate
-            if share + weight > limit * (keep - (constant if constant < MOST_CONSTANT else MOST_CONSTANT)):
+        if self._priced is not cost:
+            self._price(cost)
+        for share, constant in zip(self._needed, self._constant[SHORT:], strict=True):
+            if share + weight > limit * (keep - constant):
                 return False
         return True
 
-    def taken_s(self, seconds: float, step_s: float) -> float:
+    def taken_s(self, seconds: float, cost: CostParams) -> float:
         """What decoding and the constant part of steps take of the next `seconds`, by the nearest longer horizon."""
+        if self._priced is not cost:
+            self._price(cost)
         place = min(bisect_left(self._horizons_s, seconds), len(self._horizons_s) - 1)
-        return seconds * (self._decoding[place] + min(MOST_CONSTANT, step_s * self._steps[place]))
+        return seconds * (self._decoding[place] + self._experts[place] + self._constant[place])
+
+    def _price(self, cost: CostParams) -> None:
+        """The shares of the time that steps take whatever they hold, and rows for their experts, in each horizon: a row
+        needs what one more would, and the rest of the experts that are read belongs to the step.
+        """
+        self._priced = cost
+        self._constant = [min(MOST_CONSTANT, cost.step_s * rate) for rate in self._steps]
+        self._experts = [0.0] * len(self._steps)
+        for place, (visits, rate) in enumerate(zip(self._visits, self._steps, strict=False)):
+            self._experts[place] = visits * cost.experts_s(1, visits / rate)
+            self._constant[place] += rate * cost.experts_s(visits / rate) - self._experts[place]
+        self._needed = [share + own for share, own in zip(self._shares, self._experts[SHORT:], strict=True)]
 
 
 def _paced(slack: float, horizon_s: float) -> float:
@@ -143,6 +172,7 @@ def _level(tpot_s: float) -> int:
 class Offer(NamedTuple):
     """A request that came. `price_s`: what counts against the limit, more than its work for a tenant that has had
     much. `pace_s`: the time between steps that it asks for, inf if any will do. `patient`: it may start at any time.
+    `tokens`: so many are decoded, each for `expert_s` of its work, which depends on how full steps are.
     """
 
     at_s: float
@@ -150,6 +180,11 @@ class Offer(NamedTuple):
     price_s: float
     pace_s: float
     patient: bool = False
+    tokens: float = 0.0
+    expert_s: float = 0.0
+
+    def work_at(self, expert_s: float) -> float:
+        return self.work_s + self.tokens * (expert_s - self.expert_s)
 
 
 class PriceLimit:
@@ -163,7 +198,7 @@ class PriceLimit:
     are, so the limit is the work at which those up to it fill the machine (`fill` times). A request above it is served
     only while there is room to spare.
 
-    A step costs `step_s` whatever it holds, so a request that needs one every `pace_s` takes step_s / pace_s of the
+    A step costs something whatever it holds, so a request that needs one every `pace_s` takes that over `pace_s` of the
     machine, were it the only one. Of the paces that were asked for, the one is held at which most requests are served;
     a slower one than the fastest only for a clear gain (`clear` times as many), since it refuses all that are faster.
     """
@@ -217,7 +252,7 @@ class PriceLimit:
             return Cause.PRICE
         return Cause.PACE if pace_s < self.pace_s else None
 
-    def update(self, now_s: float, keep: float, step_s: float) -> bool:
+    def update(self, now_s: float, keep: float, line: Line) -> bool:
         """Set the limits anew, if it is time. `keep`: the share of the time that may be planned with."""
         if now_s < self._next_s or self._first_s is None:
             return False
@@ -231,16 +266,18 @@ class PriceLimit:
         self.limit_s, self.pace_s, self.gain = inf, 0.0, 1.0
         hasty = [offer for offer in offered if not offer.patient]
         they_come = hasty and now_s - hasty[-1].at_s <= QUIET * span_s / len(hasty)
-        self.load = sum([offer.work_s for offer in hasty]) / span_s if they_come else 0.0
         paces = self._paces(offered)
+        time, expert_s = self._time(paces[0], keep, line)
+        self.load = sum([offer.work_at(expert_s) for offer in hasty]) / span_s if they_come else 0.0
         self.fastest_s = paces[0] if paces[0] < inf else 0.0
-        self.crowded = sum([offer.work_s for offer in offered]) > self._time(paces[0], keep, step_s) * span_s
+        self.crowded = sum([offer.work_at(expert_s) for offer in offered]) > time * span_s
         if not self.crowded:
             return True
         cheapest_first = sorted(hasty, key=lambda offer: offer.price_s)
         best, fastest = 0.0, 0
         for pace_s in self._paces(hasty):
-            served, limit_s = _served(cheapest_first, pace_s, self._time(pace_s, keep, step_s) * span_s)
+            time, expert_s = self._time(pace_s, keep, line)
+            served, limit_s = _served(cheapest_first, pace_s, time * span_s, expert_s)
             if not best:  # the fastest
                 best, self.limit_s, fastest = served * self._clear, limit_s, served
                 if limit_s == inf:
@@ -265,9 +302,10 @@ class PriceLimit:
             self._decided *= KEPT
             self._refused *= KEPT
 
-    def _time(self, pace_s: float, keep: float, step_s: float) -> float:
-        """Of each second, what is there for requests if there is a step every `pace_s`."""
-        return self._fill * (keep - min(MOST_CONSTANT, step_s / pace_s))
+    def _time(self, pace_s: float, keep: float, line: Line) -> tuple[float, float]:
+        """Of each second, what is there for requests if there is a step every `pace_s`, and what experts cost then."""
+        constant_s, expert_s = line(keep * pace_s)
+        return self._fill * (keep - min(MOST_CONSTANT, constant_s / pace_s)), expert_s
 
     def _paces(self, offered: Sequence[Offer]) -> list[float]:
         """The fastest first: those asked for, or some of them if these are many."""
@@ -278,12 +316,12 @@ class PriceLimit:
         return sorted({ordered[i * (len(ordered) - 1) // (self._levels - 1)] for i in range(self._levels)})
 
 
-def _served(cheapest_first: Sequence[Offer], pace_s: float, left_s: float) -> tuple[int, float]:
+def _served(cheapest_first: Sequence[Offer], pace_s: float, left_s: float, expert_s: float) -> tuple[int, float]:
     """How many that can do with the pace fit, and the price of the first that does not."""
     served = 0
     for offer in cheapest_first:
         if offer.pace_s >= pace_s:
-            left_s -= offer.work_s
+            left_s -= offer.work_at(expert_s)
             if left_s < 0:
                 return served, offer.price_s
             served += 1

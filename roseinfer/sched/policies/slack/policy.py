@@ -116,9 +116,10 @@ class SlackPolicy:
         if not state.promised:
             return PolicyStats(0.0, cost.rho, margin, None, 0.0, 0, self._predicted_s)
         p = cost.params
-        busy = p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s + p.step_s / batch.smallest_s
+        busy = p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s
+        busy += (p.step_s + p.experts_s(batch.rows)) / batch.smallest_s
         busy += state.arriving(self._done_s)
         utilisation, rows, budget_s = busy / (1 - margin), 0.0, None
         if len(batch):
-            rows, budget_s = batch.smallest_s * batch.tokens_per_s, self._limit_s
+            rows, budget_s = batch.rows, self._limit_s
         return PolicyStats(utilisation, cost.rho, margin, budget_s, rows, state.demoted, self._predicted_s)

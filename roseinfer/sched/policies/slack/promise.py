@@ -64,6 +64,8 @@ class Promises:
             counts.free_blocks,
             int(growth) // block_size,
             counts.blocks,
+            expert_s=p.expert_s,
+            experts=p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
         )
 
     def _to_decode(self, now_s: float) -> float:

@@ -89,8 +89,10 @@ class SlackState:
             self._bound_whole(track)
             if request.num_outputs:
                 self._take_over(track)
-        prefill_s = p.prefill_s(0, len(track.tokens))
-        decode_s = self._decode_s(len(track.tokens), track.length)
+        prefill_s = p.prefill_s(0, len(track.tokens), self.beside)
+        pace_s = min(track.tpot_s, self.batch.smallest_s)
+        constant_s, expert_s = self.line(pace_s)
+        decode_s = self._decode_s(len(track.tokens), track.length) + track.length * expert_s
         track.work_s = prefill_s
         if track.tpot_s < inf:  # else nothing is promised for the rest
             track.work_s += decode_s
@@ -103,18 +105,21 @@ class SlackState:
         track.key += self.tuning.priority_s * self._level(request) + self.tuning.fairness_s * excess
         if track.tpot_s < inf:
             # The constant part of a step is paid anyway, so a second of decoding costs more than one of prefill.
-            scarce = 1 / max(0.2, 1 - p.step_s / min(track.tpot_s, self.batch.smallest_s))
+            scarce = 1 / max(0.2, 1 - constant_s / pace_s)
             weight = self.tuning.cost_weight * (1 - self.options.slack_fairness)
             track.key += weight * (prefill_s + scarce * decode_s)
         track.price_s = self._price_s(request, track.work_s, excess)
         if track.owed and not request.begun:
-            self.price.offer(Offer(request.arrival_s, track.work_s, track.price_s, track.tpot_s, track.patient))
+            tokens = track.length if track.tpot_s < inf else 0.0
+            self.price.offer(
+                Offer(request.arrival_s, track.work_s, track.price_s, track.tpot_s, track.patient, tokens, expert_s)
+            )
         track.work_s *= 1 + excess
         if request.begun and track.owed and track.due_s < inf:
             track.key = track.due_s - prefill_s
         self.backlog.add(track, not track.owed or request.begun or self.worth(track))
         if track.ttft_s < inf:
-            self.backlog.watch(track, track.due_s - prefill_s - p.step_s)
+            self.backlog.watch(track, track.due_s - p.prefill_s(0, len(track.tokens)) - p.step_s)
 
     def admitted(self, track: Track, now_s: float) -> None:
         self.preempted.pop(track.request.request_id, None)
@@ -125,7 +130,7 @@ class SlackState:
         self.growth += track.length
         unpriced_s = self._decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
         self.tenants.charge(track.request.tenant, track.work_s + unpriced_s, now_s)
-        self._arrive(fill_s, now_s)
+        self._arrive(fill_s + self.cost.params.experts_s(len(track.tokens), self.beside), now_s)
         if track.request.slo is None:
             self.rest_again_s = now_s + max(self.tuning.idle_limit_s, fill_s / self.tuning.rest_share)
 
@@ -270,7 +275,8 @@ class SlackState:
     def _reprice(self, track: Track, length: float, now_s: float) -> None:
         """An output is `length` tokens long in all, and not as short as its client said: its tenant pays the rest."""
         request = track.request
-        work_s = self.cost.params.prefill_s(0, request.prompt_len) + self._decode_s(request.prompt_len, length)
+        prefill_s = self.cost.params.prefill_s(0, request.prompt_len, self.beside)
+        work_s = prefill_s + self._decode_s(request.prompt_len, length) + length * self.line(track.tpot_s)[1]
         excess = self.tenants.excess(request.tenant, now_s)
         price_s = self._price_s(request, work_s, excess)
         work_s *= 1 + excess
@@ -319,9 +325,8 @@ class SlackState:
             for track, n, more in zip(tracks, context, left, strict=True)
         ]
         self.patient = sum([w for w, t in zip(weights, tracks, strict=True) if t.patient])
-        self.demand = Demand.of(
-            slacks, weights, [track.tpot_s for track in tracks], min(smallest_s, 1.0), self.arriving(now_s)
-        )
+        paces_s, experts = [track.tpot_s for track in tracks], self.cost.params.experts is not None
+        self.demand = Demand.of(slacks, weights, paces_s, min(smallest_s, 1.0), self.arriving(now_s), experts)
         for track in self.ledger.filling.values():
             self.demand = self.demand_with(self.demand, track, self.to_fill_s(track), now_s)
         self.batch.follow_margins()
@@ -341,7 +346,24 @@ class SlackState:
     def to_fill_s(self, track: Track) -> float:
         """Seconds of the machine that the rest of a running request's prompt takes."""
         request = track.request
-        return self.cost.params.prefill_s(request.planned, request.remaining)
+        beside = max(0.0, self.beside - request.remaining)
+        return self.cost.params.prefill_s(request.planned, request.remaining, beside)
+
+    @property
+    def beside(self) -> float:
+        """Tokens that a step has anyway, as far as that decides on the price of more: those of requests that decode, in
+        the mean, and of prompts that fill.
+        """
+        if self.cost.params.experts is None:
+            return 0.0
+        filling = sum([track.request.remaining for track in self.ledger.filling.values()])
+        return filling + len(self.leftover) + self.batch.rows
+
+    def line(self, pace_s: float) -> tuple[float, float]:
+        """What any step costs, and what the experts of a row cost, on a full machine that has one every `pace_s`."""
+        batch = self.batch
+        context = batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0
+        return self.cost.params.line(pace_s, context)
 
     def arriving(self, now_s: float) -> float:
         """The share of the time that prompts of requests that started have taken lately."""
@@ -365,7 +387,8 @@ class SlackState:
     @property
     def chunk_ends_s(self) -> float:
         """What a first token waits for beyond its prompt's turn: the step in flight, and the end of its own."""
-        return max(self.cost.params.step_s, 2 * self.recent_step_s)
+        p, idle = self.cost.params, not len(self.batch)  # then no row reads experts for it
+        return max(p.step_s + (p.experts_s(inf) if idle else 0.0), 2 * self.recent_step_s)
 
     def worth(self, track: Track) -> bool:
         """Whether a request is worth its cost while not all can be served."""
@@ -417,8 +440,7 @@ class SlackState:
 
     def alone_s(self, track: Track) -> float:
         """A step that holds this request and nothing else."""
-        p = self.cost.params
-        return p.step_s + p.row_s + p.context_s * len(track.tokens)
+        return self.cost.params.rows_s(1, len(track.tokens))
 
     def hopeless(self, view: View, now_s: float) -> list[Track]:
         """Those waiting that even an idle machine could not serve in time any more."""

@@ -32,15 +32,15 @@ class SlackStep:
         admission.run(self._slacks, self._context)
         filling = state.ledger.filling.values()
         prompts = [*((track, track.request.remaining) for track in filling), *admission.admitted]
-        prompts.sort(key=self._urgency)
         self._rows = list(state.batch.tracks)
-        self._decode_s = p.step_s + p.row_s * len(self._rows) + p.context_s * sum(self._context)
+        prompts.sort(key=self._urgency)
+        self._decode_s = p.rows_s(len(self._rows), sum(self._context))
         room = self._room(prompts)
         self._take_turns()
         chunks, starts = self._share(prompts, room)
         self.seconds = self._decode_s + self._prefill_s
         rows, yielding = [track.request for track in self._rows], set(admission.yields)
-        rows += self._leftovers(yielding)
+        rows += self._leftovers(yielding, len(rows) + sum(chunks.values()))
         if not rows and not chunks:  # somebody has to
             rows = [track.request for track in state.ledger.decoding.values() if track.request not in yielding]
         rows += [track.request for track in filling]
@@ -71,7 +71,8 @@ class SlackStep:
             return False
         if track.tpot_s < self._state.price.pace_s:  # it would hold up more than it is worth
             return True
-        fast_s = 1.05 * self._params.step_s + 0.5 * self._params.row_s * len(self._state.batch)
+        p, half = self._params, 0.5 * len(self._state.batch)
+        fast_s = 1.05 * p.step_s + p.row_s * half + p.experts_s(half)
         left = self._state.lengths.left(track.request, max(1, track.outputs))
         return late_s > max(0.0, left * (track.tpot_s - fast_s))
 
@@ -101,14 +102,16 @@ class SlackStep:
         tau = min(max(spent_s, self._decode_s), self._tuning.longest_step * smallest_s)
         self.limit_s = tau
         room_s = tau - self._decode_s
-        wanted_s = sum([self._chunk_s(track, left) for track, left in prompts if track.owed])
+        owed = [(track, left) for track, left in prompts if track.owed]
+        wanted_s = sum([self._params.prefill_s(_start(track, left), left, inf) for track, left in owed])
+        wanted_s += self._params.experts_s(sum([left for _, left in owed]), len(self._rows))
         over_s = self._decode_s - paced_s + max(0.0, -least) / self._tuning.catch_up
         if wanted_s > room_s or over_s > 0:
             return self._skip(wanted_s - room_s, over_s)
         return room_s
 
     def _chunk_s(self, track: Track, tokens: int) -> float:
-        return self._params.prefill_s(_start(track, tokens), tokens)
+        return self._params.prefill_s(_start(track, tokens), tokens, len(self._rows))
 
     def _skip(self, short_s: float, over_s: float) -> float:
         """Leave out those with the most slack, for `short_s` of prompts or because the rows alone take too long.
@@ -131,10 +134,10 @@ class SlackStep:
             order.pop()
             if not self._may_skip(tracks[index], tau):
                 continue
-            saved_s = p.row_s + p.context_s * self._context[index]
             skipped.add(index)
+            saved_s = p.one_row_s(self._context[index], len(tracks) - len(skipped))
             self._decode_s -= saved_s
-            short_s -= saved_s
+            short_s -= p.one_row_s(self._context[index], inf)  # a prompt would need the same experts
             over_s -= saved_s
             room_s += saved_s
         self._rows = [track for index, track in enumerate(state.batch.tracks) if index not in skipped]
@@ -162,7 +165,8 @@ class SlackStep:
         """The step's prompt tokens, in order, as far as the seconds and the tokens of the step go."""
         options, p, tuning = self._state.options, self._params, self._tuning
         most = min(options.prefill_max_tokens or self._view.token_budget, self._view.token_budget - len(self._rows))
-        if self._rows and room_s < p.prefill_s(0, tuning.smallest_chunk):
+        beside = len(self._rows)  # tokens of the step so far
+        if self._rows and room_s < p.prefill_s(0, tuning.smallest_chunk, beside):
             room_s = 0.0
         rest_share = tuning.rest_share if any(track.owed for track, _ in prompts) else 1.0
         guarded = room_s <= 0
@@ -173,7 +177,7 @@ class SlackStep:
         chunks: dict[str, int] = {}
         starts: list[Request] = []
         # For prompts that come first although nothing was promised to them.
-        rest_s = rest_share * min(room_s, p.prefill_s(0, most))
+        rest_s = rest_share * min(room_s, p.prefill_s(0, most, beside))
         self._prefill_s = 0.0
         for track, wanted in prompts:
             if room_s <= 0 or most <= 0 or len(starts) >= (options.prefill_max_batch_size or most):
@@ -182,15 +186,16 @@ class SlackStep:
             start = _start(track, wanted)
             tokens = min(most, wanted, options.long_prefill_token_threshold or most)
             spend_s = min(room_s, rest_s) if aged else room_s
-            seconds = p.prefill_s(start, tokens)
+            seconds = p.prefill_s(start, tokens, beside)
             if seconds > spend_s:
-                worth = guarded or p.worth_a_chunk(start, room_s)
+                worth = guarded or p.worth_a_chunk(start, room_s, beside)
                 if not worth and not self._guard(track, wanted):  # later, in a step that has more room
                     continue
-                tokens = int(p.prefill_tokens(start, spend_s) + 1e-6)
-                seconds = p.prefill_s(start, tokens)
+                tokens = int(p.prefill_tokens(start, spend_s, beside) + 1e-6)
+                seconds = p.prefill_s(start, tokens, beside)
             if tokens <= 0:
                 continue
+            beside += tokens
             rest_s -= seconds if aged else 0.0
             room_s -= seconds
             most -= tokens
@@ -213,25 +218,28 @@ class SlackStep:
         """Seconds for a prompt for which there is no room, but which is about to be late: at most what the tightest of
         the others need for one token.
         """
-        tuning, p = self._tuning, self._params
-        start = _start(track, wanted)
+        tuning, start = self._tuning, _start(track, wanted)
+        least_s = self._params.prefill_s(start, tuning.smallest_chunk, len(self._rows))
         if not track.owed:
             aged = self._now_s > track.request.arrival_s + tuning.ageing_s
-            return p.prefill_s(start, tuning.smallest_chunk) if aged else 0.0
+            return least_s if aged else 0.0
         left_s = track.due_s - self._now_s
-        if left_s < tuning.guard_steps * self._decode_s + p.prefill_s(start, wanted):
+        if left_s < tuning.guard_steps * self._decode_s + self._chunk_s(track, wanted):
             most_s = self._state.batch.smallest_s if len(self._state.batch) else inf
-            least_s = p.prefill_s(start, tuning.smallest_chunk)
-            return min(p.prefill_s(start, min(tuning.guard_chunk, wanted)), max(most_s, least_s))
+            chunk_s = self._params.prefill_s(start, min(tuning.guard_chunk, wanted), len(self._rows))
+            return min(chunk_s, max(most_s, least_s))
         return 0.0
 
-    def _leftovers(self, yielding: Container[Request]) -> list[Request]:
-        """Requests that are owed nothing decode while the step stays within its limit, or if they waited long."""
-        p, chosen = self._params, []
+    def _leftovers(self, yielding: Container[Request], beside: int) -> list[Request]:
+        """Requests that are owed nothing decode while the step stays within its limit, or if they waited long.
+
+        beside: tokens of the step without them.
+        """
+        p, chosen = self._params, list[Request]()
         for track in self._state.leftover.values():
             if track.request in yielding:
                 continue
-            row_s = p.row_s + p.context_s * len(track.tokens)
+            row_s = p.one_row_s(len(track.tokens), beside + len(chosen))
             if self.seconds + row_s < self.limit_s or self._now_s - track.idle_s > self._tuning.idle_limit_s:
                 track.idle_s = self._now_s
                 self.seconds += row_s
