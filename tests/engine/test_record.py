@@ -24,7 +24,7 @@ from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides
 from tests.sched.test_drafts import Script
-from tests.server.real_server import RealServer, alive, until
+from tests.server.real_server import RealServer, alive, priced, until
 
 COUNT = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
@@ -144,13 +144,14 @@ def test_a_path_that_cannot_be_written_is_refused_at_the_start(
 
 def test_a_server_writes_its_run_and_loses_little_when_its_engine_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    with RealServer("--record", str(file)) as server:
+    options = ("--record", str(file), *priced(tmp_path, step_s=0.005))
+    with RealServer(*options) as server:
         assert server.http.post("/v1/completions", json=COUNT).is_success
         server.process.terminate()
         assert server.exit_code() == 0
     parity = parity_of(str(file))
     assert parity.plans_agree and parity.requests == 1 and parity.turns >= 40
-    with RealServer("--record", str(file)) as server:
+    with RealServer(*options) as server:
         with server.http.stream("POST", "/v1/completions", json={**COUNT, "max_tokens": 1200, "stream": True}) as said:
             text = said.iter_lines()  # closes the stream when it is forgotten
             assert said.is_success and next(text)

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.real_server import RealServer
+from tests.server.real_server import RealServer, priced
 
 KEY = "sk-of-the-night"
 CLASSES = f"""
@@ -117,7 +117,7 @@ def test_several_processes_know_the_classes_and_add_up(tmp_path: Path) -> None:
     file = tmp_path / "classes.toml"
     file.write_text(CLASSES)
     options = ("--api-workers", "2", "--slo-classes", str(file), "--api-key", KEY, "--api-key", "another")
-    with RealServer(*options) as server:
+    with RealServer(*options, *priced(tmp_path)) as server:
         for key, count in ((KEY, 3), ("another", 5)):
             for _ in range(count):  # a connection each, so that both workers are asked
                 with server.client(api_key=key) as own:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from roseinfer import cli
+from roseinfer import LLM, cli
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.errors import ResourceError
+from roseinfer.core.errors import ResourceError, UnsupportedModelError
 from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine import private
 from roseinfer.server import hosting
@@ -71,10 +71,20 @@ def test_a_temporary_folder_with_a_long_path(
         ("head_dim", 10**9, "head_dim = 1000000000 is not supported"),
     ],
 )
-def test_absurd_sizes(capsys: pytest.CaptureFixture[str], model: Path, field: str, value: int, why: str) -> None:
+def test_absurd_sizes(model: Path, field: str, value: int, why: str) -> None:
+    set_size(model, field, value)
+    with pytest.raises(UnsupportedModelError, match=why):
+        LLM(str(model), device="cpu")
+
+
+def set_size(model: Path, field: str, value: int) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {field: value}))
-    assert why in told(capsys, str(model), "--api-workers", "1")
+
+
+def test_the_server_tells_of_an_absurd_size_as_its_engine_does(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    set_size(model, "hidden_size", 2**23)
+    assert "weights, the checkpoint's files hold" in told(capsys, str(model), "--api-workers", "1")
 
 
 def test_a_config_that_is_nested_without_end(capsys: pytest.CaptureFixture[str], model: Path) -> None:
