@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
-from roseinfer.core.sampling import SamplingParams
-from roseinfer.models.documents import CONFIG, GENERATION, place_of, read_config, read_generation, weight_bytes
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models.documents import CONFIG, place_of, read_config, weight_bytes
+from roseinfer.models.experts import ExpertsSpec, read_dense_layers, read_experts
 from roseinfer.models.fields import Fields
 from roseinfer.models.quantization import read_quantization
 from roseinfer.quant.fp8_scheme import Fp8Scheme
@@ -74,22 +74,6 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsSpec:
-    """Feed-forward layers of which a router chooses, for each token, `top_k` of `count` experts.
-
-    width: of each expert's hidden layer. renormalise: whether the weights of the chosen, from a softmax over all
-    experts, are divided by their sum. dense_layers: those that have one ordinary feed-forward network instead, in
-    ascending order.
-    """
-
-    count: int
-    top_k: int
-    width: int
-    renormalise: bool
-    dense_layers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """Shape and options of a decoder-only model.
 
@@ -142,18 +126,6 @@ class ModelSpec:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """What generation_config.json proposes; None = it proposes nothing. `eos_token_ids` in the order found."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
 def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec:
     """The spec of the checkpoint in `folder`.
 
@@ -187,40 +159,6 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
     if held and weights > held * MAX_WEIGHTS_PER_BYTE:
         sizes = f"a model of {weights:.3g} weights, the checkpoint's files hold {held:.3g} bytes"
         raise UnsupportedModelError(f"{where} describes {sizes}")
-
-
-def read_generation_config(folder: Path) -> GenerationDefaults:
-    """EOS ids of generation_config.json and config.json together, and the sampling defaults if it samples.
-
-    Raises `UnsupportedModelError` for a default that no request could use.
-    """
-    generation = read_generation(folder)
-    has_config = place_of(folder, CONFIG).is_file()
-    config = read_config(folder) if has_config else {}
-    eos = tuple(dict.fromkeys(_eos_ids(generation, folder) + _eos_ids(config, folder)))
-    if not generation.get("do_sample"):
-        return GenerationDefaults(eos_token_ids=eos)
-    return GenerationDefaults(eos_token_ids=eos, **_sampling_defaults(generation, folder))
-
-
-def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    values = {name: generation[name] for name in names if generation.get(name) is not None}
-    if values.get("top_k") == -1:  # some write "off" so
-        values["top_k"] = 0
-    try:
-        SamplingParams(**values)
-    except InvalidRequestError as error:
-        raise UnsupportedModelError(f"{place_of(folder, GENERATION)}: {error}") from error
-    return values
-
-
-def _eos_ids(data: dict[str, Any], folder: Path) -> list[int]:
-    value = data.get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise UnsupportedModelError(f"{folder}: eos_token_id = {value!r} is not an integer or a list of them")
-    return [i for i in ids if i >= 0]  # -1 = none
 
 
 def _architecture(data: dict[str, Any], where: str) -> str:
@@ -304,11 +242,11 @@ def _qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None) -> 
     windows = _windows(fields, window if fields.flag("use_sliding_window", False) else None, 0, max_model_len)
     if len(set(windows)) > 1:
         fields.refuse("layer_types", fields.get("layer_types"), "Qwen3-MoE's layers have one window")
-    experts = _experts(
+    experts = read_experts(
         fields,
         width=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob", False),
-        dense_layers=_dense_layers(fields),
+        dense_layers=read_dense_layers(fields),
     )
     options: dict[str, Any] = {"qkv_bias": bias, "o_bias": bias, "qk_norm": True, "experts": experts}
     return _decoder(fields, architecture, windows, **options)
@@ -318,31 +256,8 @@ def _mixtral(fields: Fields, architecture: str, max_model_len: int | None) -> Mo
     windows = _windows(fields, _optional_integer(fields, "sliding_window", None), 0, max_model_len)
     if len(set(windows)) > 1:
         fields.refuse("layer_types", fields.get("layer_types"), "Mixtral's layers have one window")
-    experts = _experts(fields, width=fields.integer("intermediate_size"), renormalise=True, dense_layers=())
+    experts = read_experts(fields, width=fields.integer("intermediate_size"), renormalise=True, dense_layers=())
     return _decoder(fields, architecture, windows, experts=experts)
-
-
-def _experts(fields: Fields, *, width: int, renormalise: bool, dense_layers: tuple[int, ...]) -> ExpertsSpec | None:
-    """None if all layers are dense."""
-    older, newer = fields.get("num_experts"), fields.get("num_local_experts")
-    if None not in (older, newer) and older != newer:
-        fields.refuse("num_local_experts", newer, f"num_experts = {older}")
-    count = fields.integer("num_experts" if newer is None else "num_local_experts")
-    top_k = fields.integer("num_experts_per_tok")
-    if top_k > count:
-        fields.refuse("num_experts_per_tok", top_k, f"there are {count} experts")
-    if len(dense_layers) == fields.integer("num_hidden_layers"):
-        return None
-    return ExpertsSpec(count=count, top_k=top_k, width=width, renormalise=renormalise, dense_layers=dense_layers)
-
-
-def _dense_layers(fields: Fields) -> tuple[int, ...]:
-    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th."""
-    layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step", 1)
-    named = fields.get("mlp_only_layers") or []
-    if not isinstance(named, list) or any(type(layer) is not int or not 0 <= layer < layers for layer in named):
-        fields.refuse("mlp_only_layers", named, f"a list of numbers of the {layers} layers is needed")
-    return tuple(layer for layer in range(layers) if layer in set(named) or (layer + 1) % step)
 
 
 def _qwen_windows(fields: Fields, max_model_len: int | None) -> tuple[int | None, ...]:

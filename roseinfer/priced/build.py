@@ -11,8 +11,8 @@ from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, Profil
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.runner import Runner, RunnerFacts
-from roseinfer.models.config import read_generation_config
 from roseinfer.models.documents import read_config
+from roseinfer.models.generation import read_generation_config
 from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost_file import read_cost

@@ -21,7 +21,8 @@ from roseinfer.core.progress import stage
 from roseinfer.core.runner import RunnerFacts
 from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
-from roseinfer.models.config import GenerationDefaults, ModelSpec, read_generation_config, read_model_spec
+from roseinfer.models.config import ModelSpec, read_model_spec
+from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model, resolve_dtype
 from roseinfer.parallel.group import Alone, LiveGroup
 from roseinfer.runner.assembly import Assembly, Shape, assemble

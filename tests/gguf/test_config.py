@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.config import read_generation_config, read_model_spec
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.generation import read_generation_config
 from tests.helpers.checkpoints import make_reference
 from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write, write_model
 

@@ -8,13 +8,12 @@ import pytest
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.config import (
-    ExpertsSpec,
-    GenerationDefaults,
     ModelSpec,
     RopeSpec,
-    read_generation_config,
     read_model_spec,
 )
+from roseinfer.models.experts import ExpertsSpec
+from roseinfer.models.generation import GenerationDefaults, read_generation_config
 
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"],

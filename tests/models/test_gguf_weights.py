@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.config import read_generation_config, read_model_spec
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.generation import read_generation_config
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.group import Share

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.config import ExpertsSpec, GenerationDefaults, RopeSpec, read_generation_config, read_model_spec
+from roseinfer.models.config import RopeSpec, read_model_spec
+from roseinfer.models.experts import ExpertsSpec
+from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model
 
 GPT2: dict[str, Any] = {
