@@ -33,13 +33,18 @@ def expert_of(key, E: tl.constexpr, E_PAD: tl.constexpr):
 def expert_at(pointer, place, E: tl.constexpr, E_PAD: tl.constexpr):
     """The expert at a place in the order of the logits at `pointer`.
 
-    Its place is how many come before it. All are compared with all, and no comparison waits for another one, as in a
-    search for one expert after the other.
+    Its place is how many come before it. Where experts are not very many, all are compared with all: no comparison
+    waits for another one, as in a search for one expert after the other.
     """
     expert = tl.arange(0, E_PAD)
     keys = sort_keys(read_logits(pointer, expert, E), expert, E_PAD)
-    before = tl.sum((keys[None, :] - keys[:, None]) >> 31, 0)  # less one for each
-    return expert_of(tl.max(tl.where(before == -place, keys, -2147483648), 0), E, E_PAD)
+    if E_PAD <= 128:
+        before = tl.sum((keys[None, :] - keys[:, None]) >> 31, 0)  # less one for each
+        keys = tl.where(before == -place, keys, -2147483648)
+    else:
+        for _ in range(place):
+            keys = tl.where(keys == tl.max(keys, 0), -2147483648, keys)
+    return expert_of(tl.max(keys, 0), E, E_PAD)
 
 
 @triton.jit

@@ -122,8 +122,8 @@ def read_tiles(scales, weight_first, gathers) -> None:
 
 def read_experts(scales, hidden, top_k) -> None:
     constants = {
-        "E": 20,
-        "E_PAD": 32,
+        "E": 20 if top_k == 4 else 200,
+        "E_PAD": 32 if top_k == 4 else 256,
         "TOP_K": top_k,
         "K_PAD": 4,
         "H": hidden,

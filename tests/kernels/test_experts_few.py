@@ -76,6 +76,12 @@ def test_all_tokens_to_one_expert(device):
     assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
 
 
+def test_very_many_experts(device):
+    inputs = layer(device, 2, 150, 64, 32, torch.float16)
+    options = {"top_k": 6, "renormalise": True}
+    assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
+
+
 def test_as_many_experts_as_there_are(device):
     inputs = layer(device, 2, 3, 128, 64, torch.float16)
     options = {"top_k": 3, "renormalise": False}
