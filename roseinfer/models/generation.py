@@ -1,0 +1,55 @@
+"""What a model proposes for generation: how it samples, and the ids that end an answer. Read without torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.models.documents import CONFIG, GENERATION, place_of, read_config, read_generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """What generation_config.json proposes; None = it proposes nothing. `eos_token_ids` in the order found."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def read_generation_config(folder: Path) -> GenerationDefaults:
+    """EOS ids of generation_config.json and config.json together, and the sampling defaults if it samples.
+
+    Raises `UnsupportedModelError` for a default that no request could use.
+    """
+    generation = read_generation(folder)
+    has_config = place_of(folder, CONFIG).is_file()
+    config = read_config(folder) if has_config else {}
+    eos = tuple(dict.fromkeys(_eos_ids(generation, folder) + _eos_ids(config, folder)))
+    if not generation.get("do_sample"):
+        return GenerationDefaults(eos_token_ids=eos)
+    return GenerationDefaults(eos_token_ids=eos, **_sampling_defaults(generation, folder))
+
+
+def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    values = {name: generation[name] for name in names if generation.get(name) is not None}
+    if values.get("top_k") == -1:  # some write "off" so
+        values["top_k"] = 0
+    try:
+        SamplingParams(**values)
+    except InvalidRequestError as error:
+        raise UnsupportedModelError(f"{place_of(folder, GENERATION)}: {error}") from error
+    return values
+
+
+def _eos_ids(data: dict[str, Any], folder: Path) -> list[int]:
+    value = data.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise UnsupportedModelError(f"{folder}: eos_token_id = {value!r} is not an integer or a list of them")
+    return [i for i in ids if i >= 0]  # -1 = none
