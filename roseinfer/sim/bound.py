@@ -28,6 +28,8 @@ unlimited; prompts are computed in one chunk, which has no context to read; best
 a TPOT needs no steps; order within a window does not matter, and neither do first tokens, beyond their prefill, nor
 preemption.
 
+With experts, a step is taken to read those of one row only, and what prompts and other rows need beyond that is free.
+
 **Where it can be beaten**: a TPOT is a mean over the output. A run that is faster than its pace while little else is to
 do, and slower later, holds the pace of every request and yet, for some time, no pace. Prompts that share a prefix on a
 machine that caches them: every prompt counts in full. Chunks of a single prompt token, which cost what decoding a token
@@ -63,6 +65,11 @@ _GOLDEN = (sqrt(5) - 1) / 2
 def mean_cost(machine: Machine) -> CostParams:
     """Of its steps, noise included, as fast as it is at the start."""
     return machine.cost.slower((1 + sqrt(2 / pi) * machine.noise) * machine.slowness(0.0))
+
+
+def least_step_s(cost: CostParams) -> float:
+    """What no step with a row goes below."""
+    return cost.step_s + cost.experts_s(1)
 
 
 def up_share(machine: Machine) -> float:
@@ -110,6 +117,7 @@ class Mix:
         if not wanted:
             raise ValueError("no request has objectives")
         self._cost = mean_cost(machine)
+        self._step_s = least_step_s(self._cost)
         self._up = up_share(machine)
         demands = [found for request in wanted if (found := demand(request, self._cost)) is not None]
         self._count, self._share = len(wanted), len(wanted) / len(chosen)
@@ -131,7 +139,7 @@ class Mix:
 
     def _room(self, level: int) -> float:
         """Seconds of work in a second at that level."""
-        return max(0.0, self._up - self._cost.step_s / self._levels[level])
+        return max(0.0, self._up - self._step_s / self._levels[level])
 
     def _ratios(self, lift: float) -> list[float]:
         """Prices of decoding by level: the same for all at 0; at 1, a second is worth the same at every level."""
@@ -276,9 +284,9 @@ def _good(demands: Sequence[Demand], machine: Machine, paced: bool) -> float:
     if not demands:
         return 0.0
     paces = levels(each.pace_s for each in demands)
-    fastest = {machine.cost.step_s}
+    fastest = {least_step_s(machine.cost)}
     if paced and paces[0] < inf:
-        fastest.add(max(machine.cost.step_s, paces[0]))
+        fastest.add(max(least_step_s(machine.cost), paces[0]))
     found = [Windows(demands, paces, room_of(machine), each, _WINDOWS).bound(_RATIOS, _ROUNDS) for each in fastest]
     return min(float(len(demands)), *found)
 
@@ -287,7 +295,7 @@ def room_of(machine: Machine) -> Callable[[float, float], float]:
     """Seconds of work, as the machine's cost counts them, that a second holds at some time and pace."""
     up = up_share(machine)
     noise = 1 + sqrt(2 / pi) * machine.noise
-    step_s = machine.cost.step_s
+    step_s = least_step_s(machine.cost)
 
     def room(at_s: float, pace_s: float) -> float:
         return max(0.0, up / (noise * machine.slowness(at_s)) - step_s / pace_s)

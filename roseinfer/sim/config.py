@@ -6,15 +6,19 @@ from pathlib import Path
 
 from roseinfer.core.config import check_block_size
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.option import check_positive, option, positive_numbers
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import read_cost
 
-SETUPS = ("scorpio-8b",)
+SETUPS = ("scorpio-8b", "moe-30b")
 WORKLOADS = ("poisson", "gamma", "bursts", "trace")
 # Options of `CostConfig` that a cost file says, and a setup.
-CONSTANTS = ("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns")
+CONSTANTS = (
+    *("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns"),
+    *("expert_us", "num_experts", "num_experts_per_tok"),
+)
 LENGTHS = ("predictor", "oracle", "none")
 
 
@@ -22,7 +26,7 @@ LENGTHS = ("predictor", "oracle", "none")
 class WorkloadConfig:
     """Random requests; without a setup, lengths are uniform between the bounds and nothing is promised."""
 
-    setup: str | None = option(None, "machine, lengths and objectives of a published experiment", choices=SETUPS)
+    setup: str | None = option(None, "machine, lengths and objectives of an experiment", choices=SETUPS)
     num_requests: int = option(256, "requests of a run; a trace: at most", aliases=("requests",))
     workload: str = option(
         "poisson",
@@ -144,7 +148,7 @@ class CostConfig:
     """What a step costs: a constant, and so much per prompt token, per decoding request and per token attended to."""
 
     cost: str | None = option(
-        None, "the next six from a file that `roseinfer calibrate` wrote; beats a setup's", metavar="FILE"
+        None, "the next nine from a file that `roseinfer calibrate` wrote; beats a setup's", metavar="FILE"
     )
     step_ms: float = option(5.0, "milliseconds of any step: reading the weights, launching")
     token_us: float = option(20.0, "microseconds per prompt token computed")
@@ -152,6 +156,9 @@ class CostConfig:
     context_ns: float = option(20.0, "nanoseconds per token of K/V that a decoding request attends to")
     pair_ns: float | None = option(None, "nanoseconds per token that a prompt token attends to; default: context_ns")
     chunk_context_ns: float = option(0.0, "nanoseconds per token before each chunk of a prompt, which reads it once")
+    expert_us: float = option(0.0, "microseconds per expert that a layer reads in a step, for all layers")
+    num_experts: int | None = option(None, "experts of a layer; default: a model without")
+    num_experts_per_tok: int | None = option(None, "of these, how many compute each token")
     load_us: float | None = option(
         None, "microseconds per KV block that comes from host memory; default: the cost file's, else 50"
     )
@@ -170,12 +177,24 @@ class CostConfig:
                 raise ConfigError(f"{name} must not be negative, got {value}")
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0: time would stand still")
-        check_positive(self, "max_model_len", "num_kv_blocks", "block_size")
+        check_positive(self, "max_model_len", "num_kv_blocks", "block_size", "num_experts", "num_experts_per_tok")
+        self._check_experts()
         check_block_size(self.block_size)
         if self.num_host_blocks < 0:
             raise ConfigError(f"num_host_blocks must not be negative, got {self.num_host_blocks}")
         if self.num_host_blocks and not self.enable_prefix_caching:
             raise ConfigError("num_host_blocks must be 0 without enable_prefix_caching, by which blocks are found")
+
+    def _check_experts(self) -> None:
+        count, top_k = self.num_experts, self.num_experts_per_tok
+        if count is None and top_k is None:
+            if self.expert_us:
+                raise ConfigError("expert_us needs num_experts and num_experts_per_tok")
+        elif type(count) is not int or type(top_k) is not int or top_k > count:
+            raise ConfigError(
+                "num_experts and num_experts_per_tok must be whole numbers, the second at most the first, got "
+                f"{count} and {top_k}"
+            )
 
     @property
     def params(self) -> CostParams:
@@ -189,6 +208,9 @@ class CostConfig:
     def _constants(self) -> CostParams:
         row_us = self.token_us if self.row_us is None else self.row_us
         pair_ns = self.context_ns if self.pair_ns is None else self.pair_ns
+        experts = None
+        if self.num_experts is not None and self.num_experts_per_tok is not None:
+            experts = ExpertChoice(self.num_experts, self.num_experts_per_tok)
         return CostParams(
             step_s=self.step_ms * 1e-3,
             token_s=self.token_us * 1e-6,
@@ -196,6 +218,8 @@ class CostConfig:
             row_s=row_us * 1e-6,
             context_s=self.context_ns * 1e-9,
             chunk_context_s=self.chunk_context_ns * 1e-9,
+            expert_s=self.expert_us * 1e-6,
+            experts=experts,
         )
 
     @property

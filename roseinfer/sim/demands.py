@@ -40,13 +40,13 @@ def demand(arrival: Arrival, cost: CostParams) -> Demand | None:
     """None if not even an idle machine kept the objectives."""
     slo, prompt, steps = arrival.slo, len(arrival.prompt_ids), arrival.output_len - 1
     assert slo is not None, "only requests with objectives demand something"
-    prefill_s = cost.prefill_s(0, prompt)
+    prefill_s = cost.prefill_s(0, prompt, inf)
     decode_s = steps * (cost.row_s + cost.context_s * (prompt + (steps + 1) / 2))
     first_s = slo.ttft_s if slo.ttft_s is not None else inf
     pace_s = slo.tpot_s if slo.tpot_s is not None and steps else inf
     end_s = first_s + pace_s * steps if steps else first_s
-    alone_s = cost.step_s + prefill_s
-    least_s = steps * cost.step_s + decode_s
+    alone_s = cost.step_s + cost.prefill_s(0, prompt)
+    least_s = steps * (cost.step_s + cost.experts_s(1)) + decode_s
     if slo.e2e_s is not None:
         end_s = min(end_s, slo.e2e_s)
         first_s = min(first_s, slo.e2e_s - least_s)

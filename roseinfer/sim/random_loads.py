@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -197,9 +197,10 @@ def floors(prompt: int, output: int, machine: Machine, chunk: int) -> dict[str, 
     """
     entry = space()["floors"]
     cost = machine.cost.slower(machine.slowness(0.0))
-    prefill_s = ceil(prompt / chunk) * cost.step_s + cost.prefill_s(0, prompt)
-    first_s = cost.step_s + cost.row_s + cost.context_s * prompt
-    whole_s = prefill_s + (output - 1) * (cost.step_s + cost.row_s + cost.context_s * (prompt + output / 2))
+    chunk_s = cost.step_s + cost.experts_s(min(chunk, prompt))
+    prefill_s = ceil(prompt / chunk) * chunk_s + cost.prefill_s(0, prompt, inf)
+    first_s = cost.rows_s(1, prompt)
+    whole_s = prefill_s + (output - 1) * cost.rows_s(1, prompt + output / 2)
     return {
         "ttft_s": entry["ttft"] * prefill_s,
         "tpot_ms": entry["tpot"] * first_s,

@@ -1,6 +1,7 @@
 """Bounds: cases that can be computed by hand, and runs that must not beat them."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -200,3 +201,14 @@ def test_who_knows_no_lengths_serves_fewer() -> None:
 def test_equal_lengths_are_known() -> None:
     load = [request(patient(LOOSE), at_s=0.1 * i) for i in range(60)]
     assert blind_bound(load, MACHINE) == pytest.approx(fluid_bound(load, MACHINE), abs=0.01)
+
+
+def test_with_experts_it_is_above_what_a_policy_reaches_and_says_more_than_without_them() -> None:
+    setup = SETUPS["moe-30b"]
+    arrivals = setup.mix.requests(poisson(6.0, 120, 3), 3)
+    found = simulate(arrivals, scheduler_config(scheduling_policy="slack"), setup.machine)
+    reached = sum(life.good for life in found.lifetimes) / len(arrivals)
+    bound = fluid_bound(arrivals, setup.machine)
+    assert 0.5 < reached <= bound
+    slower = replace(setup.machine, cost=replace(setup.machine.cost, expert_s=1.5e-3))
+    assert fluid_bound(arrivals, slower) < bound, "8 experts take 12 ms, more than all objectives"

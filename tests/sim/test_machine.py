@@ -3,12 +3,15 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from roseinfer import cli
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import HostCopy, Row, StepPlan
 from roseinfer.priced.machine import Machine, PricedRunner, Stalls
 from roseinfer.sched.cost import CostParams
@@ -107,3 +110,28 @@ def test_simulate_takes_what_blocks_cost_and_how_many_there_are(tmp_path) -> Non
     for wrong in ({"num_host_blocks": -1}, {"load_us": -1.0}, {"num_host_blocks": 5, "enable_prefix_caching": False}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             CostConfig(**wrong)
+
+
+def test_a_model_with_experts_is_described_by_options_or_by_a_file(tmp_path: Path) -> None:
+    given = CostConfig(step_ms=1.0, expert_us=50.0, num_experts=64, num_experts_per_tok=4)
+    assert (given.params.expert_s, given.params.experts) == (pytest.approx(50e-6), ExpertChoice(64, 4))
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps(cost_as_json(given.params)))
+    assert CostConfig(cost=str(file)).params == given.params
+    argv = ["simulate", "--step-ms", "1", "--expert-us", "50", "--num-experts", "64", "--num-experts-per-tok", "4"]
+    assert cli.main([*argv, "--num-requests", "4", "--output-len", "20"]) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expert_us": 1.0},
+        {"num_experts": 8},
+        {"num_experts": 2, "num_experts_per_tok": 3},
+        {"num_experts": 8.5, "num_experts_per_tok": 2},
+        {"num_experts": 0, "num_experts_per_tok": 0},
+    ],
+)
+def test_half_of_a_description_of_experts_is_refused(options: dict) -> None:
+    with pytest.raises(ConfigError, match="expert"):
+        CostConfig(**options)

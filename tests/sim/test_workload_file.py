@@ -191,7 +191,7 @@ PROMPTS = 'prompts = { law = "uniform", low = 3, high = 9 }'
         ("\n[classes.a]", "requests = 0\n[classes.a]", "requests: must be a whole number of at least 1, got 0"),
         ("\n[classes.a]", "seed = 0\n[classes.a]", "seed: is unknown; there are machine, classes, requests"),
         ("\n[classes.a]", "[machine]\nspeed = 2\n[classes.a]", "machine.speed: is unknown; there are .*setup, cost"),
-        ("\n[classes.a]", "[machine]\nsetup = 'x'\n[classes.a]", "machine.setup: must be one of scorpio-8b, got 'x'"),
+        ("\n[classes.a]", "[machine]\nsetup = 'x'\n[classes.a]", "machine.setup: must be one of scorpio-8b, moe-30b"),
         ("\n[classes.a]", "[machine]\nsetup = 'scorpio-8b'\nrow_us = 1\n[classes.a]", "machine.row_us: the setup says"),
         ("\n[classes.a]", "[machine]\nnoise = -1\n[classes.a]", "machine.noise: must not be negative"),
         ("\n[classes.a]", "[machine]\nblock_size = 24\n[classes.a]", "machine.block_size: must be a power of two"),
