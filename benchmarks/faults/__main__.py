@@ -273,9 +273,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--soak-minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the engines of two ranks")
     parser.add_argument("--only", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     args = parser.parse_args(argv)
-    plan = Plan(args.rounds, args.streams, args.bodies, args.clients, args.soak_minutes * 60, args.seed)
+    plan = Plan(args.rounds, args.streams, args.bodies, args.clients, args.soak_minutes * 60, args.seed, args.device)
     print(f"{hardware()}\n{versions()}\nseed {plan.seed}\n")
     print(
         "| fault | sent | came back | left, or more than before | wrong |\n| --- | --- | --- | --- | --- |", flush=True

@@ -9,7 +9,7 @@ from benchmarks.faults.client import Streams, stream_body
 from benchmarks.faults.rows import CACHE, LONG, Plan, Row, told, while_streaming
 from benchmarks.faults.server import ServerUnderTest, until
 
-TWO = ("--api-workers", "1", "--device", "cpu", "--tensor-parallel-size", "2", "--stall-timeout", "3", *CACHE)
+TWO = ("--api-workers", "1", "--tensor-parallel-size", "2", "--stall-timeout", "3", *CACHE)
 
 
 async def killed_rank(plan: Plan) -> Row:
@@ -22,7 +22,7 @@ async def stopped_rank(plan: Plan) -> Row:
 
 
 async def _without_a_rank(plan: Plan, fault: str, number: signal.Signals, rounds: int, said: str) -> Row:
-    with ServerUnderTest(*TWO) as server:
+    with ServerUnderTest(*TWO, "--device", plan.device) as server:
         await Streams(plan.streams).run(server.port, stream_body(8))
         before, ends, statuses = server.held(), Counter[str](), Counter[int]()
         slowest_s = 0.0

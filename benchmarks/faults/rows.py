@@ -32,6 +32,7 @@ class Plan:
     clients: int
     soak_s: float
     seed: int
+    device: str = "cpu"
 
 
 def told(ends: Counter[str]) -> str:

@@ -122,6 +122,13 @@ def test_pods_mount_what_they_name_and_have_keys_from_a_secret_alone(
         assert container["envFrom"] == [{"secretRef": {"name": "roseinfer-keys"}}]
 
 
+def test_an_engine_gets_as_many_gpus_as_share_its_model(printed: Any) -> None:
+    for kind in ("k8s", "rayservice"):
+        (container,) = pods(printed(kind, "-tp", "4"))[-1]["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+        assert int(container["resources"]["requests"]["cpu"]) >= 5, "a core beside each, and one for the API"
+
+
 def test_without_a_gpu_there_is_the_other_image_unless_one_is_named(printed: Any) -> None:
     (container,) = pods(printed("k8s", "--device", "cpu"))[0]["spec"]["containers"]
     assert container["image"] == "roseinfer:cpu" and "nvidia.com/gpu" not in container["resources"]["limits"]
