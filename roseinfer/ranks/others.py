@@ -193,7 +193,7 @@ class OtherRanks:
         """Why a call of rank 0 has failed that waits for other ranks: because one of them has, if there is such a one;
         else `error` itself.
         """
-        if isinstance(error, RoseinferError):
+        if isinstance(error, RoseinferError) and not isinstance(error, EngineDeadError):
             return error
         with self._changed:
             self._changed.wait_for(lambda: self.failure, WORD_S)
