@@ -8,8 +8,8 @@ A program counts its calls, and what it pushes or says carries the count, so tha
 turns: a rank that has the others' data of this call knows that they have read what it pushed the call before, and that
 place is the one that the next call writes. Counts are in device memory, which makes the kernels replayable in graphs.
 
-Waiting is bounded. Who waited too long says so in host memory, goes on with numbers that mean nothing, and does not
-wait again.
+Waiting is bounded. Who waited too long says so in host memory, takes NaN for what did not come, so that nobody takes it
+for a result, and does not wait again.
 """
 
 from dataclasses import dataclass

@@ -15,12 +15,14 @@ _WARPS = 8
 
 @triton.jit
 def _await(flag_ptr, call, patience, patience_ptr, lost_ptr, COMPILED: tl.constexpr):
-    """Wait until a flag has come to `call`. What was pushed before it may be read then."""
-    waits = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
+    """Wait until a flag has come to `call`: then what was pushed before it may be read. Whether it has."""
+    missing = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
+    waits = missing
     until = tl.zeros([], tl.int64)
     while waits:
-        waits = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
-        waits, until = still_waits(waits, until, patience, patience_ptr, lost_ptr, COMPILED)
+        missing = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
+        waits, until = still_waits(missing, until, patience, patience_ptr, lost_ptr, COMPILED)
+    return not missing
 
 
 @triton.jit(do_not_specialize=["rounds"])
@@ -77,10 +79,11 @@ def push_blocks_kernel(
         if rank != RANK:
             theirs = (bases[rank] + flag + RANK * PROGRAMS * 4).to(FLAG)
             tl.atomic_xchg(theirs, call, sem="release", scope="sys")
+    arrived = program >= 0
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             own = (bases[RANK] + flag + rank * PROGRAMS * 4).to(FLAG)
-            _await(own, call, patience, patience_ptr, lost_ptr, COMPILED)
+            arrived = arrived & _await(own, call, patience, patience_ptr, lost_ptr, COMPILED)
     tl.debug_barrier()
 
     for round in range(rounds):
@@ -89,19 +92,20 @@ def push_blocks_kernel(
         total = tl.zeros([BLOCK], tl.float32)
         for rank in tl.static_range(SIZE):
             if rank == RANK:
-                part_of_sum = tl.load(x_ptr + at, mask=inside, other=0.0)
+                numbers = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
             else:
                 place = pointer_to(bases[RANK], part + rank * PROGRAMS * REGION, DTYPE)
-                part_of_sum = tl.load(place + round * BLOCK + lane, mask=inside, other=0.0, cache_modifier=".cg")
+                numbers = tl.load(place + round * BLOCK + lane, mask=inside, other=0.0, cache_modifier=".cg")
+                numbers = tl.where(arrived, numbers.to(tl.float32), float("nan"))
             if GATHERS:
                 to = out_ptr + (at // width).to(tl.int64) * out_stride + rank * width + at % width
-                tl.store(to, part_of_sum, mask=inside)
+                tl.store(to, numbers.to(DTYPE), mask=inside)
             else:
-                total += part_of_sum.to(tl.float32)
+                total += numbers
         if not GATHERS:
             if HAS_RESIDUAL:
                 total += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+            tl.store(out_ptr + at, total.to(DTYPE), mask=inside)
     tl.store(calls_ptr + program, call)
 
 

@@ -41,9 +41,9 @@ def _joined(low, high, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _are_missing(arrived, inside, call):
-    """Whether any word is of an earlier call."""
-    return tl.max(((arrived >> 32).to(tl.int32) != call).to(tl.int32) & inside.to(tl.int32), 0) > 0
+def _missing(arrived, call):
+    """Which words are of an earlier call."""
+    return (arrived >> 32).to(tl.int32) != call
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -99,14 +99,15 @@ def push_words_kernel(
         else:
             place = pointer_to(bases[RANK], turn + rank * ROOM * 8, tl.int64)
             arrived = tl.load(place + at, mask=inside, other=0, volatile=True)
-            waits = _are_missing(arrived, inside, call)
+            waits = tl.max((_missing(arrived, call) & inside).to(tl.int32), 0) > 0
             until = tl.zeros([], tl.int64)
             while waits:
                 arrived = tl.load(place + at, mask=inside, other=0, volatile=True)
-                waits = _are_missing(arrived, inside, call)
+                waits = tl.max((_missing(arrived, call) & inside).to(tl.int32), 0) > 0
                 waits, until = still_waits(waits, until, patience, patience_ptr, lost_ptr, COMPILED)
-            low += _low(arrived.to(tl.int32), DTYPE)
-            high += _high(arrived.to(tl.int32), DTYPE)
+            missing = _missing(arrived, call)
+            low += tl.where(missing, float("nan"), _low(arrived.to(tl.int32), DTYPE))
+            high += tl.where(missing, float("nan"), _high(arrived.to(tl.int32), DTYPE))
     if HAS_RESIDUAL:
         low += _low(residual, DTYPE)
         high += _high(residual, DTYPE)
