@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.core.experts import ExpertChoice
 from roseinfer.models.config import ModelSpec
 
 
@@ -52,6 +53,8 @@ class Work:
 class ModelCost:
     """`layer_weights`, `head_weights`: numbers in the matrices of all layers, and in the output head.
 
+    `expert_weights`: numbers in one expert of each layer, which are not among `layer_weights`; `experts`: how many of
+    them tokens choose.
     `weight_itemsize`: bytes of a layer's number; `head_itemsize`: of the head's, 0 for the same. `kv_token_bytes`: K
     and V of one token in all layers. `attention_width`: layers x query heads x head size.
     """
@@ -62,6 +65,8 @@ class ModelCost:
     kv_token_bytes: int
     attention_width: int
     head_itemsize: int = 0
+    expert_weights: int = 0
+    experts: ExpertChoice | None = None
 
     @classmethod
     def of(
@@ -78,13 +83,21 @@ class ModelCost:
         attention = spec.hidden_size * (q_width + 2 * kv_width) + q_width * spec.hidden_size
         gated = spec.rope is not None  # every family with rotary positions has a gated MLP, GPT-2 has neither
         mlp = (3 if gated else 2) * spec.hidden_size * spec.intermediate_size
+        layers = spec.num_layers * attention + (spec.num_layers - spec.expert_layers) * mlp
+        choice, expert = None, 0
+        if spec.experts is not None:
+            choice = ExpertChoice(spec.experts.count, spec.experts.top_k)
+            layers += spec.expert_layers * spec.hidden_size * choice.count  # routers
+            expert = spec.expert_layers * 3 * spec.hidden_size * spec.experts.width
         return cls(
-            layer_weights=spec.num_layers * (attention + mlp),
+            layer_weights=layers,
             head_weights=spec.hidden_size * spec.vocab_size,
             weight_itemsize=layer_itemsize or itemsize,
             kv_token_bytes=2 * spec.num_layers * kv_width * (kv_itemsize or itemsize),
             attention_width=spec.num_layers * q_width,
             head_itemsize=itemsize,
+            expert_weights=expert,
+            experts=choice,
         )
 
     def work(self, chunks: Iterable[Chunk]) -> Work:
@@ -98,16 +111,23 @@ class ModelCost:
         return self.counted(tokens, logits, kv_tokens, attended)
 
     def counted(self, tokens: int, logits: int, kv_tokens: int, attended: int) -> Work:
-        """The same from sums over the chunks: tokens whose K/V is read or written, pairs of query and key."""
+        """The same from sums over the chunks: tokens whose K/V is read or written, pairs of query and key.
+
+        Experts are read as by tokens that choose independently of each other, and all experts alike.
+        """
         if not tokens:
             return Work()
-        read = self.layer_weights * self.weight_itemsize
+        read: float = self.layer_weights * self.weight_itemsize
+        used = self.layer_weights
+        if self.experts is not None:
+            read += self.expert_weights * self.weight_itemsize * self.experts.read(tokens)
+            used += self.expert_weights * self.experts.top_k
         if logits:
             read += self.head_weights * (self.head_itemsize or self.weight_itemsize)
         return Work(
             tokens,
             float(read),
             float(kv_tokens * self.kv_token_bytes),
-            2.0 * (self.layer_weights * tokens + self.head_weights * logits),
+            2.0 * (used * tokens + self.head_weights * logits),
             4.0 * self.attention_width * attended,
         )

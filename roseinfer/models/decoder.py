@@ -171,8 +171,8 @@ def held_heads(spec: AttentionSpec, group: Group) -> AttentionSpec:
     """What this process computes of a layer's attention. Raises `ConfigError` if its heads cannot be dealt out."""
     if spec.heads % group.size:
         raise ConfigError(
-            f"tensor_parallel_size is {group.size}, but the model's {spec.heads} attention heads cannot be dealt out to "
-            f"{group.size} processes evenly"
+            f"tensor_parallel_size is {group.size}, but the model's {spec.heads} attention heads cannot be dealt out "
+            f"to {group.size} processes evenly"
         )
     heads = share_of(group, spec.heads).width
     return replace(spec, heads=heads, kv_heads=share_of(group, spec.kv_heads, repeat=True).width)

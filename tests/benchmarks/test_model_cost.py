@@ -1,10 +1,13 @@
 """Work counted from a shape, against sums by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import ModelSpec, RopeSpec
+from roseinfer.models.experts import ExpertsSpec
 
 SHAPE = {
     "num_layers": 2,
@@ -30,6 +33,19 @@ def test_shape():
     assert cost.kv_token_bytes == 2 * 2 * 6 * 2 and cost.attention_width == 2 * 12
     assert ModelCost.of(PLAIN, 4).layer_weights == 2 * (192 + 96 + 256)
     assert ModelCost.of(PLAIN, 4).kv_token_bytes == 2 * cost.kv_token_bytes
+
+
+def test_experts_are_read_by_those_who_choose_them() -> None:
+    experts = ExpertsSpec(count=4, top_k=2, width=5, renormalise=True, dense_layers=(0,))
+    mixed = replace(GATED, architecture="Qwen3MoeForCausalLM", experts=experts)
+    cost = ModelCost.of(mixed, 2)
+    # In both layers attention, in the first one gate, up and down, in the second a router.
+    assert cost.layer_weights == 2 * (192 + 96) + 384 + 8 * 4 and cost.expert_weights == 3 * 8 * 5
+    one, two = cost.work([Chunk(0, 1, 0)]), cost.work([Chunk(0, 1, 0), Chunk(3, 1, 0)])
+    assert one.weight_bytes == 2 * (cost.layer_weights + 2 * 120) and two.weight_bytes == 2 * (
+        cost.layer_weights + 3 * 120
+    )
+    assert two.linear_flops == 2 * one.linear_flops == 4 * (cost.layer_weights + 2 * 120)
 
 
 def test_windows_are_refused():
