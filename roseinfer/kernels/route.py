@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
 from roseinfer.kernels.expert_order import expert_of, read_logits, sort_keys
+from roseinfer.kernels.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.fp8_rows import Fp8Rows, code_of, scale_of
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
@@ -65,7 +67,7 @@ def _choose(pointer, E: tl.constexpr, E_PAD: tl.constexpr, TOP_K: tl.constexpr, 
     return ids, weights / tl.sum(weights if RENORMALISE else shares, 1)[:, None]
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "scale_stride"])
 def _route_kernel(
     x_ptr,
     norm_ptr,
@@ -75,8 +77,10 @@ def _route_kernel(
     ids_ptr,
     weights_ptr,
     normed_ptr,
+    scales_ptr,
     tokens,
     stride_x,
+    scale_stride,
     eps,
     E: tl.constexpr,
     E_PAD: tl.constexpr,
@@ -90,7 +94,10 @@ def _route_kernel(
     NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (t, i): the logits of TOKENS tokens and BLOCK_E experts. Whoever is the last of its tokens chooses."""
+    """Program (t, i): the logits of TOKENS tokens and BLOCK_E experts. Whoever is the last of its tokens chooses.
+
+    NORMED: what else is written, "none", "plain" (norm(x)) or "codes" (that rounded, in groups of 128 columns).
+    """
     MASKED: tl.constexpr = H % BLOCK_K != 0
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -114,12 +121,18 @@ def _route_kernel(
     there = (token < tokens)[:, None]
     at = logits_ptr + token.to(tl.int64)[:, None] * E + expert[None, :]
     tl.store(at, sums * rstd, mask=there & (expert < E)[None, :])
-    if NORMED:
+    if NORMED != "none":
         # Every program writes some of the columns.
-        for start in tl.range(tl.program_id(1) * BLOCK_K, H, tl.num_programs(1) * BLOCK_K):
-            k = start + column
+        SPAN: tl.constexpr = 128 if NORMED == "codes" else BLOCK_K
+        span = tl.arange(0, SPAN)
+        for start in tl.range(tl.program_id(1) * SPAN, H, tl.num_programs(1) * SPAN):
+            k = start + span
             x = _columns(x_rows + k[None, :], k[None, :], H, MASKED) * rstd
             x *= _columns(norm_ptr + k, k, H, MASKED)[None, :]
+            if NORMED == "codes":
+                scale = scale_of(tl.max(tl.abs(x), 1))
+                tl.store(scales_ptr + start // 128 * scale_stride + token, scale, mask=token < tokens)
+                x = code_of(x, scale[:, None])
             normed = normed_ptr + token.to(tl.int64)[:, None] * H + k[None, :]
             tl.store(normed, x.to(normed_ptr.dtype.element_ty), mask=there & (k < H)[None, :])
 
@@ -185,13 +198,14 @@ def route(
     top_k: int,
     renormalise: bool,
     arrived: torch.Tensor,
-    normed: torch.Tensor | None = None,
+    normed: torch.Tensor | Fp8Rows | None = None,
 ) -> Routed:
     """softmax(norm(x) @ router.T), of each token the largest `top_k`; `renormalise`: divided by their sum.
 
     x: [T, H], its rows may lie apart. norm: an RMSNorm. router: [E, H], contiguous. arrived: int32, at least T / 16
     rounded up, all zero before and after; launches of one stream may have it in common. normed: [T, H], contiguous,
-    becomes norm(x). Starts early (see `early_start`).
+    becomes norm(x), or that rounded, H a multiple of 128, with a scale for each 128 columns. Starts early (see
+    `early_start`).
     """
     (tokens, hidden), experts = x.shape, router.shape[0]
     tile, block_e = (16, 16) if tokens <= 512 else (16, 32) if tokens <= 1024 else (32, 64)
@@ -200,6 +214,8 @@ def route(
     logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
+    wanted, scales = (normed.codes, normed.scales) if isinstance(normed, Fp8Rows) else (normed, None)
+    assert scales is None or scales.shape[1] * SCALE_BLOCK == hidden
     if tokens:
         _route_kernel[(cdiv(tokens, tile), cdiv(experts, block_e))](
             x,
@@ -209,9 +225,11 @@ def route(
             arrived,
             ids,
             weights,
-            normed,
+            wanted,
+            scales,
             tokens,
             x.stride(0),
+            0 if scales is None else scales.stride(1),
             norm.eps,
             E=experts,
             E_PAD=next_power_of_2(experts),
@@ -222,7 +240,7 @@ def route(
             BLOCK_E=block_e,
             BLOCK_K=_BLOCK_K,
             RENORMALISE=renormalise,
-            NORMED=normed is not None,
+            NORMED="none" if wanted is None else "plain" if scales is None else "codes",
             num_warps=4,
             **early_start.options(x.device),
         )

@@ -14,7 +14,7 @@ from roseinfer.kernels.experts_order import order_pairs
 from roseinfer.kernels.experts_tile_configs import choose_experts_config
 from roseinfer.kernels.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
-from roseinfer.kernels.fp8_rows import Fp8Rows, normed_rows
+from roseinfer.kernels.fp8_rows import Fp8Rows
 from roseinfer.kernels.route import TOKENS as ROUTED_TOGETHER
 from roseinfer.kernels.route import route
 from roseinfer.kernels.skinny_linear import SkinnyNorm
@@ -57,22 +57,22 @@ class CudaExperts:
                 residual=residual,
                 out=residual,
             )
-        return self._many(norm, skinny_norm, x, residual)
+        return self._many(skinny_norm, x, residual)
 
-    def _many(
-        self, norm: Norm, skinny_norm: SkinnyNorm, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _many(self, norm: SkinnyNorm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens, codes = self._shape, x.shape[0], self._gate_up.scales is not None
         config = choose_experts_config(tokens, shape.top_k, shape.count, codes=codes)
-        normed = None if codes else torch.empty_like(x, memory_format=torch.contiguous_format)
-        ids, weights = route(x, skinny_norm, self._router, shape.top_k, shape.renormalise, self._arrived, normed=normed)
         rows: torch.Tensor | Fp8Rows
-        rows = normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=True) if normed is None else normed
+        if codes:
+            rows = Fp8Rows.empty(tokens, shape.hidden, True, x.device)
+        else:
+            rows = torch.empty((tokens, shape.hidden), dtype=x.dtype, device=x.device)
+        ids, weights = route(x, norm, self._router, shape.top_k, shape.renormalise, self._arrived, normed=rows)
         order = order_pairs(ids, shape.count, config.tile)
         if config.spread:
             rows = spread(rows, order, shape.top_k)
         h = gate_up_product(rows, self._gate_up, order, shape.top_k, shape.activation, config)
-        del rows, normed  # what comes next may have their memory
+        del rows  # what comes next may have their memory
         parts = down_product(h, self._down, order, weights, config, x.dtype)
         return add_experts(parts, shape.top_k, residual)
 

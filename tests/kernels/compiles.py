@@ -139,16 +139,18 @@ def read_experts(scales, hidden, top_k) -> None:
         "EVICTION": "",
         "ACTIVATION": "silu",
         "RENORMALISE": top_k == 3,
-        "NORMED": True,
+        "NORMED": "codes" if hidden == 256 else "plain",
         "HAS_RESIDUAL": True,
         "SCALES": scales,
         "COMPILED": True,
         "OVERLAP": True,
     }
-    pointers = {"logits_ptr": "*fp32", "rstd_ptr": "*fp32", "weights_ptr": "*fp32"}
+    pointers = dict.fromkeys(("logits_ptr", "rstd_ptr", "weights_ptr", "scales_ptr"), "*fp32")
     pointers |= dict.fromkeys(("arrived_ptr", "ids_ptr"), "*i32")
     if scales != "none":
-        pointers |= {"w_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+        pointers["w_ptr"] = "*fp8e4nv"
+    elif constants["NORMED"] == "codes":
+        pointers["normed_ptr"] = "*fp8e4nv"
     kernels = (gate_up_kernel, down_kernel) if scales != "none" else (route._logits_kernel, route._route_kernel)
     for kernel in kernels:
         read(kernel, constants, pointers)

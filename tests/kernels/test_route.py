@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from roseinfer.kernels.fp8_rows import Fp8Rows, normed_rows_reference
 from roseinfer.kernels.route import TOKENS, route, route_reference, router_logits
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 from tests.helpers.expert_layers import exact_routes, router_case
+from tests.helpers.interpreter import round_codes
 
 
 def arrived_of(tokens, device):
@@ -29,6 +31,20 @@ def test_the_largest_and_their_weights(device, tokens, experts, top_k, hidden, r
     expected = torch.nn.functional.rms_norm(inputs["x"].double(), (hidden,), norm.weight.double(), norm.eps)
     assert torch.allclose(normed.double(), expected, rtol=8e-3, atol=1e-6)
     assert not arrived.any()  # the next launch counts from zero
+
+
+def test_the_normed_input_as_codes(device):
+    round_codes()
+    inputs = router_case(device, 19, 20, 384, torch.float16)
+    rounded = Fp8Rows.empty(19, 384, True, device)
+    arrived = arrived_of(19, device)
+    routed = route(**inputs, top_k=3, renormalise=True, arrived=arrived, normed=rounded)
+    assert torch.equal(routed.ids, route(**inputs, top_k=3, renormalise=True, arrived=arrived).ids)
+    norm = inputs["norm"]
+    expected = normed_rows_reference(inputs["x"], norm.weight, None, norm.eps, grouped=True)
+    assert torch.allclose(rounded.scales[:19], expected.scales[:19], rtol=1e-5)
+    # A number close to the middle between two codes may become either.
+    assert ((rounded.widen() - expected.widen()).abs() > 1e-3 * expected.widen().abs()).float().mean() < 1e-3
 
 
 def test_rows_that_lie_apart(device):
