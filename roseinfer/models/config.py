@@ -234,6 +234,7 @@ def _qwen3(fields: Fields, architecture: str, max_model_len: int | None) -> Mode
 
 
 def _qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    fields.need("num_key_value_heads")  # left out, they are 4 in transformers
     fields.only("use_qk_norm", True)
     fields.only("qkv_bias", False, hint="attention_bias says whether there are biases")
     bias = fields.flag("attention_bias", False)
@@ -253,6 +254,10 @@ def _qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None) -> 
 
 
 def _mixtral(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    # Left out, they have other defaults than their relatives'.
+    fields.need("num_key_value_heads", "rms_norm_eps")
+    if fields.get("rope_parameters") is None:
+        fields.need("rope_theta")
     windows = _windows(fields, _optional_integer(fields, "sliding_window", None), 0, max_model_len)
     if len(set(windows)) > 1:
         fields.refuse("layer_types", fields.get("layer_types"), "Mixtral's layers have one window")

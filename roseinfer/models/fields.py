@@ -65,6 +65,12 @@ class Fields:
             self.refuse(key, value, f"known: {', '.join(allowed)}")
         return allowed[value]
 
+    def need(self, *keys: str) -> None:
+        """Raise unless each of the fields is there, because others have another default for it."""
+        for key in keys:
+            if self.get(key) is None:
+                raise UnsupportedModelError(f"{self.where}: {key} is missing")
+
     def only(self, key: str, *wanted: Any, hint: str = "") -> None:
         """Refuse the field unless it is absent, null or one of `wanted`."""
         if self.get(key) not in (None, *wanted):

@@ -361,6 +361,12 @@ def test_what_would_change_experts_is_refused_by_name(
         read(tmp_path, config, **{field: value})
 
 
+@pytest.mark.parametrize("key", ["num_key_value_heads", "rms_norm_eps", "rope_theta"])
+def test_what_mixtral_leaves_out_is_not_guessed(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{key} is missing"):
+        read(tmp_path, MIXTRAL, **{key: None})
+
+
 def test_all_or_none_of_the_layers_with_experts_have_the_window(tmp_path: Path) -> None:
     turned_on = {"use_sliding_window": True, "sliding_window": 100, "layer_types": None}
     assert read(tmp_path, QWEN3_MOE, **turned_on).windows == (100,) * 3
