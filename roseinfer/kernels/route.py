@@ -14,13 +14,29 @@ from roseinfer.kernels import early_start
 from roseinfer.kernels.expert_order import expert_of, read_logits, sort_keys
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.fp8_rows import Fp8Rows, code_of, scale_of
+from roseinfer.kernels.skinny_kernel import prefetch_rows
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
 # Tokens of a program at least: `arrived` counts for each so many.
 TOKENS = 16
-# Columns that a program takes at a time.
-_BLOCK_K = 64
+
+
+class _Cut(NamedTuple):
+    """A program takes so many tokens and experts; a product so many columns, `slices` of them at a time."""
+
+    tokens: int
+    experts: int
+    columns: int
+    slices: int
+    warps: int
+
+
+def _cut_of(tokens: int) -> _Cut:
+    """By reasoning, not measured yet: as many programs as there are multiprocessors."""
+    if tokens <= 512:
+        return _Cut(16, 16, 64, 4, 4)
+    return _Cut(16, 32, 32, 4, 4) if tokens <= 1024 else _Cut(32, 64, 16, 8, 8)
 
 
 class Routed(NamedTuple):
@@ -90,6 +106,7 @@ def _route_kernel(
     TOKENS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SLICES: tl.constexpr,
     RENORMALISE: tl.constexpr,
     NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -98,43 +115,46 @@ def _route_kernel(
 
     NORMED: what else is written, "none", "plain" (norm(x)) or "codes" (that rounded, in groups of 128 columns).
     """
-    MASKED: tl.constexpr = H % BLOCK_K != 0
+    MASKED: tl.constexpr = H % (SLICES * BLOCK_K) != 0
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+        first = tl.program_id(1) * BLOCK_E
+        SIZE: tl.constexpr = router_ptr.dtype.element_ty.primitive_bitwidth // 8
+        if H * SIZE % 16 == 0:
+            prefetch_rows(router_ptr + first.to(tl.int64) * H, tl.minimum(E - first, BLOCK_E), H * SIZE, H * SIZE)
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    column = tl.arange(0, BLOCK_K)
+    # A product for each of SLICES of columns: with small tiles one for each warp.
+    column = tl.arange(0, BLOCK_K)[None, :] + (tl.arange(0, SLICES) * BLOCK_K)[:, None]
     # Rows past the end are copies of the last one, and not written.
     x_rows = x_ptr + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * stride_x
-    router_rows = router_ptr + tl.minimum(expert, E - 1).to(tl.int64)[:, None] * H
-    sums = tl.zeros([TOKENS, BLOCK_E], tl.float32)
-    squares = tl.zeros([TOKENS], tl.float32)
-    for start in tl.range(0, H, BLOCK_K):
-        k = start + column
-        x = _columns(x_rows + k[None, :], k[None, :], H, MASKED)
-        squares += tl.sum(x * x, 1)
-        x *= _columns(norm_ptr + k, k, H, MASKED)[None, :]
-        w = _columns(router_rows + k[None, :], k[None, :], H, MASKED)
-        sums = tl.dot(x, tl.trans(w), sums, input_precision="tf32x3")
+    router_rows = router_ptr + tl.minimum(expert, E - 1).to(tl.int64)[None, :, None] * H
+    sums = tl.zeros([SLICES, TOKENS, BLOCK_E], tl.float32)
+    squares = tl.zeros([SLICES, TOKENS], tl.float32)
+    for start in tl.range(0, H, SLICES * BLOCK_K, num_stages=3):
+        k = start + column[:, None, :]
+        x = _columns(x_rows[None, :, :] + k, k, H, MASKED)
+        squares += tl.sum(x * x, 2)
+        x *= _columns(norm_ptr + k, k, H, MASKED)
+        w = _columns(router_rows + k, k, H, MASKED)
+        sums = tl.dot(x, tl.permute(w, (0, 2, 1)), sums, input_precision="tf32x3")
+    squares, sums = tl.sum(squares, 0), tl.sum(sums, 0)
     rstd = tl.rsqrt(squares / H + eps)[:, None]
     there = (token < tokens)[:, None]
-    at = logits_ptr + token.to(tl.int64)[:, None] * E + expert[None, :]
-    tl.store(at, sums * rstd, mask=there & (expert < E)[None, :])
+    out = logits_ptr + token.to(tl.int64)[:, None] * E + expert[None, :]
+    tl.store(out, sums * rstd, mask=there & (expert < E)[None, :])
     if NORMED != "none":
         # Every program writes some of the columns.
-        SPAN: tl.constexpr = 128 if NORMED == "codes" else BLOCK_K
-        span = tl.arange(0, SPAN)
-        for start in tl.range(tl.program_id(1) * SPAN, H, tl.num_programs(1) * SPAN):
-            k = start + span
-            x = _columns(x_rows + k[None, :], k[None, :], H, MASKED) * rstd
-            x *= _columns(norm_ptr + k, k, H, MASKED)[None, :]
+        for start in tl.range(tl.program_id(1) * 128, H, tl.num_programs(1) * 128):
+            at = start + tl.arange(0, 128)[None, :]
+            y = _columns(x_rows + at, at, H, H % 128 != 0) * rstd * _columns(norm_ptr + at, at, H, H % 128 != 0)
             if NORMED == "codes":
-                scale = scale_of(tl.max(tl.abs(x), 1))
+                scale = scale_of(tl.max(tl.abs(y), 1))
                 tl.store(scales_ptr + start // 128 * scale_stride + token, scale, mask=token < tokens)
-                x = code_of(x, scale[:, None])
-            normed = normed_ptr + token.to(tl.int64)[:, None] * H + k[None, :]
-            tl.store(normed, x.to(normed_ptr.dtype.element_ty), mask=there & (k < H)[None, :])
+                y = code_of(y, scale[:, None])
+            normed = normed_ptr + token.to(tl.int64)[:, None] * H + at
+            tl.store(normed, y.to(normed_ptr.dtype.element_ty), mask=there & (at < H))
 
     tl.debug_barrier()  # all threads have written before one of them says so
     arrived = arrived_ptr + tl.program_id(0)
@@ -208,7 +228,7 @@ def route(
     `early_start`).
     """
     (tokens, hidden), experts = x.shape, router.shape[0]
-    tile, block_e = (16, 16) if tokens <= 512 else (16, 32) if tokens <= 1024 else (32, 64)
+    cut = _cut_of(tokens)
     assert norm.bias is None and x.stride(1) == 1 and router.is_contiguous() and top_k <= experts
     assert arrived.numel() >= cdiv(tokens, TOKENS)
     logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
@@ -217,7 +237,7 @@ def route(
     wanted, scales = (normed.codes, normed.scales) if isinstance(normed, Fp8Rows) else (normed, None)
     assert scales is None or scales.shape[1] * SCALE_BLOCK == hidden
     if tokens:
-        _route_kernel[(cdiv(tokens, tile), cdiv(experts, block_e))](
+        _route_kernel[(cdiv(tokens, cut.tokens), cdiv(experts, cut.experts))](
             x,
             norm.weight,
             router,
@@ -236,12 +256,13 @@ def route(
             TOP_K=top_k,
             K_PAD=next_power_of_2(top_k),
             H=hidden,
-            TOKENS=tile,
-            BLOCK_E=block_e,
-            BLOCK_K=_BLOCK_K,
+            TOKENS=cut.tokens,
+            BLOCK_E=cut.experts,
+            BLOCK_K=cut.columns,
+            SLICES=cut.slices,
             RENORMALISE=renormalise,
             NORMED="none" if wanted is None else "plain" if scales is None else "codes",
-            num_warps=4,
+            num_warps=cut.warps,
             **early_start.options(x.device),
         )
     return Routed(ids, weights)

@@ -13,7 +13,7 @@ from roseinfer.kernels.triton_support import tl, triton
 
 
 @triton.jit
-def _prefetch(pointer, rows, stride_bytes, size_bytes):
+def prefetch_rows(pointer, rows, stride_bytes, size_bytes):
     """Ask for the first `size_bytes` (a multiple of 16) of each of `rows` rows to be brought into the L2 cache."""
     tl.inline_asm_elementwise(
         """{
@@ -214,9 +214,9 @@ def skinny_kernel(
     if PREFETCH > 0:
         count = tl.minimum(width - first, BLOCK_N)
         SIZE: tl.constexpr = 1 if NARROW else 2
-        _prefetch(w_ptr + first.to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
+        prefetch_rows(w_ptr + first.to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
         if GATED:
-            _prefetch(w_ptr + (width + first).to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
+            prefetch_rows(w_ptr + (width + first).to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
     # Rows past the end are read as copies of the last one, and not written. Gated, up's rows follow the gate's.
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     tile_n = tl.arange(0, TILE_N)

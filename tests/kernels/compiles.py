@@ -133,6 +133,7 @@ def read_experts(scales, hidden, top_k) -> None:
         "BLOCK_E": 16,
         "TOKENS": 16,
         "LANES": 8,
+        "SLICES": 4,
         "TILES": 2,
         "STAGES": 2,
         "AHEAD": 1,
