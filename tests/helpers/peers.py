@@ -18,7 +18,7 @@ Work = Callable[[Peers], list[torch.Tensor]]
 
 
 def run_ranks(work: Work, layout: PeerLayout, device: torch.device, out: Path, patience_s: float = 1e-4) -> list[list]:
-    """What `work` returns of each rank. It launches kernels and waits for none of them.
+    """What `work` returns of each rank. It makes its inputs, then launches kernels, and waits for none of them.
 
     patience_s: of the interpreter, to which a look is a nanosecond.
     """
@@ -62,13 +62,15 @@ def _work_and_exit(work: Work, peers: Peers, file: Path) -> None:
 
 
 def _on_streams(work: Work, layout: PeerLayout, device: torch.device) -> list[list]:
-    buffers = [torch.zeros(layout.bytes, dtype=torch.uint8, device=device) for _ in range(layout.size)]
-    addresses = [buffer.data_ptr() for buffer in buffers]
-    results = []
-    for rank in range(layout.size):
-        peers = Peers.of(rank, layout, addresses, device, 60.0)
-        torch.cuda.synchronize() if rank == 0 else None
-        with torch.cuda.stream(torch.cuda.Stream()):
-            results.append(work(peers))
-    torch.cuda.synchronize()
+    """First each rank by itself, waiting for nobody: to load a kernel may take until those that run have ended."""
+    for patience_s in (0.0, 60.0):
+        buffers = [torch.zeros(layout.bytes, dtype=torch.uint8, device=device) for _ in range(layout.size)]
+        addresses = [buffer.data_ptr() for buffer in buffers]
+        ranks = [Peers.of(rank, layout, addresses, device, patience_s) for rank in range(layout.size)]
+        torch.cuda.synchronize()
+        results = []
+        for peers in ranks:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                results.append(work(peers))
+        torch.cuda.synchronize()
     return results

@@ -49,12 +49,12 @@ def test_every_rank_has_the_sum_in_the_order_of_the_ranks(size, device, tmp_path
     """Bit for bit, and the same whichever kernel adds up."""
 
     def work(peers: Peers) -> list[torch.Tensor]:
+        xs = [part(peers.rank, call, shape, dtype).to(device) for call, (shape, dtype, _, _) in enumerate(CALLS)]
+        adds = [part(99, call, shape, dtype).to(device) for call, (shape, dtype, _, _) in enumerate(CALLS)]
         results = []
-        for call, (shape, dtype, residual, push) in enumerate(CALLS):
-            x = part(peers.rank, call, shape, dtype).to(device)
-            add = part(99, call, shape, dtype).to(device) if residual else None
-            results.append(push(x, add, peers))
-            assert results[-1] is (x if add is None else add)
+        for x, add, (_, _, residual, push) in zip(xs, adds, CALLS, strict=True):
+            results.append(push(x, add if residual else None, peers))
+            assert results[-1] is (add if residual else x)
         return [*results, peers.lost]
 
     ranks = run_ranks(work, PeerLayout(size, LIMIT), device, tmp_path)
@@ -66,17 +66,17 @@ def test_every_rank_has_the_sum_in_the_order_of_the_ranks(size, device, tmp_path
 
 
 def test_columns_side_by_side_in_rows_that_lie_apart(device, tmp_path):
+    shapes = [(1, 48), (3, 1000), (2, 7)]
+
     def work(peers: Peers) -> list[torch.Tensor]:
-        results = []
-        for call, (rows, width) in enumerate([(1, 48), (3, 1000), (2, 7)]):
-            out = torch.full((rows, 2 * width + 5), -1.0, dtype=torch.bfloat16, device=device)
-            x = part(peers.rank, call, (rows, width), torch.bfloat16).to(device)
-            gather_blocks(x, out[:, : 2 * width], peers)
-            results.append(out)
-        return results
+        xs = [part(peers.rank, call, shape, torch.bfloat16).to(device) for call, shape in enumerate(shapes)]
+        outs = [torch.full((n, 2 * width + 5), -1.0, dtype=torch.bfloat16, device=device) for n, width in shapes]
+        for x, out in zip(xs, outs, strict=True):
+            gather_blocks(x, out[:, : 2 * x.shape[1]], peers)
+        return outs
 
     ranks = run_ranks(work, PeerLayout(2, LIMIT), device, tmp_path)
-    for call, (rows, width) in enumerate([(1, 48), (3, 1000), (2, 7)]):
+    for call, (rows, width) in enumerate(shapes):
         parts = [part(rank, call, (rows, width), torch.bfloat16) for rank in range(2)]
         expected = torch.cat([*parts, torch.full((rows, 5), -1.0, dtype=torch.bfloat16)], 1)
         assert all(torch.equal(rank[call].cpu(), expected) for rank in ranks)
@@ -107,9 +107,9 @@ def test_sizes_decide_who_adds_up(device, tmp_path, monkeypatch):
 
     def work(peers: Peers) -> list[torch.Tensor]:
         parts = [part(peers.rank, call, shape, torch.bfloat16).to(device) for call, shape in enumerate(shapes)]
+        columns = part(peers.rank, 9, (2, 16), torch.bfloat16).to(device)
         out = torch.empty(2, 32, dtype=torch.bfloat16, device=device)
-        both = gather(part(peers.rank, 9, (2, 16), torch.bfloat16).to(device), out, peers)
-        return [*(all_reduce(x, None, peers) for x in parts), both]
+        return [*(all_reduce(x, None, peers) for x in parts), gather(columns, out, peers)]
 
     ranks = run_ranks(work, layout, device, tmp_path)
     for call, shape in enumerate(shapes):
