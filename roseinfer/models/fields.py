@@ -66,7 +66,7 @@ class Fields:
         return allowed[value]
 
     def need(self, *keys: str) -> None:
-        """Raise unless each of the fields is there, because others have another default for it."""
+        """Raise unless each of the fields is there: of one that is left out, others assume something else."""
         for key in keys:
             if self.get(key) is None:
                 raise UnsupportedModelError(f"{self.where}: {key} is missing")
