@@ -93,7 +93,11 @@ def test_experts_in_16_bits(kind, device):
     assert torch.equal(residual[:, 200:], beside) and out.data_ptr() == residual.data_ptr()
 
 
-@pytest.mark.parametrize("scaled_by", ["block", "channel"])
+@pytest.mark.parametrize(
+    ("scaled_by", "kind"),
+    [("block", KINDS[1]), ("block", KINDS[2]), ("channel", KINDS[0]), ("channel", KINDS[3])],
+    ids=["block, weight first, spread", "block, rows first", "channel, weight first", "channel, rows first, spread"],
+)
 def test_experts_in_codes(scaled_by, kind, device):
     gate_up, exact_gate_up = stack(2 * 128, 256, device, scaled_by)
     down, exact_down = stack(256, 128, device, scaled_by)
