@@ -77,8 +77,9 @@ def main() -> None:
         read(push_blocks_kernel, constants | {"REGION": 8192, "PROGRAMS": 4, "GATHERS": gathers}, pointers)
     for scales, (hidden, top_k) in itertools.product(("none", "channel", "block"), ((256, 4), (384, 3))):
         read_experts(scales, hidden, top_k)
-    for scales, weight_first, gathers in itertools.product(("none", "channel", "block"), (False, True), (False, True)):
+    for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):
         read_tiles(scales, weight_first, gathers)
+    read_tiles("block", True, True)
     read(
         experts_order._order_kernel,
         {"TILE": 16, "BLOCK": 64, "PLACES": 32, "OVERLAP": True},
@@ -113,7 +114,7 @@ def read_tiles(scales, weight_first, gathers) -> None:
         pointers |= dict.fromkeys(scaled, "*fp32")
     read(experts_kernels.gate_up_kernel, constants, pointers)
     read(experts_kernels.down_kernel, constants, pointers)
-    if weight_first and gathers:
+    if gathers:
         scaled = dict.fromkeys(("scales_ptr", "out_scales_ptr"), "*fp32")
         groups = {"BLOCK": 128, "GROUPS": 0 if scales == "none" else 2}
         read(experts_kernels.spread_kernel, constants | groups, dict.fromkeys(INTEGERS, "*i32") | scaled)
