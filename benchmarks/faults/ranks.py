@@ -13,15 +13,17 @@ TWO = ("--api-workers", "1", "--tensor-parallel-size", "2", "--stall-timeout", "
 
 
 async def killed_rank(plan: Plan) -> Row:
-    return await _without_a_rank(plan, "kill -9 of rank 1 of 2", signal.SIGKILL, plan.rounds, "engine_dead")
+    return await _without_a_rank(plan, "kill -9 of rank 1 of 2", signal.SIGKILL, plan.rounds, {"engine_dead"})
 
 
 async def stopped_rank(plan: Plan) -> Row:
     rounds = min(plan.rounds, 3)
-    return await _without_a_rank(plan, "SIGSTOP of rank 1 of 2", signal.SIGSTOP, rounds, "engine_unhealthy")
+    return await _without_a_rank(
+        plan, "SIGSTOP of rank 1 of 2", signal.SIGSTOP, rounds, {"engine_unhealthy", "engine_dead"}
+    )
 
 
-async def _without_a_rank(plan: Plan, fault: str, number: signal.Signals, rounds: int, said: str) -> Row:
+async def _without_a_rank(plan: Plan, fault: str, number: signal.Signals, rounds: int, right: set[str]) -> Row:
     with ServerUnderTest(*TWO, "--device", plan.device) as server:
         await Streams(plan.streams).run(server.port, stream_body(8))
         before, ends, statuses = server.held(), Counter[str](), Counter[int]()
@@ -39,7 +41,7 @@ async def _without_a_rank(plan: Plan, fault: str, number: signal.Signals, rounds
             if not until(lambda: server.get("/ready")[0] == 200):
                 wrong = "the engine does not come back"
         leaked, code = server.held().beyond(before), server.end()
-    if set(ends) != {said} or set(statuses) != {503} or code:
-        wrong = f"not all streams end with {said}, or the server is not unhealthy"
+    if not set(ends) <= right or set(statuses) != {503} or code:
+        wrong = "streams end otherwise, or the server is not unhealthy"
     came = f"{told(ends)} within {slowest_s:.2f} s; each time /health 503, then two other processes; exit code {code}"
     return Row(fault, f"{rounds} x {plan.streams} streams", came, leaked, wrong)
