@@ -5,6 +5,8 @@ hypervisor forbids it even asking for it fails.
 """
 
 import os
+import re
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,7 @@ def open_memory(
     process's environment for it. Raises RuntimeError where the driver refuses.
     """
     os.environ.update(_SETTINGS)
+    store = RenumberedStore(store)
     # Its versions ask for the group in one of two ways.
     group = dist.ProcessGroup(dist.PrefixStore("group", store), rank, size)
     _register_process_group(name, group)  # type: ignore[arg-type]
@@ -36,4 +39,42 @@ def open_memory(
     memory.zero_()
     torch.cuda.synchronize(device)  # before anybody else knows of it
     handle = _SymmetricMemory.rendezvous(memory, name)
-    return list(handle.buffer_ptrs), (memory, handle)
+    return list(handle.buffer_ptrs), (memory, handle, store)
+
+
+class RenumberedStore(dist.Store):
+    """A store through which processes find each other's values though each numbers them by what it did before.
+
+    PyTorch counts the exchanges of symmetric memory in a process and names keys `<what>/<count>...` by that. A process
+    that has had a group before, as one with a second model, would look for others' values under numbers of its own.
+    """
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self._store = store
+        self._first: int | None = None
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(self._shared(key), value)  # type: ignore[arg-type]  # which takes bytes too
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(self._shared(key))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._store.add(self._shared(key), amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check([*map(self._shared, keys)])
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        shared = [*map(self._shared, keys)]
+        self._store.wait(shared) if timeout is None else self._store.wait(shared, timeout)
+
+    def _shared(self, key: str) -> str:
+        return re.sub(r"(?<=/)\d+", self._counted, key, count=1)
+
+    def _counted(self, number: re.Match[str]) -> str:
+        count = int(number[0])
+        if self._first is None:
+            self._first = count
+        return str(count - self._first)
