@@ -18,8 +18,8 @@ from tests.helpers.expert_layers import exact_experts, expert_weights, router_ca
 from tests.helpers.skinny import assert_close
 
 CONFIGS = {
-    "one tile": FewConfig(GateUpCut(16, 1, 128, 1), DownCut(16, 2, 32, 1), evict_first=True),
-    "tiles in turn, masked columns": FewConfig(GateUpCut(4, 3, 256, 2, 2, lanes=8), DownCut(8, 0, 64, 2)),
+    "one tile": FewConfig(GateUpCut(32, 1, 128, 1), DownCut(32, 2, 32, 1), evict_first=True),
+    "tiles in turn, masked columns": FewConfig(GateUpCut(8, 2, 256, 2, 2, lanes=8), DownCut(16, 0, 64, 2)),
 }
 SMALL = CONFIGS["one tile"]
 both_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -37,8 +37,8 @@ def layer(device, tokens, experts, hidden, width, dtype, scaled="none"):
         (1, 8, 2, 128, 64, torch.bfloat16, "none"),
         (3, 12, 3, 200, 40, torch.float16, "none"),
         (2, 5, 2, 144, 48, torch.bfloat16, "channel"),
-        (2, 6, 3, 384, 128, torch.bfloat16, "block"),
-        (1, 6, 2, 256, 256, torch.float16, "block"),
+        (1, 6, 3, 384, 128, torch.bfloat16, "block"),
+        (2, 6, 2, 256, 128, torch.float16, "block"),
     ],
 )
 def test_layers(device, config, tokens, experts, top_k, hidden, width, dtype, scaled):
@@ -90,7 +90,7 @@ def test_as_many_experts_as_there_are(device):
 
 @pytest.mark.parametrize("scaled", ["none", "block"])
 def test_a_token_does_not_depend_on_the_others(device, scaled):
-    inputs = layer(device, 4, 8, 128, 128, torch.bfloat16, scaled)
+    inputs = layer(device, 3, 8, 128, 128, torch.bfloat16, scaled)
     options = {"top_k": 2, "renormalise": True, "config": SMALL}
     together = experts_few(**inputs, **options)
     alone = experts_few(**inputs | {"x": inputs["x"][2:3]}, **options)
