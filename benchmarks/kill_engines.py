@@ -33,9 +33,9 @@ from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.crew import EngineCrew
+from roseinfer.engine.own_process import ProcessTransport
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.engine.transport import ProcessTransport
 from roseinfer.text.output import Event
 from roseinfer.text.tokenizer import Tokenizer
 

@@ -17,12 +17,13 @@ from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
 from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs, for_restart
-from roseinfer.engine.member import Cost, Member, Process
+from roseinfer.engine.life import Process
+from roseinfer.engine.member import Cost, Member
+from roseinfer.engine.own_process import Place, ProcessTransport
 from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.silence import INTERVAL_S
 from roseinfer.engine.standing import Standing
-from roseinfer.engine.transport import Place, ProcessTransport
 from roseinfer.hub import model_folder
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,10 @@ from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, continued
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
-from roseinfer.engine.client import EngineWatch
-from roseinfer.engine.messages import ClientMessage, Drain, EngineMessage
-from roseinfer.engine.silence import INTERVAL_S, Listening, Silence, Vitals, vitals
+from roseinfer.engine.life import Life, Process, closed, vitals_of
+from roseinfer.engine.messages import Drain
+from roseinfer.engine.silence import INTERVAL_S, Listening, Silence
 from roseinfer.engine.standing import Standing
-from roseinfer.engine.transport import OnDeath, OnMessage, Transport
 
 log = logging.getLogger("roseinfer.engine.crew")
 
@@ -33,60 +32,6 @@ START_FACTOR, LEAST_START_S = 10.0, 600.0
 # An engine that was restarted on purpose has settled after so many steps, or so many seconds if it gets no work.
 SETTLED_STEPS, SETTLE_S = 50, 5.0
 _LOOK_S = 0.05
-
-
-class Process(Transport, Protocol):
-    """An engine process that this one owns: `ProcessTransport`."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    async def launch(self, on_message: OnMessage, on_death: OnDeath) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def ask_stacks(self) -> None:
-        """Have it write where its threads are, which `stacks` returns a little later."""
-        ...
-
-    def stacks(self) -> str: ...
-
-
-class Life(EngineWatch):
-    """One process of an engine, from its launch to its end. `signs`: messages from it. `stacks_asked`, `stacks_told`:
-    of a silent one, once.
-    """
-
-    def __init__(self, process: Process, clock: Clock) -> None:
-        super().__init__(process, clock)
-        self.process = process
-        self.ended = asyncio.Event()
-        self.signs = 0
-        self.killed = False  # which may take it a while
-        self.stacks_asked = self.stacks_told = False
-        self._began_s = clock.now()
-
-    async def launch(self) -> None:
-        await self.process.launch(self._on_message, self._on_death)
-
-    def send(self, message: ClientMessage) -> None:
-        self.process.send(message)
-
-    @property
-    def age_s(self) -> float:
-        return self._clock.now() - self._began_s
-
-    @property
-    def death(self) -> str:
-        return self._death or "it was stopped"
-
-    def _on_message(self, message: EngineMessage) -> None:
-        self.signs += 1
-        super()._on_message(message)
-
-    def _on_death(self, reason: str) -> None:
-        super()._on_death(reason)
-        self.ended.set()
 
 
 class Audience(Protocol):
@@ -187,7 +132,7 @@ class Member:
             self._life = None
             self._stats = continued(self._stats, life.stats())._replace(running=0, waiting=0, blocks_used=0)
             self._say(EngineState.DEAD)  # before its end is waited for: nobody shall send it anything
-            await _to_its_end(_closed(life))
+            await _to_its_end(closed(life))
             self._board.clear(self.index)
 
     async def _bring_up(self, life: Life) -> None:
@@ -254,7 +199,7 @@ class Member:
             self.learnt = *promise.cost_s, promise.expert_s
         if life is None or life.killed or life.ended.is_set():
             return
-        seen = _vitals(life)
+        seen = vitals_of(life)
         if self._phase is EngineState.STARTING:
             # It says nothing while it loads, but a process that is stopped does not load.
             self._look_at_start(life, stopped=seen is not None and seen.stopped)
@@ -365,19 +310,6 @@ class Member:
     def _say(self, phase: EngineState) -> None:
         self._phase = phase
         self._board.set_standing(self.index, Standing(self.state, self.number, self._final))
-
-
-def _vitals(life: Life) -> Vitals | None:
-    return None if life.process.pid is None else vitals(life.process.pid)
-
-
-async def _closed(life: Life) -> None:
-    try:
-        seen = _vitals(life)
-        if seen is not None and seen.stopped:  # it would not hear that it is to end
-            life.process.kill()
-    finally:
-        await life.close()
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

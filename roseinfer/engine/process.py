@@ -34,11 +34,11 @@ from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.kv_events import KvEventsPublisher
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
+from roseinfer.engine.own_process import EngineBoot
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.starting import LoggedStages
-from roseinfer.engine.transport import EngineBoot
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager

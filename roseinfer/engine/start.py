@@ -10,13 +10,15 @@ from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.directory import FixedDirectory
 from roseinfer.engine.follow import follow_directory
 from roseinfer.engine.live import Inflight
+from roseinfer.engine.own_process import ProcessTransport
+from roseinfer.engine.own_thread import ThreadTransport
 from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.crew import RemoteCrew
 from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.secret import Secret, SecretFile, SecretSource
 from roseinfer.engine.routed import RoutedEngine
-from roseinfer.engine.transport import ProcessTransport, ThreadTransport, Transport
+from roseinfer.engine.transport import Transport
 from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.text.tokenizer import Tokenizer
 

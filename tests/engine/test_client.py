@@ -29,7 +29,7 @@ from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, Seque
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guides import Guides
-from roseinfer.engine.transport import ThreadTransport
+from roseinfer.engine.own_thread import ThreadTransport
 from tests.helpers.engines import EOS, make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides, obeys

@@ -24,15 +24,17 @@ from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine import crew as crew_module
+from roseinfer.engine import life as life_module
 from roseinfer.engine import member as module
 from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
 from roseinfer.engine.board import Board
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.devices import EngineSpec
 from roseinfer.engine.messages import ClientMessage, Drain, Failed, Heartbeat
+from roseinfer.engine.own_process import Place
 from roseinfer.engine.silence import Vitals
 from roseinfer.engine.standing import Standing
-from roseinfer.engine.transport import OnDeath, OnMessage, Place
+from roseinfer.engine.transport import OnDeath, OnMessage
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import cost_as_json
 from tests.helpers.model_engine import INFO
@@ -192,7 +194,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "_LOOK_S", 0.001)
     monkeypatch.setattr(crew_module, "LOOK_S", 0.001)
     monkeypatch.setattr(crew_module, "INTERVAL_S", 3600.0)  # whoever wants to be looked at asks for it
-    monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, False))
+    monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, False))
     yield
 
 
@@ -521,7 +523,7 @@ def test_a_watch_that_fails_is_not_nobodys(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(crew_module, "INTERVAL_S", 0.001)
-    monkeypatch.setattr(module, "vitals", broken)
+    monkeypatch.setattr(life_module, "vitals", broken)
 
     async def act(scene: Scene) -> None:
         await scene.start()
@@ -558,7 +560,7 @@ def test_where_a_silent_one_is_stuck_is_told_once(
     async def act(scene: Scene) -> None:
         await scene.start()
         stopped = True
-        monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, stopped))
+        monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, stopped))
         for _ in range(10):
             scene.crew._members[0].look()
         assert scene.now().asked == 0 and scene.states == [EngineState.QUIET]
@@ -589,7 +591,7 @@ def test_one_whose_end_takes_long_is_killed_once(
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_one_that_is_stopped_is_not_asked_to_end(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, stopped))
+    monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, stopped))
 
     async def act(scene: Scene) -> None:
         await scene.start()
@@ -612,7 +614,7 @@ def test_while_the_owner_is_stopped_nobody_is_silent() -> None:
 
 def test_one_that_loads_may_take_its_time_unless_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = False
-    monkeypatch.setattr(module, "vitals", lambda pid: Vitals(1.0, stopped))
+    monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, stopped))
 
     async def act(scene: Scene) -> None:
         nonlocal stopped

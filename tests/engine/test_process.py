@@ -20,8 +20,8 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.engine.own_process import ProcessTransport
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.engine.transport import ProcessTransport
 from roseinfer.hub import resolve_model
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState
-from roseinfer.server import documents
+from roseinfer.server import answer_shapes
 from tests.router.promises import promise
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer
@@ -58,7 +58,7 @@ def ok(server: LiveServer, path: str) -> dict[str, Any]:
 def test_loads_are_in_sglangs_words(fleet: LiveServer) -> None:
     become(fleet, EngineState.READY, EngineState.DEAD)
     answer = ok(fleet, "/v1/loads")
-    documents.EngineLoads.model_validate(answer)
+    answer_shapes.EngineLoads.model_validate(answer)
     assert answer["dp_rank_count"] == 2
     assert answer["loads"][0] == {
         "dp_rank": 0,
@@ -95,7 +95,7 @@ def test_a_promise_names_the_best_engine(fleet: LiveServer) -> None:
     become(fleet, EngineState.READY, EngineState.READY, EngineState.DRAINING)
     fleet.engine.fleet.reverse()
     answer = ok(fleet, "/v1/promise?prompt_tokens=64&ttft_ms=100&tpot_ms=30&output_tokens=10")
-    documents.PromiseAnswer.model_validate(answer)
+    answer_shapes.PromiseAnswer.model_validate(answer)
     assert [(one["engine"], one["kept"]) for one in answer["engines"]] == [(0, True), (1, False)]
     assert (answer["engine"], answer["kept"]) == (0, True)
     assert answer["predicted_ttft_ms"] == answer["engines"][0]["predicted_ttft_ms"] < 100

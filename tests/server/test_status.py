@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from roseinfer.core.server_config import ServerConfig
-from roseinfer.server import documents
+from roseinfer.server import answer_shapes
 from roseinfer.server.app import build_app, server_parts
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post, read_all, read_error
@@ -163,21 +163,21 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
 def test_answers_have_the_documented_shapes(server: LiveServer) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}]}
     for path, body, shape in (
-        ("/v1/completions", {"prompt": "x"}, documents.Completion),
-        ("/v1/completions", {"prompt": "x", "logprobs": 2, "echo": True, "foo": 1}, documents.Completion),
-        ("/v1/chat/completions", chat, documents.ChatCompletion),
-        ("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": 2, "n": 2}, documents.ChatCompletion),
-        ("/tokenize", {"prompt": "x", "return_token_strs": True}, documents.Tokenized),
-        ("/detokenize", {"tokens": [5]}, documents.Detokenized),
-        ("/v1/completions", {"prompt": "x", "n": 0}, documents.ErrorBody),
+        ("/v1/completions", {"prompt": "x"}, answer_shapes.Completion),
+        ("/v1/completions", {"prompt": "x", "logprobs": 2, "echo": True, "foo": 1}, answer_shapes.Completion),
+        ("/v1/chat/completions", chat, answer_shapes.ChatCompletion),
+        ("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": 2, "n": 2}, answer_shapes.ChatCompletion),
+        ("/tokenize", {"prompt": "x", "return_token_strs": True}, answer_shapes.Tokenized),
+        ("/detokenize", {"tokens": [5]}, answer_shapes.Detokenized),
+        ("/v1/completions", {"prompt": "x", "n": 0}, answer_shapes.ErrorBody),
     ):
         shape.model_validate(server.post(path, body).json())
     for path, shape in (
-        ("/v1/models", documents.ModelList),
-        ("/v1/models/fake", documents.ModelCard),
-        ("/health", documents.Health),
-        ("/version", documents.Version),
-        ("/load", documents.Load),
-        ("/tokenizer_info", documents.TokenizerInfo),
+        ("/v1/models", answer_shapes.ModelList),
+        ("/v1/models/fake", answer_shapes.ModelCard),
+        ("/health", answer_shapes.Health),
+        ("/version", answer_shapes.Version),
+        ("/load", answer_shapes.Load),
+        ("/tokenizer_info", answer_shapes.TokenizerInfo),
     ):
         shape.model_validate(server.get(path).json())

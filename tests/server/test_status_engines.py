@@ -7,7 +7,7 @@ import pytest
 from roseinfer.core.errors import EngineUnavailableError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState
-from roseinfer.server import documents
+from roseinfer.server import answer_shapes
 from tests.server.live import LiveServer
 
 READY, DRAINING, DEAD = EngineState.READY, EngineState.DRAINING, EngineState.DEAD
@@ -52,8 +52,8 @@ def test_each_engine_is_told_of(fleet: LiveServer) -> None:
         ],
     }
     assert fleet.get("/ready").json() == {"status": "ready", "engines": health["engines"]}
-    documents.Health.model_validate(health)
-    documents.Load.model_validate(load)
+    answer_shapes.Health.model_validate(health)
+    answer_shapes.Load.model_validate(load)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord, Visitors
 from roseinfer.engine.crew import EngineCrew, Make
-from roseinfer.engine.member import Process
+from roseinfer.engine.life import Process
+from roseinfer.engine.own_process import Place, ProcessTransport
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.door import door, pass_on
 from roseinfer.engine.remote.gate import Gate
@@ -24,7 +25,6 @@ from roseinfer.engine.remote.messages import Tidings
 from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import SecretSource
 from roseinfer.engine.standing import Standing
-from roseinfer.engine.transport import Place, ProcessTransport
 
 log = logging.getLogger("roseinfer.engine.remote")
 

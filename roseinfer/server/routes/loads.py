@@ -12,7 +12,8 @@ from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineInfo, EngineReport
 from roseinfer.engine.prospects import Prospect, prospects
-from roseinfer.server.documents import EngineLoads, PromiseAnswer, docs
+from roseinfer.server.answer_shapes import EngineLoads, PromiseAnswer
+from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.observe.exposition import UP

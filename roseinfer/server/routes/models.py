@@ -5,7 +5,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from roseinfer.server.documents import ModelCard, ModelList, docs
+from roseinfer.server.answer_shapes import ModelCard, ModelList
+from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import model_not_found
 from roseinfer.server.request.service import Service

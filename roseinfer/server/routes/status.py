@@ -8,7 +8,8 @@ from starlette.responses import Response
 
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.engine.api import EngineReport
-from roseinfer.server.documents import Health, Load, Version, docs
+from roseinfer.server.answer_shapes import Health, Load, Version
+from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.observe.exposition import CONTENT_TYPE, UP
 from roseinfer.server.observe.report import Observation

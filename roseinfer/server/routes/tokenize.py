@@ -7,7 +7,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from roseinfer.server.documents import Detokenized, Tokenized, TokenizerInfo, docs
+from roseinfer.server.answer_shapes import Detokenized, Tokenized, TokenizerInfo
+from roseinfer.server.documents import docs
 from roseinfer.server.formats.chat import plain_messages
 from roseinfer.server.formats.planning import check_extras, given
 from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields

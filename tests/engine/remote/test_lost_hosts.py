@@ -22,13 +22,13 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.directory import Entry, ToldDirectory
 from roseinfer.engine.follow import follow_directory
+from roseinfer.engine.own_process import ProcessTransport
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.slot import Way
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.engine.transport import ProcessTransport
 from tests.helpers.distant_engine import AHEAD_S
 from tests.helpers.network import Wire, wire
 from tests.helpers.remote import LOOPBACK, SECRET, client, priced_config, tiny_config

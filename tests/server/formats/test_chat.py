@@ -4,7 +4,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from roseinfer.server.documents import ChatCompletion
+from roseinfer.server.answer_shapes import ChatCompletion
 from tests.server.live import LiveServer
 
 HI = [{"role": "user", "content": "hello"}]

@@ -7,7 +7,7 @@ from openai import OpenAI
 from roseinfer.core.errors import EngineDeadError, RequestFailedError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.server.documents import Completion
+from roseinfer.server.answer_shapes import Completion
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer
 

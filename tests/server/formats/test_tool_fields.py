@@ -10,7 +10,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import GenerateRequest
-from roseinfer.server.documents import ChatCompletion
+from roseinfer.server.answer_shapes import ChatCompletion
 from roseinfer.server.request.speech import Speech
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, rejected

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
-from roseinfer.server import documents
+from roseinfer.server import answer_shapes
 from roseinfer.server.observe.report import SLACK_S
 from tests.server.fake_engine import Step, Wait, rejected, timed_out
 from tests.server.live import LiveServer, events, http_post
@@ -43,7 +43,7 @@ def ask(server: LiveServer, slo: dict[str, Any], **fields: Any) -> dict[str, Any
     body = {"prompt": "x", "max_tokens": 5, "slo": slo | REPORT} | fields
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 200
-    documents.Completion.model_validate_json(answer.content)
+    answer_shapes.Completion.model_validate_json(answer.content)
     return answer.json()["usage"]["slo"]
 
 

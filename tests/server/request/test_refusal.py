@@ -14,7 +14,7 @@ from roseinfer.core.server_config import ServerConfig
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
-from roseinfer.server import documents
+from roseinfer.server import answer_shapes
 from roseinfer.server.formats.messages import document as messages_document
 from roseinfer.server.http.errors import SloUnattainable
 from roseinfer.server.request.inference import Run
@@ -76,7 +76,7 @@ def test_a_request_that_cannot_be_in_time_gets_a_429(
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("3", "2500")
     assert headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
     assert "x-should-retry" not in headers and headers["x-request-id"]
-    documents.ErrorBody.model_validate_json(raised.value.response.content)
+    answer_shapes.ErrorBody.model_validate_json(raised.value.response.content)
     assert gained(server, before) == {"refused": 1, "samples": 1, "rejected": 1, "ttft": 1}
 
 
@@ -96,7 +96,7 @@ def test_refusals_are_told_and_counted_by_cause(server: LiveServer, cause: Cause
     before = server.metric("roseinfer:slo_rejections_total", **labels)
     answer = post(server)
     assert answer.json()["error"]["cause"] == cause.value
-    documents.ErrorBody.model_validate_json(answer.content)
+    answer_shapes.ErrorBody.model_validate_json(answer.content)
     assert server.metric("roseinfer:slo_rejections_total", **labels) == before + 1
 
 
@@ -153,7 +153,7 @@ def test_all_apis_say_what_could_be_kept(server: LiveServer, path: str) -> None:
     assert answer.status_code == 429
     error = answer.json()["error"]
     assert error.get("details", error)["attainable_ms"] == 750.0
-    shape = messages_document.MessageErrorBody if path == "messages" else documents.ErrorBody
+    shape = messages_document.MessageErrorBody if path == "messages" else answer_shapes.ErrorBody
     shape.model_validate_json(answer.content)
 
 
@@ -310,7 +310,7 @@ def test_of_several_prompts_those_that_have_begun_are_answered(server: LiveServe
     engine.script = script
     server.call(engine.release)
     answer = post(server, prompt=["a", "b"], max_tokens=6, slo=None, timeout_s=5)
-    documents.Completion.model_validate_json(answer.content)
+    answer_shapes.Completion.model_validate_json(answer.content)
     assert [c["text"] for c in answer.json()["choices"]] == ["hello world", ""]
     assert {c["finish_reason"] for c in answer.json()["choices"]} == {"timeout"}
     assert answer.json()["usage"]["completion_tokens"] == 2

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from roseinfer.core.errors import EngineDeadError
-from roseinfer.server.documents import ErrorBody
+from roseinfer.server.answer_shapes import ErrorBody
 from roseinfer.server.formats.responses.document import ResponseObject
 from tests.server.fake_engine import Wait, rejected
 from tests.server.live import LiveServer, http_post

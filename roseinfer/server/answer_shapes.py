@@ -1,0 +1,272 @@
+"""Shapes of the answers, for the OpenAPI document. The tests hold answers against them."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from roseinfer.core.slo import Cause
+from roseinfer.server.formats.request_document import RequestWhy
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ErrorFields(Answer):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    reason: Literal["ttft", "tpot", "e2e"] | None = None
+    cause: Cause | None = None
+    predicted_ttft_ms: float | None = None
+    attainable_ms: float | None = None
+
+
+class ErrorBody(Answer):
+    error: ErrorFields
+
+
+class CachedTokens(Answer):
+    cached_tokens: int
+
+
+class ReasoningTokens(Answer):
+    """Of models that think, and of requests with tools."""
+
+    reasoning_tokens: int
+
+
+class SloUsage(Answer):
+    """As the server saw them, in ms; the worst of all choices."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    met: bool | None
+    why: RequestWhy | None = None
+
+
+class UsageFields(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
+    slo: SloUsage | None = None
+
+
+class CompletionLogprobsFields(Answer):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(Answer):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsFields | None
+    finish_reason: Literal["stop", "length", "timeout"]
+    stop_reason: int | str | None
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(Answer):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageFields
+    warnings: list[str] | None = None
+
+
+class TopLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[ChatLogprob]
+
+
+class CalledFunction(Answer):
+    """`arguments`: JSON, as the model wrote it; cut if the answer ended with `length`."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(Answer):
+    """`content` is null if there is none beside `tool_calls` or reasoning, which has two names."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "timeout"]
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageFields
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    warnings: list[str] | None = None
+
+
+class ModelCard(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+    dtype: str
+    weights: str
+    kv_cache: str
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokenized(Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+    warnings: list[str] | None = None
+
+
+class Detokenized(Answer):
+    prompt: str
+    warnings: list[str] | None = None
+
+
+class TokenizerInfo(BaseModel):
+    """tokenizer_config.json of the model, with the chat template that is in use and special tokens as texts."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    chat_template: str | None
+
+
+class EngineHealth(Answer):
+    """Of one of several engines."""
+
+    engine: int
+    state: Literal["starting", "ready", "draining", "quiet", "dead"]
+    heartbeat_age_s: float
+    restarts: int
+
+
+class Health(Answer):
+    """`engines`: if there are several."""
+
+    status: str
+    engines: list[EngineHealth] | None = None
+
+
+class Version(Answer):
+    version: str
+
+
+class EngineLoad(Answer):
+    """Of one of several engines: sequences that hold a seat and that wait for one, and the share of KV blocks used."""
+
+    engine: int
+    running: int
+    waiting: int
+    kv_cache_usage: float
+
+
+class Load(Answer):
+    """`engines`: if there are several."""
+
+    server_load: int
+    engines: list[EngineLoad] | None = None
+
+
+class EngineLoadReport(Answer):
+    """Of one engine, in SGLang's words. `num_waiting_uncached_tokens`: of prompts that wait; null if nobody counts
+    them. `num_used_tokens`: room in KV blocks that are in use, of `max_total_num_tokens`. `gen_throughput`: rows of the
+    newest step a second. `utilization`: share of the machine that objectives ask for, else of the seats.
+    """
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_waiting_uncached_tokens: int | None
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+
+
+class EngineLoads(Answer):
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[EngineLoadReport]
+
+
+class EnginePromise(Answer):
+    """`kept`: whether the objectives would be; null: there are none."""
+
+    engine: int
+    kept: bool | None
+    predicted_ttft_ms: float
+    utilisation: float
+
+
+class PromiseAnswer(Answer):
+    """Of the best engine, and of all, the best one first; null and none if no engine knows what steps cost."""
+
+    prompt_tokens: int
+    kept: bool | None
+    engine: int | None
+    predicted_ttft_ms: float | None
+    engines: list[EnginePromise]
