@@ -112,7 +112,7 @@ class PerfectEngine:
         decode = self._cost.counted(decodes, decodes, contexts + 2 * decodes, contexts + decodes)
         work = prefill + decode
         if prefill.tokens and decodes:  # the weights are read once for both
-            read = max(prefill.weight_bytes, decode.weight_bytes)
+            read = self._cost.counted(work.tokens, decodes, 0, 0).weight_bytes
             work = Work(work.tokens, read, work.kv_bytes, work.linear_flops, work.attention_flops)
         duration_s = self._rates.step_s(work)
         self.now_s += duration_s
@@ -190,9 +190,14 @@ def model_cost(name: str) -> ModelCost:
 
 def all_rates(name: str) -> tuple[Rates, ...]:
     """That bound a model of the table."""
-    if MODELS[name].weight_bytes < BF16_BYTES:
-        return (replace(CARD, matrix_flops_s=FP8_FLOPS_S),)
-    return (CARD, KERNELS)
+    model = MODELS[name]
+    card = replace(CARD, matrix_flops_s=FP8_FLOPS_S) if model.weight_bytes < BF16_BYTES else CARD
+    if model.gpus > 1:  # each has its part of everything; what they tell each other takes no time
+        kv_bytes_s, attention_flops_s = model.gpus * card.kv_bytes_s, model.gpus * card.attention_flops_s
+        points = tuple((tokens, model.gpus * rate) for tokens, rate in card.weight_points)
+        card = Rates(card.name, points, kv_bytes_s, model.gpus * card.matrix_flops_s, attention_flops_s)
+    dense = model.gpus == 1 and model.weight_bytes == BF16_BYTES and model_cost(name).experts is None
+    return (card, KERNELS) if dense else (card,)
 
 
 def simulate(cost: ModelCost, rates: Rates, budget: int, load: Sequence[Planned], shared: int = 0) -> dict[str, float]:

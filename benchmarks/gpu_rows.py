@@ -18,7 +18,7 @@ FIGURES = {
 }
 PEER = (
     "vLLM 0.24.0 (torch 2.11.0+cu130, FlashAttention 3) on one NVIDIA H200, 2026-11-20 (8 bits and shared prefixes: "
-    "2026-11-22), one run of each row"
+    "2026-11-22; two GPUs for models that end in tp2), one run of each row"
 )
 MEMORY_SHARE = "0.85"
 
@@ -28,7 +28,8 @@ class Model:
     """`hub_id`: whose packaged shape stands for it. `options`: more arguments of `roseinfer serve`.
 
     `fp8_blocks`: the config says that weights are stored in FP8 with a scale for each block of 128 x 128.
-    `weight_bytes` of a number in a layer's matrices (the output head has 2), `kv_bytes` of one in K and V.
+    `weight_bytes` of a number in a layer's matrices (the output head has 2), `kv_bytes` of one in K and V. `gpus` that
+    hold it together.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Model:
     fp8_blocks: bool = False
     weight_bytes: int = 2
     kv_bytes: int = 2
+    gpus: int = 1
 
     @property
     def folder(self) -> str:
@@ -98,6 +100,7 @@ POISSON = "--num 400 --workload poisson --rate 20 --in-len 512 --out-len 128 --p
 
 SHARED = "--num 512 --in-len 1024 --shared-prefix 896 --out-len 128 --procs 8"
 
+TP2 = "--tensor-parallel-size 2"
 _MODELS = (
     Model("gpt2", "gpt2", 1024),
     Model("qwen3-0.6b", "Qwen/Qwen3-0.6B", 4096),
@@ -105,6 +108,11 @@ _MODELS = (
     Model("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 4096),
     Model("qwen3-8b-fp8", "Qwen/Qwen3-8B", 4096, fp8_blocks=True, weight_bytes=1),
     Model("qwen3-8b-fp8-kv", "Qwen/Qwen3-8B", 4096, "--quantization fp8 --kv-cache-dtype fp8", False, 1, 1),
+    Model("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 4096),
+    Model("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model("qwen3-8b-tp2", "Qwen/Qwen3-8B", 4096, TP2, gpus=2),
+    Model("qwen3-32b-tp2", "Qwen/Qwen3-32B", 4096, TP2, gpus=2),
+    Model("qwen3-32b-fp8-tp2", "Qwen/Qwen3-32B", 4096, TP2, fp8_blocks=True, weight_bytes=1, gpus=2),
 )
 MODELS = {model.name: model for model in _MODELS}
 
@@ -213,6 +221,34 @@ ROWS = (
         _figures(4_874, (4_660, 9_188), (66.3, 89.2), 274),
         {"output_tok_s": 5_400, "ttft_p50_ms": 5_000},
     ),
+    Row("qwen3-30b-a3b", "seq1", SEQ1, {"tpot_p50_ms": 4.29}, {"tpot_p50_ms": 2.5}, paced=True),
+    Row("qwen3-30b-a3b", "nano", NANO, {"output_tok_s": 5_685}, {"output_tok_s": 6_600}),
+    Row("qwen3-30b-a3b", "rag", RAG, {"output_tok_s": 5_095}, {"output_tok_s": 6_200}),
+    Row(
+        "qwen3-30b-a3b",
+        "poisson",
+        POISSON,
+        {"tpot_p50_ms": 27.8, "ttft_p99_ms": 1_252},
+        {"tpot_p50_ms": 18, "ttft_p99_ms": 150},
+        paced=True,
+    ),
+    Row("qwen3-30b-a3b-fp8", "seq1", SEQ1, {"tpot_p50_ms": 4.56}, {"tpot_p50_ms": 1.9}, paced=True),
+    Row("qwen3-30b-a3b-fp8", "nano", NANO, {"output_tok_s": 10_602}, {"output_tok_s": 11_300}),
+    Row("qwen3-30b-a3b-fp8", "rag", RAG, {"output_tok_s": 5_816}, {"output_tok_s": 6_800}),
+    Row("qwen3-30b-a3b-fp8", "poisson", POISSON, {"tpot_p50_ms": 21.3}, {"tpot_p50_ms": 8}, paced=True),
+    Row("qwen3-8b-tp2", "seq1", SEQ1, {"tpot_p50_ms": 3.69}, {"tpot_p50_ms": 2.6}, paced=True),
+    Row("qwen3-8b-tp2", "nano", NANO, {"output_tok_s": 14_371}, {"output_tok_s": 16_000}),
+    Row("qwen3-8b-tp2", "rag", RAG, {"output_tok_s": 5_715}, {"output_tok_s": 6_600}),
+    Row("qwen3-32b-tp2", "seq1", SEQ1, {"tpot_p50_ms": 11.1}, {"tpot_p50_ms": 9.0}, paced=True),
+    Row(
+        "qwen3-32b-tp2",
+        "nano",
+        NANO,
+        {"output_tok_s": 4_965, "itl_p99_ms": 466},
+        {"output_tok_s": 5_600, "itl_p99_ms": 120},
+    ),
+    Row("qwen3-32b-tp2", "rag", RAG, {"output_tok_s": 1_764}, {"output_tok_s": 1_950}),
+    Row("qwen3-32b-fp8-tp2", "seq1", SEQ1, {}, {"tpot_p50_ms": 5.5}, paced=True),
 )
 
 

@@ -7,10 +7,10 @@ Each policy gets a server of its own, one after the other, and each rate its sec
 own; requests are in classes of objectives and say so. Every policy sees the same requests.
 
 `--load six`, the default: SCORPIO's six classes, 20 s at each rate. `--load long`: a tenth of the prompts has 8,000 to
-30,000 tokens, 120 s at half of the capacity.
+30,000 tokens, 120 s at half of the capacity. `--load experts`: the six classes for Qwen3-30B-A3B.
 
 Good = both objectives kept; goodput = good requests over the wall time, the drain included; missed = served, but late.
-`--model` names a model of `gpu_rows.MODELS` that Qwen3-8B is the shape of, by default the one in bfloat16.
+`--model` names another model of `gpu_rows.MODELS` of the load's shape.
 Prints a table with the peer's figures and the targets, and writes DIR/slo-gpu.json (slo-gpu-long.json) after every run.
 `--client FILE` measures with another client that takes `--slo` and `--send-slo` (default: `roseinfer bench serve`; only
 that draws lengths by class); `--models-dir` and `--commit` as in gpu_table.py.
@@ -37,7 +37,6 @@ from roseinfer.bench.report import host, table, versions
 from roseinfer.sim.plot import plot_sweep
 
 MODEL = "qwen3-8b"
-CHOICES = [model.name for model in MODELS.values() if model.hub_id == MODELS[MODEL].hub_id]
 LONG_WARM_UP = "--num 4 --in-len 16000 --out-len 32 --procs 2 --seed 987655"
 WARM_UP = "--num 16 --in-len 256 --out-len 32 --procs 2 --seed 987654"
 # vLLM 0.24.0 on one H200, which knows no objectives: rate -> (adherence, goodput in requests a second).
@@ -55,7 +54,7 @@ class Load:
     """`classes`: name, share, TTFT and TPOT objectives in s, and lengths of its own as the client's JSON has them.
 
     `rates`: requests a second, for `seconds` each. `targets`: model -> rate -> a figure of slack, and the least that it
-    is to be.
+    is to be. `model`: the one that it is for, or another of the same shape.
     """
 
     classes: Sequence[tuple[str, float, float, float, Mapping[str, int]]]
@@ -66,6 +65,11 @@ class Load:
     warm_ups: Sequence[str]
     targets: Mapping[str, Mapping[float, tuple[str, float]]]
     peer: Mapping[float, tuple[float, float]] = field(default_factory=dict)
+    model: str = MODEL
+
+    @property
+    def models(self) -> list[str]:
+        return [model.name for model in MODELS.values() if model.hub_id == MODELS[self.model].hub_id]
 
     @property
     def flags(self) -> str:
@@ -91,17 +95,18 @@ class Load:
 
 
 SIXTH = round(1 / 6, 4)
+
+
+def six(tight_s: float, loose_s: float) -> tuple[tuple[str, float, float, float, Mapping[str, int]], ...]:
+    """SCORPIO's six classes (arXiv 2505.23022) in equal shares, their TTFT scaled to an H200, with these TPOT."""
+    tight = [("c1", 0.13, tight_s), ("c2", 0.53, tight_s), ("c3", 0.8, tight_s)]
+    loose = [("c4", 0.13, loose_s), ("c5", 0.27, loose_s), ("c6", 2.0, loose_s)]
+    return tuple((name, SIXTH, ttft_s, tpot_s, {}) for name, ttft_s, tpot_s in tight + loose)
+
+
 LOADS = {
-    # SCORPIO's six classes (arXiv 2505.23022), scaled to this GPU, in equal shares.
     "six": Load(
-        classes=(
-            ("c1", SIXTH, 0.13, 0.008, {}),
-            ("c2", SIXTH, 0.53, 0.008, {}),
-            ("c3", SIXTH, 0.8, 0.008, {}),
-            ("c4", SIXTH, 0.13, 0.013, {}),
-            ("c5", SIXTH, 0.27, 0.013, {}),
-            ("c6", SIXTH, 2.0, 0.013, {}),
-        ),
+        classes=six(0.008, 0.013),
         rates=(15, 25, 35, 50, 70),
         seconds=20,
         lengths="--in-min 32 --in-len 1024 --out-min 16 --out-len 512",
@@ -124,6 +129,19 @@ LOADS = {
         },
         peer=PEER,
     ),
+    # The same for a model with experts, whose steps read more of them the more requests there are.
+    "experts": Load(
+        classes=six(0.012, 0.018),
+        rates=(15, 25, 35),
+        seconds=20,
+        lengths="--in-min 32 --in-len 1024 --out-min 16 --out-len 512",
+        max_model_len=4096,
+        warm_ups=(WARM_UP,),
+        targets={
+            "qwen3-30b-a3b-fp8": {15: ("adherence", 0.95), 25: ("adherence", 0.80), 35: ("adherence", 0.60)},
+        },
+        model="qwen3-30b-a3b-fp8",
+    ),
     # A tenth long prompts, at half of the capacity by the bound (`roseinfer.sim.bound`), which a test computes.
     "long": Load(
         classes=(
@@ -138,7 +156,7 @@ LOADS = {
         targets={MODEL: {1.7: ("adherence", 0.95)}},
     ),
 }
-FILES = {"six": "slo-gpu.json", "long": "slo-gpu-long.json"}
+FILES = {"six": "slo-gpu.json", "long": "slo-gpu-long.json", "experts": "slo-gpu-experts.json"}
 POLICIES = {
     "slack": "--scheduling-policy slack",
     "fifo": "--scheduling-policy fifo",
@@ -227,7 +245,7 @@ def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
 def show(found: Mapping[str, Any], picture: str | None) -> None:
     """The table of results, and the plot: goodput over the arrivals, which is adherence times the rate."""
     load = LOADS[found.get("load_name", "six")]
-    model = found.get("model", MODEL)
+    model = found.get("model", load.model)
     print(table(rows(found["points"], load, model)))
     if picture is None:
         return
@@ -270,7 +288,7 @@ def rows(points: Iterable[Mapping[str, Any]], load: Load, model: str = MODEL) ->
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", default="six", choices=LOADS, help="which classes, lengths and rates")
-    parser.add_argument("--model", default=MODEL, choices=CHOICES)
+    parser.add_argument("--model", help="of the load's shape; default: the load's own")
     parser.add_argument("--out", type=Path, help="folder for the result and the logs")
     parser.add_argument("--show", type=Path, help="print the table of an earlier run's JSON, and measure nothing")
     parser.add_argument("--plot", help="with --show: a picture of it")
@@ -285,6 +303,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.policies = args.policies.split(",")
     args.rates = [float(rate) for rate in args.rates.split(",")] if args.rates else list(LOADS[args.load].rates)
+    args.model = args.model or LOADS[args.load].model
+    if args.model not in LOADS[args.load].models:
+        parser.error(f"--load {args.load} is for {', '.join(LOADS[args.load].models)}")
     if (args.out is None) == (args.show is None):
         parser.error("give --out to measure, or --show")
     if unknown := set(args.policies) - set(POLICIES):

@@ -70,7 +70,7 @@ def test_rows_as_the_client_takes_them(modules):
     assert same65.load() == OpenLoopConfig(num=512, cycle="65", out_len=2, procs=8, same_prompt=True, seed=1)
     assert same65.flags(1000)[-2:] == ["--seed", "1001"] and same65.flags(1000).count("--seed") == 1
     keys = [row.key for row in modules["rows"].ROWS]
-    assert len(keys) == len(set(keys)) == 20
+    assert len(keys) == len(set(keys)) == 35
     ordered = bounds.chosen(["qwen3-8b-fp8", "gpt2"], ["seq1", "hol"])
     assert [row.key for row in ordered] == ["qwen3-8b-fp8 seq1", "gpt2 seq1", "gpt2 hol"]
     draws = {
@@ -260,7 +260,8 @@ def test_newer_rows_take_the_place_of_older_ones(modules, tmp_path):
     modules["report"].write([older, newer], tmp_path)
     text = (tmp_path / "gpu.md").read_text()
     assert "`old.json` and `new.json`" in text and "| roseinfer commit | def |" in text
-    assert "| models | gpt2, qwen3-8b, llama-3.1-8b, qwen3-8b-fp8, qwen3-8b-fp8-kv |" in text
+    others = [name for name in modules["rows"].MODELS if name != "qwen3-0.6b"]
+    assert f"| models | {', '.join(others)} |" in text
     figures = text.split("## Every figure")[1].split("##")[0]
     assert figures.count("| qwen3-0.6b nano |") == 1
     assert figures.index("gpt2 hol") < figures.index("qwen3-0.6b nano") < figures.index("qwen3-8b nano")

@@ -54,6 +54,16 @@ def test_the_published_run_is_still_shown(capsys: pytest.CaptureFixture[str]) ->
     assert any("slack" in line and "0.962" in line and "adherence 0.96: yes" in line for line in lines)
 
 
+def test_each_load_has_a_model_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    args = slo_gpu.parse_args(["--out", "x", "--load", "experts"])
+    assert (args.model, args.rates) == ("qwen3-30b-a3b-fp8", [15, 25, 35])
+    assert {entry["tpot"] for entry in slo_gpu.LOADS["experts"].class_list()} == {0.012, 0.018}
+    assert slo_gpu.parse_args(["--out", "x", "--model", "qwen3-8b-fp8-kv"]).model == "qwen3-8b-fp8-kv"
+    with pytest.raises(SystemExit):
+        slo_gpu.parse_args(["--out", "x", "--model", "qwen3-30b-a3b"])
+    assert "--load six is for qwen3-8b" in capsys.readouterr().err
+
+
 def test_options() -> None:
     assert slo_gpu.parse_args(["--out", "x"]).rates == [15, 25, 35, 50, 70]
     args = slo_gpu.parse_args(["--out", "x", "--load", "long", "--policies", "slack,qoserve"])
