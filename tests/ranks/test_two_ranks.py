@@ -15,9 +15,11 @@ from roseinfer.engine.llm import LLM, Completion
 from roseinfer.ranks.leader import LeadingRunner
 from tests.server.real_server import alive
 
-# Room for few requests at once, so that some are preempted, and prompts leave the cache for the host's memory.
+# Room for few requests at once: some are preempted, and prompts leave the cache for the host's memory.
 OPTIONS: dict[str, Any] = {
-    "num_kv_blocks": 40,
+    "num_kv_blocks": 20,
+    "block_size": 8,
+    "max_model_len": 128,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
     "kv_offloading_size": 0.05,
@@ -25,7 +27,14 @@ OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "overlap": True,
 }
-PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n", "def read(path):\n    ", "# " + "spam " * 60]
+PROMPTS = [
+    "def fibonacci(",
+    "import os\n",
+    "class Stack:\n",
+    "def read(path):\n    ",
+    "# " + "spam " * 24,
+    "# " + "eggs " * 24,
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +64,7 @@ def tokens(done: list[Completion]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(max_tokens=16, temperature=0.0),
+        SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True),
         SamplingParams(max_tokens=12, temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1),
     ],
     ids=["greedy", "sampled"],
@@ -65,6 +74,14 @@ def test_the_tokens_are_those_of_one(alone: LLM, pair: LLM, params: SamplingPara
     for _ in range(2):
         expected, got = (tokens(llm.generate(PROMPTS, params, n=2)) for llm in (alone, pair))
         assert got == expected and len(got) == 2 * len(PROMPTS)
+
+
+def test_the_engine_is_as_large_as_that_of_one(alone: LLM, pair: LLM) -> None:
+    """Blocks hold the same tokens, in two parts. Both have been preempted, and have loaded from the host's memory."""
+    sizes = [(llm.info.num_blocks, llm.info.num_host_blocks, llm.info.block_bytes) for llm in (alone, pair)]
+    assert sizes[0] == sizes[1] and (alone.info.ranks, pair.info.ranks) == (1, 2)
+    stats = pair.core.stats()
+    assert stats.preemptions and stats.offload is not None and stats.offload.loaded
 
 
 def test_log_probabilities_are_those_of_one(alone: LLM, pair: LLM) -> None:
@@ -97,7 +114,7 @@ def test_a_request_that_is_dropped_leaves_nothing(pair: LLM) -> None:
 def test_a_rank_that_dies_ends_what_runs() -> None:
     llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS)
     (rank,) = ranks_of(llm)
-    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=300, ignore_eos=True))
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=120, ignore_eos=True))
     next(stream)
     os.kill(rank, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):
