@@ -8,6 +8,7 @@ from roseinfer import __version__
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.observe.exposition import UP
+from roseinfer.server.observe.telling import ms, objectives_json
 from roseinfer.server.request.service import Service
 
 
@@ -19,16 +20,12 @@ def hello(service: Service) -> dict[str, Any]:
         "version": __version__,
         "models": list(service.served_names),
         "policy": policy,
-        "classes": {name: _objectives(each.slo) for name, each in service.slo_classes.classes.items()},
+        "classes": {name: objectives_json(each.slo) for name, each in service.slo_classes.classes.items()},
         "max_model_len": info.max_model_len,
         "max_num_seqs": info.max_num_seqs,
         "engines": len(service.backend.engine.reports()),
         "at": time.time(),
     }
-
-
-def _objectives(slo: Any) -> dict[str, float | None]:
-    return {f"{name}_ms": ms(getattr(slo, f"{name}_s")) for name in ("ttft", "tpot", "e2e")}
 
 
 def engines_json(reports: Iterable[EngineReport]) -> list[dict[str, Any]]:
@@ -75,7 +72,3 @@ def _host_memory(report: EngineReport, up: bool) -> dict[str, Any]:
         "host_loaded_bytes": offload.loaded * block_bytes,
         "host_stored_bytes": offload.stored * block_bytes,
     }
-
-
-def ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)

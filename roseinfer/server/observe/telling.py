@@ -24,7 +24,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "stream": record.stream,
         "created": record.created_s,
         "class": NO_CLASS if record.slo is None else slo.class_name,
-        "objectives": {"ttft_ms": _ms(slo.ttft_s), "tpot_ms": _ms(slo.tpot_s), "e2e_ms": _ms(slo.e2e_s)},
+        "objectives": objectives_json(slo),
         "predicted": _predicted(record),
         "seen": _seen(record),
         "outcome": record.outcome,
@@ -53,7 +53,7 @@ def why_json(record: RequestRecord) -> dict[str, Any]:
     return {
         "verdict": found.name,
         "summary": found.summary,
-        "waited_ms": {} if why is None else {cause.value: _ms(seconds) for cause, seconds in why.waited},
+        "waited_ms": {} if why is None else {cause.value: ms(seconds) for cause, seconds in why.waited},
         "preemptions": told.preemptions,
         "chunks": 0 if why is None else why.chunks,
         "steps": 0 if why is None else why.steps,
@@ -82,14 +82,14 @@ def timeline(record: RequestRecord) -> list[dict[str, Any]]:
 
 
 def _phase(phase: str, cause: Cause | None, from_s: float, to_s: float) -> dict[str, Any]:
-    return {"phase": phase, "cause": cause, "from_ms": _ms(from_s), "to_ms": _ms(to_s)}
+    return {"phase": phase, "cause": cause, "from_ms": ms(from_s), "to_ms": ms(to_s)}
 
 
 def _predicted(record: RequestRecord) -> dict[str, float | None]:
     """By the policy when it first looked at the request, or when it refused it."""
     foreseen = Foreseen() if record.told.why is None else record.told.why.foreseen
     ttft_s = foreseen.ttft_s if record.rejection is None else record.rejection.predicted_ttft_s
-    return {"ttft_ms": _ms(ttft_s), "tpot_ms": _ms(foreseen.tpot_s)}
+    return {"ttft_ms": ms(ttft_s), "tpot_ms": ms(foreseen.tpot_s)}
 
 
 def _seen(record: RequestRecord) -> dict[str, float | None]:
@@ -98,19 +98,24 @@ def _seen(record: RequestRecord) -> dict[str, float | None]:
     if seen is None:
         return {"ttft_ms": None, "tpot_ms": None, "e2e_ms": None}
     ended = record.finish in COMPLETE and not (record.live and record.outcome is None)
-    return {"ttft_ms": _ms(seen.ttft_s), "tpot_ms": _ms(seen.tpot_s), "e2e_ms": _ms(seen.e2e_s) if ended else None}
+    return {"ttft_ms": ms(seen.ttft_s), "tpot_ms": ms(seen.tpot_s), "e2e_ms": ms(seen.e2e_s) if ended else None}
 
 
 def _refused(rejection: Rejection) -> dict[str, Any]:
     return {
         "objective": rejection.reason,
         "cause": rejection.cause,
-        "predicted_ttft_ms": _ms(rejection.predicted_ttft_s),
-        "attainable_ms": _ms(rejection.attainable_s),
+        "predicted_ttft_ms": ms(rejection.predicted_ttft_s),
+        "attainable_ms": ms(rejection.attainable_s),
         "hopeless": rejection.hopeless,
     }
 
 
-def _ms(seconds: float | None) -> float | None:
+def objectives_json(slo: Slo) -> dict[str, float | None]:
+    """In ms; null: none."""
+    return {"ttft_ms": ms(slo.ttft_s), "tpot_ms": ms(slo.tpot_s), "e2e_ms": ms(slo.e2e_s)}
+
+
+def ms(seconds: float | None) -> float | None:
     """Infinite: never, which JSON has no number for."""
     return None if seconds is None or seconds == float("inf") else round(seconds * 1000, 3)

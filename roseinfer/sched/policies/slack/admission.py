@@ -134,10 +134,14 @@ class SlackAdmission:
         beside = self._beside if self._smallest_s < inf else inf
         return self._params.prefill_s(len(track.tokens) - prompt, prompt, beside)
 
+    def _ahead_s(self, track: Track) -> float:
+        """What the prompts that have started take and are due no later than this one's."""
+        return sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
+
     def _foresee(self, track: Track) -> Foreseen:
         """What is expected of one that is looked at for the first time: of its first token, if it starts now."""
         p, waited_s = self._params, self._now_s - track.request.arrival_s + self._view.load_s(track.request)
-        ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
+        ahead_s = self._ahead_s(track)
         if track.uncached < 0:
             track.uncached = self._view.uncached(track.request)
         own_s = self._own_s(track, track.uncached)
@@ -252,7 +256,7 @@ class SlackAdmission:
         """
         ends_s = self._state.chunk_ends_s
         left_s = track.due_s - self._now_s - ends_s
-        ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
+        ahead_s = self._ahead_s(track)
         time_s = self._prefill_time(left_s) - ahead_s if left_s < inf else inf
         prompt = len(track.tokens)
         own_s = self._own_s(track, prompt)
@@ -284,7 +288,7 @@ class SlackAdmission:
         if busy and waited_s > 2 * ends_s:  # nobody got to it
             return self.line or Cause.QUEUE
         left_s = track.due_s - self._now_s - ends_s
-        ahead_s = sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
+        ahead_s = self._ahead_s(track)
         own_s = self._own_s(track, track.uncached)
         if not self._fits(track):
             return Cause.UTILISATION
