@@ -149,6 +149,9 @@ def experts_few(
         "COMPILED": x.is_cuda,
     } | early_start.options(x.device)
     cut = config.gate_up
+    # Of scales by blocks a lane has only those of its groups.
+    lanes = min(cut.lanes, 8 if weights.scaled == "block" else cut.block_k // (8 if weights.scaled == "none" else 16))
+    assert cut.block_n * lanes >= 32, "a warp's threads have more rows than there are"
     gate_up_kernel[(tokens * top_k, cdiv(inner, cut.block_n * cut.tiles))](
         x,
         norm.weight,
@@ -160,9 +163,7 @@ def experts_few(
         x.stride(0),
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,
-        LANES=min(
-            cut.lanes, 8 if weights.scaled == "block" else cut.block_k // (8 if weights.scaled == "none" else 16)
-        ),
+        LANES=lanes,
         TILES=cut.tiles,
         STAGES=cut.stages,
         ACTIVATION=activation,

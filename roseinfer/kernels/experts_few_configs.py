@@ -11,7 +11,7 @@ class GateUpCut:
 
     block_k: columns that are in registers at once, a power of two. stages: 1, or one more than the tiles that are on
     their way into shared memory. lanes: threads of a warp that read the same row, a power of two, at least
-    16 / block_n; with scales by blocks at most 8.
+    32 / block_n; with scales by blocks at most 8.
     """
 
     block_n: int

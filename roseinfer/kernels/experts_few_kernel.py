@@ -151,7 +151,8 @@ def gate_up_kernel(
             if SCALES == "block":
                 # So few numbers that Triton brings them to where the sums are, and not the sums to them.
                 block = chunk * (BLOCK_K // 128) + tl.arange(0, FAR) * LANES // 8
-                at = scales_ptr + (expert * (2 * WIDTH) + first) // 128 * (H // 128) + block
+                first_row = expert * (2 * WIDTH) + tl.minimum(first, WIDTH - 1)
+                at = scales_ptr + first_row // 128 * (H // 128) + block
                 up = WIDTH // 128 * (H // 128)
                 gates = tl.load(at, mask=block < H // 128, other=0.0)[None, None, :, None]
                 ups = tl.load(at + up, mask=block < H // 128, other=0.0)[None, None, :, None]

@@ -19,7 +19,7 @@ from tests.helpers.skinny import assert_close
 
 CONFIGS = {
     "one tile": FewConfig(GateUpCut(32, 1, 128, 1), DownCut(32, 2, 32, 1), evict_first=True),
-    "tiles in turn, masked columns": FewConfig(GateUpCut(8, 2, 256, 2, 2, lanes=8), DownCut(16, 0, 64, 2)),
+    "tiles in turn, masked columns": FewConfig(GateUpCut(8, 3, 256, 2, 2, lanes=8), DownCut(16, 0, 64, 2)),
 }
 SMALL = CONFIGS["one tile"]
 both_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
