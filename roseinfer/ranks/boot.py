@@ -25,7 +25,7 @@ class RankBoot(msgspec.Struct):
     bell: int
     status: int
     parent: int
-    log_level: str
+    log_level: int
     log_json: bool
     engine: int | None = None
     stacks: str | None = None

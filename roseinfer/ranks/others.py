@@ -158,7 +158,7 @@ class OtherRanks:
                 bell=self._ring.bells[rank.number - 1],
                 status=rank.voice,
                 parent=os.getpid(),
-                log_level=logging.getLevelName(logging.getLogger("roseinfer").getEffectiveLevel()),
+                log_level=logging.getLogger("roseinfer").getEffectiveLevel(),
                 log_json=logs.json_is_on(),
                 engine=home.index if home is not None and home.several else None,
                 stacks=stacks,
@@ -253,13 +253,14 @@ class OtherRanks:
         return _Rank(number, process, status, voice)
 
     def _watch(self) -> None:
-        """Until all have ended."""
+        """Until all have ended, and that has been seen."""
         voices = select.poll()
         for rank in self._ranks:
             voices.register(rank.status, select.POLLIN)
-        told_s = math.inf
-        while any(rank.process.poll() is None for rank in self._ranks):
-            voices.poll(LOOK_S * 1000)
+        told_s, left = math.inf, True
+        while left:
+            left = any(rank.process.poll() is None for rank in self._ranks)
+            voices.poll(LOOK_S * 1000 if left else 0)
             self._look(voices)
             if self._closing and math.isinf(told_s):
                 told_s = time.monotonic()
@@ -276,7 +277,8 @@ class OtherRanks:
                 voices.unregister(rank.status)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     rank.process.wait(LOOK_S)
-            ended = [rank for rank in self._ranks if rank.process.poll() is not None]
+            # Who has said its last words may be kept for long by what a process does when it ends.
+            ended = [rank for rank in self._ranks if rank.words or rank.process.poll() is not None]
             if ended and not self._closing and self.failure is None:
                 self._lose(next((rank for rank in ended if rank.words), ended[0]))
             self._changed.notify_all()

@@ -1,6 +1,6 @@
 """The process of a rank that has no model and imports no torch: it does what MODEL says. Run with -m, as a real one.
 
-fails: a typed error; breaks: any other; dies: ends without a word before it is told anything; stays: never ends.
+fails: a typed error; breaks: any other; lingers: as breaks, but its process does not end; dies: ends without a word before it is told anything; stays: never ends.
 """
 
 import os
@@ -25,8 +25,9 @@ def main() -> int:
     if act == "fails":
         _say(boot, last_words(ConfigError("max_model_len is too much for this rank")))
         return 1
-    if act == "breaks":
+    if act in ("breaks", "lingers"):
         _say(boot, last_words(RuntimeError("no more")))
+        time.sleep(600 if act == "lingers" else 0)
         return 1
     _say(boot, RankSays(here=True))
     if act == "stays":

@@ -49,6 +49,7 @@ def test_they_hear_what_they_are_told_until_the_end(ranks: OtherRanks) -> None:
     [
         ("fails", ConfigError, "^max_model_len is too much for this rank$"),
         ("breaks", EngineDeadError, "^rank [12] failed: RuntimeError: no more$"),
+        ("lingers", EngineDeadError, "^rank [12] failed: RuntimeError: no more$"),
     ],
 )
 def test_what_keeps_one_from_starting_is_raised_as_what_it_is(
@@ -65,6 +66,23 @@ def test_one_that_dies_before_it_is_told_anything(ranks: OtherRanks) -> None:
     boot(ranks, "hears")
     with pytest.raises(EngineDeadError, match="the process of rank 2 ended with code -9"):
         ranks.await_here()
+
+
+def test_all_that_die_as_soon_as_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody has looked for the first time."""
+    spawn = OtherRanks._spawn
+
+    def dead(self: OtherRanks, number: int) -> others._Rank:
+        rank = spawn(self, number)
+        rank.process.kill()
+        rank.process.wait()
+        return rank
+
+    monkeypatch.setattr(OtherRanks, "_spawn", dead)
+    ranks = OtherRanks(2, module=MODULE)
+    ranks.start()
+    until(lambda: ranks.failure is not None)
+    ranks.close()
 
 
 def test_when_one_dies_the_others_are_ended_and_calls_say_why(ranks: OtherRanks) -> None:
