@@ -268,13 +268,16 @@ def main() -> int:
 
 
 def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
-    home = Home(Path(boot.private), boot.index, several=boot.config.engines > 1)
+    def start_failed(error: RoseinferError) -> None:
+        clients.greet(StartFailed(type(error).__name__, str(error)))
+
+    home = Home(Path(boot.private), boot.index, several=boot.config.engines > 1, tell=start_failed)
     try:
         board = None if boot.board is None else Board.open(Path(boot.board))
         with listening(LoggedStages()):
             core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot), home=home)
     except RoseinferError as error:
-        clients.greet(StartFailed(type(error).__name__, str(error)))
+        start_failed(error)
         return 1
     except Exception as error:
         log.exception("the engine failed to start")

@@ -31,10 +31,12 @@ def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> Led:
         undo.callback(others.close)
         others.boot(config, folder)
         try:
-            group = _group(config, others.store, 0, others.await_here)
+            others.await_here()
+            group = others.join(lambda: _group(config, others.store, 0))
             undo.callback(group.close)
-            end_on_loss(others, group)
+            end_on_loss(others, group, starts=True)
             built = build_runner(config, folder, group)
+            end_on_loss(others, group)
             others.forget_store()
         except Exception as error:
             reason = others.failure_behind(error)
@@ -53,7 +55,7 @@ def build_rank(
     return build_runner(config, folder, group), group
 
 
-def _group(config: EngineConfig, store: str, rank: int, before: Callable[[], None]) -> LiveGroup:
+def _group(config: EngineConfig, store: str, rank: int, before: Callable[[], None] = lambda: None) -> LiveGroup:
     size = config.model.tensor_parallel_size
     device = rank_device(config.model.device, rank, size)
     before()

@@ -70,9 +70,9 @@ class LeadingRunner(PassThrough):
             self._group.close()
 
 
-def end_on_loss(others: OtherRanks, group: LiveGroup) -> None:
+def end_on_loss(others: OtherRanks, group: LiveGroup, *, starts: bool = False) -> None:
     """If a rank is lost, whoever waits for it shall hear of it. A process that is the engine's alone ends if it has not
-    done so soon by itself.
+    done so soon by itself; one that `starts`, and may load for minutes before it would notice, says why.
     """
 
     def on_loss() -> None:
@@ -84,6 +84,8 @@ def end_on_loss(others: OtherRanks, group: LiveGroup) -> None:
 
     def end() -> None:
         log.error("the engine ends: it has lost a rank")
+        if starts and others.home is not None and others.failure is not None:
+            others.home.tell(others.failure)
         os._exit(1)
 
     others.on_loss = on_loss

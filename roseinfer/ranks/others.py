@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -35,17 +36,19 @@ LOOK_S = 0.25
 CLOSE_PATIENCE_S = 3.0
 # For the word of a rank that has just ended to be read.
 WORD_S = 1.0
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
     """Of an engine that has a process to itself: the folder that it shares with its owner, its number, and whether
-    there are several.
+    there are several. `tell`: has the owner hear why the engine does not start; from any thread.
     """
 
     private: Path
     index: int = 0
     several: bool = False
+    tell: Callable[[RoseinferError], None] = lambda error: None
 
 
 @dataclass
@@ -174,6 +177,27 @@ class OtherRanks:
         with self._changed:
             self._changed.wait_for(lambda: self.failure or all(rank.here for rank in self._ranks))
         self.check()
+
+    def join(self, make: Callable[[], Made]) -> Made:
+        """What `make` returns, which may wait for a rank that has ended. Then it is left to itself, in a thread of its
+        own, and the failure is raised.
+        """
+        made: Future[Made] = Future()
+
+        def run() -> None:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+            with self._changed:
+                self._changed.notify_all()
+
+        threading.Thread(target=run, name="roseinfer-join", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or made.done())
+        if not made.done():
+            self.check()
+        return made.result()
 
     def tell(self, message: bytes | memoryview) -> None:
         """Raises the failure if there is one."""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
+from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError, RoseinferError
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.parallel.group import Alone
 from roseinfer.ranks import leader, others
+from roseinfer.ranks.build import build_led
 from roseinfer.ranks.leader import end_on_loss
 from roseinfer.ranks.others import Home, OtherRanks
 from tests.helpers.acting_rank import MODULE
@@ -85,6 +86,14 @@ def test_all_that_die_as_soon_as_they_are_there(monkeypatch: pytest.MonkeyPatch)
     ranks.close()
 
 
+def test_one_that_dies_while_all_join() -> None:
+    """Whoever makes the group would wait for it for minutes."""
+    ranks = OtherRanks(2, module=MODULE)
+    ranks.start()
+    with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):
+        build_led(make_engine_config(model="dies", device="cpu", tensor_parallel_size=2), Path("model"), ranks)
+
+
 def test_when_one_dies_the_others_are_ended_and_calls_say_why(ranks: OtherRanks) -> None:
     lost = threading.Event()
     ranks.on_loss = lost.set
@@ -122,19 +131,21 @@ def test_no_process_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.start()
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("own", "starts"), [(True, True), (True, False), (False, False)])
 def test_a_loss_ends_a_process_that_is_the_engines_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool, starts: bool
 ) -> None:
-    """Its runner may wait in a kernel for ever; what a guest does is its host's business."""
+    """Its runner may wait in a kernel for ever; what a guest does is its host's business. Who starts says why."""
+    told: list[RoseinferError] = []
     ended = threading.Event()
     monkeypatch.setattr(leader, "END_PATIENCE_S", 0.0)
     monkeypatch.setattr(leader.os, "_exit", lambda code: ended.set())
-    ranks = OtherRanks(2, Home(tmp_path) if own else None, MODULE)
+    ranks = OtherRanks(2, Home(tmp_path, tell=told.append) if own else None, MODULE)
     ranks.start()
-    end_on_loss(ranks, Alone())
+    end_on_loss(ranks, Alone(), starts=starts)
     os.kill(ranks.pids[0], signal.SIGKILL)
     until(lambda: ranks.failure is not None)
     assert ended.wait(10.0 if own else 0.1) == own
+    assert told == ([ranks.failure] if starts else [])
     ranks.close()
     assert list(tmp_path.iterdir()) == []
