@@ -1,6 +1,7 @@
 """The process of a rank that has no model and imports no torch: it does what MODEL says. Run with -m, as a real one.
 
-fails: a typed error; breaks: any other; lingers: as breaks, but its process does not end; dies: ends without a word before it is told anything; stays: never ends.
+fails: a typed error; breaks: any other; lingers: as breaks, but its process does not end; dies: ends without a word
+before it is told anything; stays: never ends.
 """
 
 import os
