@@ -221,33 +221,55 @@ ROWS = (
         _figures(4_874, (4_660, 9_188), (66.3, 89.2), 274),
         {"output_tok_s": 5_400, "ttft_p50_ms": 5_000},
     ),
-    Row("qwen3-30b-a3b", "seq1", SEQ1, {"tpot_p50_ms": 4.29}, {"tpot_p50_ms": 2.5}, paced=True),
-    Row("qwen3-30b-a3b", "nano", NANO, {"output_tok_s": 5_685}, {"output_tok_s": 6_600}),
-    Row("qwen3-30b-a3b", "rag", RAG, {"output_tok_s": 5_095}, {"output_tok_s": 6_200}),
+    Row(
+        "qwen3-30b-a3b", "seq1", SEQ1, _figures(138, (25.6, 26.1), (4.29, 4.30), 5.05), {"tpot_p50_ms": 2.5}, paced=True
+    ),
+    Row("qwen3-30b-a3b", "nano", NANO, _figures(5_685, (2_844, 3_860), (24.1, 32.3), 124), {"output_tok_s": 6_600}),
+    Row("qwen3-30b-a3b", "rag", RAG, _figures(5_095, (4_600, 9_007), (59.5, 83.4), 268), {"output_tok_s": 6_200}),
     Row(
         "qwen3-30b-a3b",
         "poisson",
         POISSON,
-        {"tpot_p50_ms": 27.8, "ttft_p99_ms": 1_252},
+        _figures(2_156, (116, 1_252), (27.8, 39.8), 72.8),
         {"tpot_p50_ms": 18, "ttft_p99_ms": 150},
         paced=True,
     ),
-    Row("qwen3-30b-a3b-fp8", "seq1", SEQ1, {"tpot_p50_ms": 4.56}, {"tpot_p50_ms": 1.9}, paced=True),
-    Row("qwen3-30b-a3b-fp8", "nano", NANO, {"output_tok_s": 10_602}, {"output_tok_s": 11_300}),
-    Row("qwen3-30b-a3b-fp8", "rag", RAG, {"output_tok_s": 5_816}, {"output_tok_s": 6_800}),
-    Row("qwen3-30b-a3b-fp8", "poisson", POISSON, {"tpot_p50_ms": 21.3}, {"tpot_p50_ms": 8}, paced=True),
-    Row("qwen3-8b-tp2", "seq1", SEQ1, {"tpot_p50_ms": 3.69}, {"tpot_p50_ms": 2.6}, paced=True),
-    Row("qwen3-8b-tp2", "nano", NANO, {"output_tok_s": 14_371}, {"output_tok_s": 16_000}),
-    Row("qwen3-8b-tp2", "rag", RAG, {"output_tok_s": 5_715}, {"output_tok_s": 6_600}),
-    Row("qwen3-32b-tp2", "seq1", SEQ1, {"tpot_p50_ms": 11.1}, {"tpot_p50_ms": 9.0}, paced=True),
+    Row(
+        "qwen3-30b-a3b-fp8",
+        "seq1",
+        SEQ1,
+        _figures(137, (15.9, 20.3), (4.56, 4.56), 5.14),
+        {"tpot_p50_ms": 1.9},
+        paced=True,
+    ),
+    Row(
+        "qwen3-30b-a3b-fp8", "nano", NANO, _figures(10_602, (1_392, 2_442), (13.8, 21.2), 123), {"output_tok_s": 11_300}
+    ),
+    Row("qwen3-30b-a3b-fp8", "rag", RAG, _figures(5_816, (4_532, 8_668), (50.3, 75.3), 254), {"output_tok_s": 6_800}),
+    Row(
+        "qwen3-30b-a3b-fp8",
+        "poisson",
+        POISSON,
+        _figures(2_258, (145, 296), (21.3, 36.0), 90.5),
+        {"tpot_p50_ms": 8},
+        paced=True,
+    ),
+    Row(
+        "qwen3-8b-tp2", "seq1", SEQ1, _figures(140, (15.2, 16.7), (3.69, 3.69), 4.36), {"tpot_p50_ms": 2.6}, paced=True
+    ),
+    Row("qwen3-8b-tp2", "nano", NANO, _figures(14_371, (1_310, 2_350), (11.0, 22.0), 116), {"output_tok_s": 16_000}),
+    Row("qwen3-8b-tp2", "rag", RAG, _figures(5_715, (4_302, 8_489), (54.8, 79.6), 135), {"output_tok_s": 6_600}),
+    Row(
+        "qwen3-32b-tp2", "seq1", SEQ1, _figures(119, (33.7, 39.2), (11.1, 11.1), 11.9), {"tpot_p50_ms": 9.0}, paced=True
+    ),
     Row(
         "qwen3-32b-tp2",
         "nano",
         NANO,
-        {"output_tok_s": 4_965, "itl_p99_ms": 466},
+        _figures(4_965, (4_395, 8_554), (29.5, 71.0), 466),
         {"output_tok_s": 5_600, "itl_p99_ms": 120},
     ),
-    Row("qwen3-32b-tp2", "rag", RAG, {"output_tok_s": 1_764}, {"output_tok_s": 1_950}),
+    Row("qwen3-32b-tp2", "rag", RAG, _figures(1_764, (15_982, 31_742), (162, 269), 493), {"output_tok_s": 1_950}),
     Row("qwen3-32b-fp8-tp2", "seq1", SEQ1, {}, {"tpot_p50_ms": 5.5}, paced=True),
 )
 
