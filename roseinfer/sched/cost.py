@@ -352,6 +352,8 @@ class CostModel:
     def __init__(self, params: CostParams | None = None, *, trust: float = 0.02, fit: bool = True) -> None:
         start = params or CostParams()
         self.params = start
+        if start.token_s < _LEAST_TOKEN_S:  # fitted to steps of which experts explain all that prompts took, say
+            self.params = replace(start, token_s=_LEAST_TOKEN_S)
         self.errors: deque[float] = deque(maxlen=256)  # relative, signed, before each update
         self._fit = fit
         self._speed = Speed()

@@ -129,6 +129,15 @@ def test_calibration_finds_what_an_expert_costs_where_a_line_in_the_rows_does_no
     assert line.mape > 4 * fit.mape and worst(line.params) > 0.3
 
 
+def test_prompts_of_which_experts_are_all_the_cost_can_be_planned_with() -> None:
+    """Policies divide by what a prompt token takes, and by files that say nothing for it, too."""
+    true = replace(MOE, token_s=0.0, pair_s=0.0, chunk_context_s=0.0)
+    fitted = fit_cost([Sample(s.work, true.seconds(s.work)) for s in samples(60)], EXPERTS).params
+    params = CostModel(replace(fitted, token_s=0.0, pair_s=0.0)).params
+    assert params.prefill_tokens(0, 10e-3, 4) > 2048
+    assert params.seconds(Work(2048, 0.0, 8)) == pytest.approx(true.seconds(Work(2048, 0.0, 8)), rel=0.01)
+
+
 def test_what_the_engine_learns_while_it_runs() -> None:
     known = CostModel(replace(CostParams(), experts=EXPERTS, expert_s=1e-5), trust=1.0)
     line = CostModel(CostParams(), trust=1.0)
