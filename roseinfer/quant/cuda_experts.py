@@ -18,12 +18,13 @@ from roseinfer.kernels.fp8_rows import Fp8Rows
 from roseinfer.kernels.route import TOKENS as ROUTED_TOGETHER
 from roseinfer.kernels.route import route
 from roseinfer.kernels.skinny_linear import SkinnyNorm
+from roseinfer.kernels.triton_support import cdiv
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Norm, Piece, WeightSource
 from roseinfer.quant.expert_weights import expert_pieces, read_router
 from roseinfer.quant.experts import ExpertNames, ExpertShape
 
-_MAX_TOKENS = 1 << 17  # of a step
+_MOST_TOKENS = 1 << 17  # of a step, but for what nobody should need: prompts as long that are not cut
 # The matrices of pieces, stacked in their order [rows, in], and of codes their scales [rows] or [rows / 128, in / 128].
 Read = Callable[[Sequence[Piece]], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -38,7 +39,7 @@ class CudaExperts:
         self._down = down
         self._shape = shape
         self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales)
-        self._arrived = torch.zeros(_MAX_TOKENS // ROUTED_TOGETHER, dtype=torch.int32, device=router.device)
+        self._arrived = _none_arrived(_MOST_TOKENS, router.device)
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens = self._shape, x.shape[0]
@@ -67,7 +68,8 @@ class CudaExperts:
             rows = Fp8Rows.empty(tokens, shape.hidden, True, x.device)
         else:
             rows = torch.empty((tokens, shape.hidden), dtype=x.dtype, device=x.device)
-        ids, weights = route(x, norm, self._router, shape.top_k, shape.renormalise, self._arrived, normed=rows)
+        arrived = self._arrived if tokens <= _MOST_TOKENS else _none_arrived(tokens, x.device)
+        ids, weights = route(x, norm, self._router, shape.top_k, shape.renormalise, arrived, normed=rows)
         order = order_pairs(ids, shape.count, config.tile)
         if config.spread:
             rows = spread(rows, order, shape.top_k)
@@ -75,6 +77,11 @@ class CudaExperts:
         del rows  # what comes next may have their memory
         parts = down_product(h, self._down, order, weights, config, x.dtype)
         return add_experts(parts, shape.top_k, residual)
+
+
+def _none_arrived(tokens: int, device: torch.device) -> torch.Tensor:
+    """What the router counts in."""
+    return torch.zeros(cdiv(tokens, ROUTED_TOGETHER), dtype=torch.int32, device=device)
 
 
 def load_cuda_experts(

@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.triton_support import HAS_TRITON
 from roseinfer.layers.linear import RMSNorm
 from roseinfer.parallel.group import share_of
-from roseinfer.quant import fp8_format, plain
+from roseinfer.quant import cuda_experts, fp8_format, plain
 from roseinfer.quant.base import Build, Experts
 from roseinfer.quant.experts import ExpertNames, ExpertShape
 from roseinfer.quant.fp8_format import Fp8Format
@@ -99,6 +99,12 @@ def test_experts_in_fp8(layout: str, rows: int) -> None:
     experts = load(tensors, build=replace(MAKE, weight_format=kept))
     most = 3e-3 if rows == FEW else 5e-2
     assert error(experts(norm_of(tensors), x, None), expected(x.cpu(), wide, SHAPE)) < most
+
+
+def test_more_tokens_than_steps_mostly_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_experts, "_MOST_TOKENS", 16)
+    tensors, x = halved(draw(SHAPE)), inputs(MANY)
+    assert error(load(tensors)(norm_of(tensors), x, None), expected(x.cpu(), tensors, SHAPE)) < 3e-3
 
 
 def test_no_tokens() -> None:
