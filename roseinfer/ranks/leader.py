@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,7 +24,8 @@ class LeadingRunner(PassThrough):
     """Hands each call to the others, then makes it itself; nobody answers. Whoever needs another's part of a result
     waits for it there, in the group's own calls.
 
-    A call raises the error that another rank has ended with, if there is one.
+    A call raises the error that another rank has ended with, if there is one. Whoever drops it without closing it ends
+    the other ranks all the same.
     """
 
     def __init__(self, inner: Runner, group: LiveGroup, others: OtherRanks) -> None:
@@ -33,6 +35,8 @@ class LeadingRunner(PassThrough):
         self._calls = CallWriter()
         self._sampled = Sampled()
         self._closed = False
+        self._end = weakref.finalize(self, _end, others, group, os.getpid())
+        self._end.atexit = False  # the system ends them with this process
 
     def submit(self, plan: StepPlan) -> Any:
         self._others.tell(self._calls.submit(plan, self._sampled))
@@ -66,8 +70,14 @@ class LeadingRunner(PassThrough):
         try:
             self.inner.close()
         finally:
-            self._others.close()
-            self._group.close()
+            self._end()
+
+
+def _end(others: OtherRanks, group: LiveGroup, owner: int) -> None:
+    """A fork of the process `owner` has none of them, and drops what it will."""
+    if os.getpid() == owner:
+        others.close()
+        group.close()
 
 
 def end_on_loss(others: OtherRanks, group: LiveGroup, *, starts: bool = False) -> None:

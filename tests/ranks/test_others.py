@@ -124,6 +124,11 @@ def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch, ran
             ranks.tell(bytes(2**20))
 
 
+def test_a_fork_of_the_engines_process_ends_nobody(ranks: OtherRanks) -> None:
+    leader._end(ranks, Alone(), os.getpid() + 1)
+    assert all(map(alive, ranks.pids))
+
+
 def test_no_process_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others.sys, "executable", "/nonexistent/python")
     ranks = OtherRanks(2)

@@ -1,5 +1,6 @@
 """Two processes that share the embedded model write what one does."""
 
+import gc
 import math
 import os
 import signal
@@ -109,6 +110,17 @@ def test_a_request_that_is_dropped_leaves_nothing(pair: LLM) -> None:
     stream.close()
     pair.core.scheduler.check_integrity()
     assert pair.core.scheduler.num_live == 0
+
+
+def test_who_drops_it_without_closing_it_leaves_no_process() -> None:
+    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | {"overlap": False})
+    runner = llm.core._runner  # type: ignore[attr-defined]
+    assert isinstance(runner, LeadingRunner)
+    (rank,) = runner._others.pids
+    assert len(llm.generate("def", SamplingParams(max_tokens=2, ignore_eos=True))[0].samples[0].token_ids) == 2
+    del llm, runner
+    gc.collect()
+    assert not alive(rank)
 
 
 def test_a_rank_that_dies_ends_what_runs() -> None:
