@@ -108,6 +108,7 @@ class OtherRanks:
         self._module = module
         self._ranks: list[_Rank] = []
         self._closing = False
+        self._joining = threading.Event()
         self._changed = threading.Condition()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._live, name="roseinfer-ranks", daemon=True)
@@ -134,8 +135,13 @@ class OtherRanks:
         return str(self._folder / "store")
 
     def forget_store(self) -> None:
-        """The group is made."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """The group is made, or nobody waits for it any more.
+
+        Who still makes it needs the folder: PyTorch's file store would wait for that in vain, and hold the
+        interpreter's lock. It goes when that has ended.
+        """
+        if not self._joining.is_set():
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def pids(self) -> list[int]:
@@ -189,8 +195,13 @@ class OtherRanks:
                 made.set_result(make())
             except BaseException as error:
                 made.set_exception(error)
+            self._joining.clear()
+            if self._closing:
+                self.forget_store()
             with self._changed:
                 self._changed.notify_all()
+
+        self._joining.set()
 
         threading.Thread(target=run, name="roseinfer-join", daemon=True).start()
         with self._changed:

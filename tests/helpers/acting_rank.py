@@ -34,6 +34,7 @@ def main() -> int:
     if act == "stays":
         time.sleep(600)
     if act == "dies":
+        time.sleep(0.3)
         os.kill(os.getpid(), 9)
     with RingReader(boot.ring, boot.bell, boot.rank - 1, boot.size - 1, boot.ring_bytes, 0.0) as ring:
         while ring.read()[0] != 4:

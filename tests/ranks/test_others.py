@@ -94,6 +94,20 @@ def test_one_that_dies_while_all_join() -> None:
         build_led(make_engine_config(model="dies", device="cpu", tensor_parallel_size=2), Path("model"), ranks)
 
 
+def test_the_folder_stays_while_somebody_joins() -> None:
+    """Or PyTorch would wait for it, and keep all other threads from running."""
+    ranks, over = OtherRanks(2, module=MODULE), threading.Event()
+    ranks.start()
+    os.kill(ranks.pids[0], signal.SIGKILL)
+    with pytest.raises(EngineDeadError):
+        ranks.join(lambda: over.wait(60))
+    ranks.close()
+    folder = Path(ranks.store).parent
+    assert folder.is_dir()
+    over.set()
+    until(lambda: not folder.exists())
+
+
 def test_when_one_dies_the_others_are_ended_and_calls_say_why(ranks: OtherRanks) -> None:
     lost = threading.Event()
     ranks.on_loss = lost.set
