@@ -208,5 +208,5 @@ def test_more_memory_than_there_is_names_the_option(folder: Path, options: dict,
 def test_experts_are_a_fact_of_a_model_that_has_them(folder: Path) -> None:
     assert build(folder).facts.experts is None
     mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
-    (folder / "config.json").write_text(json.dumps({**LLAMA, **mixtral, "num_experts_per_tok": 2}))
+    (folder / "config.json").write_text(json.dumps({**LLAMA, **mixtral, "num_experts_per_tok": 2, "rope_theta": 1e6}))
     assert build(folder).facts.experts == ExpertChoice(4, 2)
