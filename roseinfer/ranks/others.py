@@ -112,12 +112,16 @@ class OtherRanks:
         self._changed = threading.Condition()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._live, name="roseinfer-ranks", daemon=True)
+        # In a folder that is removed also if this process is killed, where there is one.
+        parent = None if home is None else home.private
         try:
-            self._ring = RingWriter(size - 1, self._stuck)
-            # In a folder that is removed also if this process is killed, where there is one.
-            parent = None if home is None else home.private
             self._folder = Path(tempfile.mkdtemp(prefix="roseinfer-ranks-", dir=parent))
         except OSError as error:
+            raise _no_process(error) from error
+        try:
+            self._ring = RingWriter(size - 1, self._stuck)
+        except OSError as error:
+            self._folder.rmdir()
             raise _no_process(error) from error
 
     def start(self) -> None:

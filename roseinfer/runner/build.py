@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 
@@ -162,10 +163,16 @@ def rank_device(name: str, rank: int, size: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
+@cache
+def found_threads() -> int:
+    """PyTorch's, before the first engine of this process changed them."""
+    return torch.get_num_threads()
+
+
 def _set_threads(config: EngineConfig, group: LiveGroup) -> None:
-    threads = config.model.threads
+    found, threads = found_threads(), config.model.threads
     if threads is None and group.size > 1:
-        threads = max(1, torch.get_num_threads() // group.size)
+        threads = max(1, found // group.size)
     if threads is not None:
         torch.set_num_threads(threads)
 

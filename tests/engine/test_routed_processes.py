@@ -88,7 +88,8 @@ def check_same(streams: list[Stream], expected: list[Stream]) -> None:
 
 
 def begun(streams: list[Stream]) -> int:
-    return sum(stream.tokens > 0 for stream in streams)
+    """Of how many requests every choice has begun: each takes its own seat."""
+    return sum(len(stream.ids) == stream.request.n and all(stream.ids.values()) for stream in streams)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -108,6 +108,16 @@ def test_the_folder_stays_while_somebody_joins() -> None:
     until(lambda: not folder.exists())
 
 
+def test_without_a_ring_no_folder_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_memory(*args: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(others, "RingWriter", no_memory)
+    with pytest.raises(ResourceError):
+        OtherRanks(2, Home(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 def test_when_one_dies_the_others_are_ended_and_calls_say_why(ranks: OtherRanks) -> None:
     lost = threading.Event()
     ranks.on_loss = lost.set

@@ -13,7 +13,8 @@ from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.models import decoder
-from roseinfer.runner.build import BuiltRunner, build_runner, resolve_device
+from roseinfer.parallel.group import Alone
+from roseinfer.runner.build import BuiltRunner, build_runner, found_threads, resolve_device
 from roseinfer.sched.registry import scheduler_config
 from tests.runner.tiny import run
 
@@ -210,3 +211,17 @@ def test_experts_are_a_fact_of_a_model_that_has_them(folder: Path) -> None:
     mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
     (folder / "config.json").write_text(json.dumps({**LLAMA, **mixtral, "num_experts_per_tok": 2, "rope_theta": 1e6}))
     assert build(folder).facts.experts == ExpertChoice(4, 2)
+
+
+def test_each_group_in_turn_gets_the_same_part_of_the_cores(folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(8)
+        found_threads.cache_clear()
+        config = EngineConfig(model=ModelConfig(load_format="dummy", device="cpu", tensor_parallel_size=2))
+        for _ in range(2):
+            build_runner(config, folder, Alone(0, 2))
+            assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+        found_threads.cache_clear()
