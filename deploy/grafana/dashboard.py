@@ -69,6 +69,16 @@ def per_engine(metric: str) -> str:
     return rate(metric, "instance, engine", where=ENGINE)
 
 
+def copied(what: str) -> tuple[Query, Query]:
+    """K and V between the KV cache and host memory, each way."""
+    ways = ("load", "to the KV cache"), ("store", "to host memory")
+    load, store = (
+        Query(per_engine(f"vllm:kv_offload_{way}_{what}_total"), f"{where} {{{{instance}}}} {{{{engine}}}}")
+        for way, where in ways
+    )
+    return load, store
+
+
 def heat(title: str, metric: str, unit: str, more: str = "", about: str = "") -> Panel:
     labels = f"{MODEL}, {more}" if more else MODEL
     expr = f"sum by (le) (increase({metric}_bucket{{{labels}}}{OVER}))"
@@ -250,18 +260,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Bytes copied",
-            (
-                Query(per_engine("vllm:kv_offload_load_bytes_total"), "to the KV cache {{instance}} {{engine}}"),
-                Query(per_engine("vllm:kv_offload_store_bytes_total"), "to host memory {{instance}} {{engine}}"),
-            ),
+            copied("bytes"),
             "Bps",
         ),
         Panel(
             "Time of copies",
-            (
-                Query(per_engine("vllm:kv_offload_load_time_total"), "to the KV cache {{instance}} {{engine}}"),
-                Query(per_engine("vllm:kv_offload_store_time_total"), "to host memory {{instance}} {{engine}}"),
-            ),
+            copied("time"),
             "percentunit",
             "Share of the time that the link is busy in that direction",
         ),

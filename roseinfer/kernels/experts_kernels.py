@@ -46,6 +46,15 @@ def _rows_first(sums, scales_ptr, outs, inside, SCALES: tl.constexpr, WEIGHT_FIR
     return sums
 
 
+@triton.jit
+def _own_tile(tiles_ptr, places, BLOCK_N: tl.constexpr):
+    """Of this program: its expert, the first of its rows and the one behind the last, and the first of its outputs."""
+    place = tl.program_id(1)
+    first_n = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * BLOCK_N
+    first, end = tl.load(tiles_ptr + places + place), tl.load(tiles_ptr + 2 * places + place)
+    return tl.load(tiles_ptr + place), first, end, first_n
+
+
 @triton.jit(do_not_specialize=["places", "x_scale_stride", "h_scale_stride"])
 def gate_up_kernel(
     x,
@@ -81,10 +90,7 @@ def gate_up_kernel(
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    place = tl.program_id(1)
-    first_n = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * BLOCK_N
-    expert = tl.load(tiles_ptr + place)
-    first, end = tl.load(tiles_ptr + places + place), tl.load(tiles_ptr + 2 * places + place)
+    expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
     if first < end and first_n < N:
         row = first + tl.arange(0, BLOCK_M)
         there = row < end
@@ -154,10 +160,7 @@ def down_kernel(
     """out = weight * (x @ down.T), x sorted, out and the weights in the order of tokens; programs as above."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    place = tl.program_id(1)
-    first_n = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * BLOCK_N
-    expert = tl.load(tiles_ptr + place)
-    first, end = tl.load(tiles_ptr + places + place), tl.load(tiles_ptr + 2 * places + place)
+    expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
     if first < end and first_n < N:
         row = first + tl.arange(0, BLOCK_M)
         there = row < end

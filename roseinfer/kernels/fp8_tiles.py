@@ -188,7 +188,6 @@ def tile_product(
     if config.shares > 1:
         tiles = grid[0] * grid[1]
         assert tiles <= MAX_TILES and tiles * config.shares * config.block_n * config.block_m <= MAX_SUMS
-    overlap = early_start.capable(codes.device)
     _tile_kernel[grid](
         tensor_descriptor(x.codes, config.block_m, config.block_k),
         tensor_descriptor(codes, config.block_n, config.block_k),
@@ -212,8 +211,7 @@ def tile_product(
         HAS_BIAS=bias is not None,
         ADD=residual is not None,
         WEIGHT_FIRST=config.weight_first,
-        OVERLAP=overlap,
         num_warps=config.warps,
-        **({"launch_pdl": True} if overlap else {}),
+        **early_start.options(codes.device),
     )
     return out

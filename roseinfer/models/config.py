@@ -217,10 +217,7 @@ def _llama(fields: Fields, architecture: str, max_model_len: int | None) -> Mode
 def _mistral(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
     # Left out, the window is 4096: the default of transformers' MistralConfig. All layers have it.
     window = _optional_integer(fields, "sliding_window", 4096)
-    windows = _windows(fields, window, 0, max_model_len)
-    if len(set(windows)) > 1:
-        fields.refuse("layer_types", fields.get("layer_types"), "Mistral's layers have one window")
-    return _decoder(fields, architecture, windows)
+    return _decoder(fields, architecture, _one_window(fields, window, max_model_len, "Mistral"))
 
 
 def _qwen2(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
@@ -240,9 +237,8 @@ def _qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None) -> 
     bias = fields.flag("attention_bias", False)
     window = _optional_integer(fields, "sliding_window", 4096)
     _optional_integer(fields, "max_window_layers", 0)  # all layers have the window, or none
-    windows = _windows(fields, window if fields.flag("use_sliding_window", False) else None, 0, max_model_len)
-    if len(set(windows)) > 1:
-        fields.refuse("layer_types", fields.get("layer_types"), "Qwen3-MoE's layers have one window")
+    window = window if fields.flag("use_sliding_window", False) else None
+    windows = _one_window(fields, window, max_model_len, "Qwen3-MoE")
     experts = read_experts(
         fields,
         width=fields.integer("moe_intermediate_size"),
@@ -258,9 +254,7 @@ def _mixtral(fields: Fields, architecture: str, max_model_len: int | None) -> Mo
     fields.need("num_key_value_heads", "rms_norm_eps")
     if fields.get("rope_parameters") is None:
         fields.need("rope_theta")
-    windows = _windows(fields, _optional_integer(fields, "sliding_window", None), 0, max_model_len)
-    if len(set(windows)) > 1:
-        fields.refuse("layer_types", fields.get("layer_types"), "Mixtral's layers have one window")
+    windows = _one_window(fields, _optional_integer(fields, "sliding_window", None), max_model_len, "Mixtral")
     experts = read_experts(fields, width=fields.integer("intermediate_size"), renormalise=True, dense_layers=())
     return _decoder(fields, architecture, windows, experts=experts)
 
@@ -292,6 +286,14 @@ def _windows(fields: Fields, window: int | None, first: int, max_model_len: int 
         return ()
     windows = tuple(window if kind == _SLIDING else None for kind in types)
     return windows if any(windows) else ()
+
+
+def _one_window(fields: Fields, window: int | None, max_model_len: int | None, family: str) -> tuple[int | None, ...]:
+    """As `_windows`, of a family whose layers all have the window."""
+    windows = _windows(fields, window, 0, max_model_len)
+    if len(set(windows)) > 1:
+        fields.refuse("layer_types", fields.get("layer_types"), f"{family}'s layers have one window")
+    return windows
 
 
 def _optional_integer(fields: Fields, key: str, default: int | None) -> int | None:

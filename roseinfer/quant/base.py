@@ -193,8 +193,8 @@ class Build:
     weight_format: WeightFormat
 
 
-def read_new(source: WeightSource, name: str, *shape: int) -> torch.Tensor:
-    """A new tensor of `shape`, in the model's dtype, filled with the tensor called `name`."""
-    tensor = torch.empty(shape, dtype=source.build.dtype, device=source.build.device)
+def read_new(source: WeightSource, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A new tensor of `shape`, filled with the tensor called `name`. dtype: a float type, by default the model's."""
+    tensor = torch.empty(shape, dtype=dtype or source.build.dtype, device=source.build.device)
     source.read(name, tensor)
     return tensor

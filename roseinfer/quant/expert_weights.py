@@ -3,7 +3,7 @@
 import torch
 
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Piece, WeightSource
+from roseinfer.quant.base import Piece, WeightSource, read_new
 from roseinfer.quant.experts import ExpertNames, ExpertShape
 
 
@@ -21,6 +21,4 @@ def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple
 
 def read_router(source: WeightSource, shape: ExpertShape, names: ExpertNames, dtype: torch.dtype) -> torch.Tensor:
     """The router's matrix [count, hidden] in `dtype`, a float type."""
-    router = torch.empty(shape.count, shape.hidden, dtype=dtype, device=source.build.device)
-    source.read(f"{names.router}.weight", router)
-    return router
+    return read_new(source, f"{names.router}.weight", shape.count, shape.hidden, dtype=dtype)

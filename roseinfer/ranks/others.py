@@ -206,7 +206,6 @@ class OtherRanks:
                 self._changed.notify_all()
 
         self._joining.set()
-
         threading.Thread(target=run, name="roseinfer-join", daemon=True).start()
         with self._changed:
             self._changed.wait_for(lambda: self.failure or made.done())

@@ -25,6 +25,9 @@ def slo_classes(*pairs: tuple[float, float]) -> tuple[Slo, ...]:
     return tuple(Slo(ttft, tpot / 1e3, class_name=str(i + 1)) for i, (ttft, tpot) in enumerate(pairs))
 
 
+# Prompts and outputs of chats, as both setups have them.
+_CHATS = LengthLaw(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048)
+
 # An A100 with an 8B model in eager mode: fitted so that the curves published for SCORPIO come out (its 8B ShareGPT
 # figures); prompts of at most 1024 tokens, 20,000 KV blocks, no memory pressure.
 SCORPIO_8B = Setup(
@@ -38,7 +41,7 @@ SCORPIO_8B = Setup(
         prefix_caching=False,
     ),
     mix=Mix(
-        lengths=LengthLaw(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048),
+        lengths=_CHATS,
         classes=slo_classes((0.5, 30), (2, 30), (3, 30), (0.5, 50), (1, 50), (7.5, 50)),
     ),
     scheduler={"max_num_seqs": 256, "max_num_batched_tokens": 2048},
@@ -67,7 +70,7 @@ MOE_30B = Setup(
         prefix_caching=False,
     ),
     mix=Mix(
-        lengths=LengthLaw(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048),
+        lengths=_CHATS,
         classes=slo_classes((0.13, 5), (0.53, 5), (0.8, 5), (0.13, 12), (0.27, 12), (2.0, 12)),
     ),
     scheduler={"max_num_seqs": 256, "max_num_batched_tokens": 2048},

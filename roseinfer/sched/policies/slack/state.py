@@ -361,9 +361,10 @@ class SlackState:
 
     def line(self, pace_s: float) -> tuple[float, float]:
         """What any step costs, and what the experts of a row cost, on a full machine that has one every `pace_s`."""
-        batch = self.batch
-        context = batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0
-        return self.cost.params.line(pace_s, context)
+        params, batch = self.cost.params, self.batch
+        if params.experts is None:  # then contexts do not matter
+            return params.line(pace_s, 0.0)
+        return params.line(pace_s, batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0)
 
     def arriving(self, now_s: float) -> float:
         """The share of the time that prompts of requests that started have taken lately."""
