@@ -112,8 +112,8 @@ class PerfectEngine:
         decode = self._cost.counted(decodes, decodes, contexts + 2 * decodes, contexts + decodes)
         work = prefill + decode
         if prefill.tokens and decodes:  # the weights are read once for both
-            read = self._cost.counted(work.tokens, decodes, 0, 0).weight_bytes
-            work = Work(work.tokens, read, work.kv_bytes, work.linear_flops, work.attention_flops)
+            read = self._cost.counted(work.tokens, decodes, 0, 0)
+            work = replace(work, weight_bytes=read.weight_bytes, expert_bytes=read.expert_bytes)
         duration_s = self._rates.step_s(work)
         self.now_s += duration_s
         self._step += 1

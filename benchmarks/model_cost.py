@@ -23,13 +23,18 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one step, or of several added up. `tokens` computed; `kv_bytes` read and written."""
+    """Of one step, or of several added up. `tokens` computed; `kv_bytes` read and written.
+
+    `expert_bytes`, `expert_flops`: what of `weight_bytes` and `linear_flops` is experts'.
+    """
 
     tokens: int = 0
     weight_bytes: float = 0.0
     kv_bytes: float = 0.0
     linear_flops: float = 0.0
     attention_flops: float = 0.0
+    expert_bytes: float = 0.0
+    expert_flops: float = 0.0
 
     @property
     def bytes(self) -> float:
@@ -46,6 +51,8 @@ class Work:
             self.kv_bytes + other.kv_bytes,
             self.linear_flops + other.linear_flops,
             self.attention_flops + other.attention_flops,
+            self.expert_bytes + other.expert_bytes,
+            self.expert_flops + other.expert_flops,
         )
 
 
@@ -53,10 +60,10 @@ class Work:
 class ModelCost:
     """`layer_weights`, `head_weights`: numbers in the matrices of all layers, and in the output head.
 
-    `expert_weights`: numbers in one expert of each layer, which are not among `layer_weights`; `experts`: how many of
-    them tokens choose.
-    `weight_itemsize`: bytes of a layer's number; `head_itemsize`: of the head's, 0 for the same. `kv_token_bytes`: K
-    and V of one token in all layers. `attention_width`: layers x query heads x head size.
+    `router_weights`: numbers in the routers of all layers, and `expert_weights` in one expert of each, which are not
+    among `layer_weights`; `experts`: how many of them tokens choose.
+    `weight_itemsize`: bytes of a layer's number; `head_itemsize`: of the head's and the routers', 0 for the same.
+    `kv_token_bytes`: K and V of one token in all layers. `attention_width`: layers x query heads x head size.
     """
 
     layer_weights: int
@@ -66,13 +73,20 @@ class ModelCost:
     attention_width: int
     head_itemsize: int = 0
     expert_weights: int = 0
+    router_weights: int = 0
     experts: ExpertChoice | None = None
 
     @classmethod
     def of(
-        cls, spec: ModelSpec, itemsize: int, *, layer_itemsize: int | None = None, kv_itemsize: int | None = None
+        cls,
+        spec: ModelSpec,
+        itemsize: int,
+        *,
+        layer_itemsize: int | None = None,
+        kv_itemsize: int | None = None,
+        head_itemsize: int | None = None,
     ) -> "ModelCost":
-        """Weights and K/V of `itemsize` bytes a number, those of layers and K/V of fewer if so said.
+        """Weights and K/V of `itemsize` bytes a number, those of layers, K/V and the head of fewer if so said.
 
         The embedding is not counted, as a step reads a few rows of it, nor are scales. Raises `UnsupportedModelError`
         for a model with sliding windows: every token is counted as seen by all later.
@@ -84,10 +98,10 @@ class ModelCost:
         gated = spec.rope is not None  # every family with rotary positions has a gated MLP, GPT-2 has neither
         mlp = (3 if gated else 2) * spec.hidden_size * spec.intermediate_size
         layers = spec.num_layers * attention + (spec.num_layers - spec.expert_layers) * mlp
-        choice, expert = None, 0
+        choice, expert, router = None, 0, 0
         if spec.experts is not None:
             choice = ExpertChoice(spec.experts.count, spec.experts.top_k)
-            layers += spec.expert_layers * spec.hidden_size * choice.count  # routers
+            router = spec.expert_layers * spec.hidden_size * choice.count
             expert = spec.expert_layers * 3 * spec.hidden_size * spec.experts.width
         return cls(
             layer_weights=layers,
@@ -95,8 +109,9 @@ class ModelCost:
             weight_itemsize=layer_itemsize or itemsize,
             kv_token_bytes=2 * spec.num_layers * kv_width * (kv_itemsize or itemsize),
             attention_width=spec.num_layers * q_width,
-            head_itemsize=itemsize,
+            head_itemsize=head_itemsize or itemsize,
             expert_weights=expert,
+            router_weights=router,
             experts=choice,
         )
 
@@ -117,17 +132,21 @@ class ModelCost:
         """
         if not tokens:
             return Work()
-        read: float = self.layer_weights * self.weight_itemsize
-        used = self.layer_weights
-        if self.experts is not None:
-            read += self.expert_weights * self.weight_itemsize * self.experts.read(tokens)
-            used += self.expert_weights * self.experts.top_k
+        other_itemsize = self.head_itemsize or self.weight_itemsize
+        read = self.layer_weights * self.weight_itemsize + self.router_weights * other_itemsize
         if logits:
-            read += self.head_weights * (self.head_itemsize or self.weight_itemsize)
+            read += self.head_weights * other_itemsize
+        expert_bytes = expert_flops = 0.0
+        if self.experts is not None:
+            expert_bytes = self.expert_weights * self.weight_itemsize * self.experts.read(tokens)
+            expert_flops = 2.0 * self.expert_weights * self.experts.top_k * tokens
+        others = (self.layer_weights + self.router_weights) * tokens + self.head_weights * logits
         return Work(
             tokens,
-            float(read),
+            read + expert_bytes,
             float(kv_tokens * self.kv_token_bytes),
-            2.0 * (used * tokens + self.head_weights * logits),
+            2.0 * others + expert_flops,
             4.0 * self.attention_width * attended,
+            expert_bytes,
+            expert_flops,
         )

@@ -79,9 +79,9 @@ def break_down(
     """
     import torch
 
+    from benchmarks.breakdown.engine_cost import engine_cost
     from benchmarks.breakdown.limits import measure_limits
     from benchmarks.breakdown.measure import HostClock, Load, measure
-    from benchmarks.model_cost import ModelCost
     from roseinfer.engine.llm import LLM
     from roseinfer.hub import model_folder
     from roseinfer.models.config import read_model_spec
@@ -96,8 +96,7 @@ def break_down(
     limits = measure_limits(device, bytes_s, flops_s)  # before the engine takes the memory
     clock = HostClock()
     with LLM(observer=clock, **options) as llm:
-        itemsize = getattr(torch, llm.info.dtype).itemsize
-        cost = ModelCost.of(read_model_spec(model_folder(model), model.max_model_len), itemsize)
+        cost = engine_cost(read_model_spec(model_folder(model), model.max_model_len), llm.info)
         for number, size in enumerate(batch_sizes):
             load = Load(size, config.input_len, config.steps, model.seed + number)
             yield measure(llm, clock, load, cost, limits)

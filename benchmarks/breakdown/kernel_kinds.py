@@ -7,7 +7,9 @@ OTHER = "other"
 # The first kind whose pattern is found in the lower-case name. Order matters: flash attention is built on cutlass, and
 # the copy of an index is no index.
 _PATTERNS = (
-    ("experts", r"experts|(logits|route|order|gate_up|down|spread|sum)_kernel"),
+    ("choice of experts", r"^_?(logits|route|order)_kernel"),
+    ("experts", r"experts|^_?(gate_up|down)_kernel"),
+    ("rows of experts", r"^_?(spread|sum)_kernel"),
     ("between GPUs", r"push_(blocks|words)|all_?reduce|nccl"),
     (
         "attention",
@@ -18,7 +20,8 @@ _PATTERNS = (
         "GEMM",
         r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|split_k|skinny|tile_kernel|linear|addmm|matmul|aten::mm$|bmm|dot|onednn|mkldnn",
     ),
-    ("norm and activation", r"norm|silu|gelu|swiglu|(gated|rows|pointwise)_kernel|activation|rsqrt|sigmoid|tanh"),
+    ("rounding to FP8", r"^_?(normed_)?rows_kernel"),
+    ("norm and activation", r"norm|silu|gelu|swiglu|(gated|pointwise)_kernel|activation|rsqrt|sigmoid|tanh"),
     (
         "sampling",
         r"sampl|argmax|arg_max|reduce_kernel.*max|chunk_best|settle|mass_kernel|pick_kernel|narrow|collect_kernel"

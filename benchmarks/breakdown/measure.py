@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -237,12 +237,6 @@ def _operators(profiler: profile) -> dict[str, tuple[float, int]]:
 
 
 def _mean(works: Sequence[Work]) -> Work:
-    total = sum(works, Work())
-    n = len(works)
-    return Work(
-        total.tokens // n,
-        total.weight_bytes / n,
-        total.kv_bytes / n,
-        total.linear_flops / n,
-        total.attention_flops / n,
-    )
+    total, count = sum(works, Work()), len(works)
+    sums = {name: value / count for name, value in asdict(total).items()}
+    return Work(**sums | {"tokens": total.tokens // count})

@@ -40,19 +40,27 @@ def as_json(found: Breakdown) -> dict[str, Any]:
 def _reached(found: Breakdown) -> str:
     work, limits = found.work, found.limits
     weights, kv = 1e-9 * work.weight_bytes, 1e-9 * work.kv_bytes
+    experts = f" ({1e-9 * work.expert_bytes:.3f} of experts)" if work.expert_bytes else ""
     return (
-        f"weights {weights:.3f} GB + K/V {kv:.3f} GB a step: {work.bytes / found.step_s / 1e9:.0f} GB/s, "
+        f"weights {weights:.3f} GB{experts} + K/V {kv:.3f} GB a step: {work.bytes / found.step_s / 1e9:.0f} GB/s, "
         f"{found.bandwidth_share:.0%} of {limits.bytes_s / 1e9:.0f}; "
         f"{work.flops / found.step_s / 1e12:.3g} TFLOP/s, {found.matrix_share:.0%} of {limits.flops_s / 1e12:.3g}"
     )
 
 
 def _rates(found: Breakdown) -> str:
-    """How fast the two kinds of kernel that read most do so, while they run."""
-    rates = []
-    for kind, what, size in (("GEMM", "weights", found.work.weight_bytes), ("attention", "K/V", found.work.kv_bytes)):
-        if found.device[kind]:
-            rates.append(f"{kind} reads {what} at {size / found.device[kind] / 1e9:.0f} GB/s")
+    """How fast the kinds of kernel that read and compute most do so, while they run."""
+    work, rates = found.work, []
+    own = 1.0 if found.device["experts"] else 0.0  # whether experts have kernels of their own
+    for kind, what, size, flops in (
+        ("GEMM", "weights", work.weight_bytes - own * work.expert_bytes, work.linear_flops - own * work.expert_flops),
+        ("experts", "weights", work.expert_bytes, work.expert_flops),
+        ("attention", "K/V", work.kv_bytes, work.attention_flops),
+    ):
+        seconds = found.device[kind]
+        if seconds and size:
+            rate = f"{size / seconds / 1e9:.0f} GB/s, {flops / seconds / 1e12:.3g} TFLOP/s"
+            rates.append(f"{kind} reads {what} at {rate}")
     return "; ".join(rates)
 
 

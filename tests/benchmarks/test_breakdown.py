@@ -2,15 +2,23 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.breakdown import limits, measure
 from benchmarks.breakdown.__main__ import main
+from benchmarks.breakdown.engine_cost import engine_cost
 from benchmarks.breakdown.limits import Limits, measure_limits
 from benchmarks.breakdown.measure import HostClock, device_events
+from benchmarks.model_cost import ModelCost
+from benchmarks.model_folders import make_tokenizer
+from roseinfer.core.config import ModelConfig
 from roseinfer.core.plan import StepPlan
+from roseinfer.hub import model_folder
+from roseinfer.models.config import read_model_spec
+from tests.benchmarks.test_experts_read import SMALL as MIXTURE
 
 SMALL = ["tiny", "--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4"]
 BREAKDOWN = [*SMALL, "--peak-bandwidth", "10", "--peak-tflops", "0.5", "--input-len", "20"]
@@ -83,6 +91,33 @@ def test_command(capsys, tmp_path):
     assert (one["work"]["tokens"], three["work"]["tokens"]) == (1, 3)
     assert three["work"]["weight_bytes"] == one["work"]["weight_bytes"]
     assert three["work"]["linear_flops"] == 3 * one["work"]["linear_flops"]
+
+
+@pytest.mark.parametrize(
+    ("info", "layer", "head", "kv"),
+    [
+        ({"dtype": "bfloat16", "weights": "bfloat16", "kv_cache": "bfloat16"}, 2, 2, 2),
+        ({"dtype": "bfloat16", "weights": "fp8 by block", "kv_cache": "fp8"}, 1, 2, 1),
+        ({"dtype": "float32", "weights": "fp8 by channel, widened", "kv_cache": "float32"}, 4, 4, 4),
+        ({"dtype": "float32", "weights": "int8, activations in 7 bits", "kv_cache": "fp8"}, 1, 1, 1),
+    ],
+)
+def test_bytes_of_what_the_engine_keeps(info, layer, head, kv):
+    spec = read_model_spec(model_folder(ModelConfig(model="tiny")))
+    cost, plain = engine_cost(spec, SimpleNamespace(**info)), ModelCost.of(spec, 1)
+    assert (cost.weight_itemsize, cost.head_itemsize) == (layer, head)
+    assert cost.kv_token_bytes == kv * plain.kv_token_bytes
+
+
+def test_a_model_with_experts(tmp_path):
+    """What is read of experts is told apart, and they are a kind of their own."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    make_tokenizer(MIXTURE["vocab_size"]).save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "out.json"
+    argv = ["--load-format", "dummy", *SMALL[1:], "--peak-bandwidth", "10", "--peak-tflops", "0.5", "--json", str(file)]
+    assert main([str(tmp_path), *argv, "--batch-size", "2", "--steps", "2"]) == 0
+    (found,) = json.loads(file.read_text())["breakdown"]
+    assert 0 < found["work"]["expert_bytes"] < found["work"]["weight_bytes"]
 
 
 def test_contexts_are_those_of_the_measured_steps(capsys, tmp_path):

@@ -40,12 +40,21 @@ def test_experts_are_read_by_those_who_choose_them() -> None:
     mixed = replace(GATED, architecture="Qwen3MoeForCausalLM", experts=experts)
     cost = ModelCost.of(mixed, 2)
     # In both layers attention, in the first one gate, up and down, in the second a router.
-    assert cost.layer_weights == 2 * (192 + 96) + 384 + 8 * 4 and cost.expert_weights == 3 * 8 * 5
+    assert (cost.layer_weights, cost.router_weights, cost.expert_weights) == (2 * (192 + 96) + 384, 8 * 4, 3 * 8 * 5)
+    dense = cost.layer_weights + cost.router_weights
     one, two = cost.work([Chunk(0, 1, 0)]), cost.work([Chunk(0, 1, 0), Chunk(3, 1, 0)])
-    assert one.weight_bytes == 2 * (cost.layer_weights + 2 * 120) and two.weight_bytes == 2 * (
-        cost.layer_weights + 3 * 120
-    )
-    assert two.linear_flops == 2 * one.linear_flops == 4 * (cost.layer_weights + 2 * 120)
+    assert one.weight_bytes == 2 * (dense + 2 * 120) and two.weight_bytes == 2 * (dense + 3 * 120)
+    assert two.linear_flops == 2 * one.linear_flops == 4 * (dense + 2 * 120)
+    assert (two.expert_bytes, two.expert_flops) == (2 * 3 * 120, 4 * 2 * 120)
+
+
+def test_routers_and_the_head_keep_their_width_beside_codes() -> None:
+    experts = ExpertsSpec(count=4, top_k=2, width=5, renormalise=True)
+    cost = ModelCost.of(replace(GATED, experts=experts), 2, layer_itemsize=1, kv_itemsize=1)
+    work = cost.work([Chunk(0, 1)])
+    assert work.weight_bytes == cost.layer_weights + 2 * cost.expert_weights + 2 * (cost.router_weights + 80)
+    assert cost.kv_token_bytes == 2 * 2 * 6
+    assert ModelCost.of(GATED, 4, layer_itemsize=1, head_itemsize=1).work([Chunk(0, 1)]).weight_bytes == 1344 + 80
 
 
 def test_windows_are_refused():

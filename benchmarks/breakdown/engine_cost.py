@@ -1,0 +1,31 @@
+"""What a step of a running engine reads and computes, from what the engine says of itself."""
+
+import torch
+
+from benchmarks.model_cost import ModelCost
+from roseinfer.engine.api import EngineInfo
+from roseinfer.models.config import ModelSpec
+
+_FP8, _INT8, _WIDENED = "fp8", "int8", "widened"
+
+
+def engine_cost(spec: ModelSpec, info: EngineInfo) -> ModelCost:
+    """Of the model of `spec` as the engine keeps it: weights and K/V in 16 bits or more, or in 8.
+
+    Of the head only int8 makes one byte. Layers that a checkpoint leaves in 16 bits beside FP8 count as FP8, too.
+    Raises like `ModelCost.of`.
+    """
+    itemsize = _itemsize(info.dtype)
+    narrow = info.weights.startswith((_FP8, _INT8)) and not info.weights.endswith(_WIDENED)
+    return ModelCost.of(
+        spec,
+        itemsize,
+        layer_itemsize=1 if narrow else _itemsize(info.dtype),
+        kv_itemsize=1 if info.kv_cache.startswith(_FP8) else _itemsize(info.kv_cache),
+        head_itemsize=1 if info.weights.startswith(_INT8) else itemsize,
+    )
+
+
+def _itemsize(name: str) -> int:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype.itemsize
