@@ -1,7 +1,8 @@
 """Steps that mix prompt chunks and decodes as CUDA graphs, where that is faster than launching kernel by kernel."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import add
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # needs triton
 # one: then the host sets the pace. Beyond it, the padding to the bucket would cost more than the launches.
 WORTH = 1.5
 _TIMED_RUNS = 3
+# Prompts of a timed replay: as many as surely fit a graph's map of chunks.
+_TIMED_PROMPTS = 32
 
 
 def mixed_buckets(max_tokens: int) -> list[int]:
@@ -72,13 +75,14 @@ class MixedGraphs:
         """Record buckets from the smallest on, until replaying one takes longer than is worth it; and the largest."""
         report("capturing CUDA graphs of mixed steps")
         launch_s = self._launch_seconds()
-        for bucket in self._candidates[:-1]:
-            graph = self._record(bucket, pool)
-            if not self._agree(self._replay_seconds(graph) <= WORTH * launch_s):
-                self._hidden.pop(bucket)
-                break
-            self._graphs[bucket] = graph
-            self._buckets.append(bucket)
+        with self._different_tokens():
+            for bucket in self._candidates[:-1]:
+                graph = self._record(bucket, pool)
+                if not self._agree(self._replay_seconds(bucket, graph) <= WORTH * launch_s):
+                    self._hidden.pop(bucket)
+                    break
+                self._graphs[bucket] = graph
+                self._buckets.append(bucket)
         full = self._candidates[-1]
         self._graphs[full] = self._record(full, pool)
         if self._buckets == self._candidates[:-1]:
@@ -147,12 +151,42 @@ class MixedGraphs:
         torch.cuda.synchronize()
         return best
 
-    def _replay_seconds(self, graph: torch.cuda.CUDAGraph) -> float:
-        """Device time of one replay of padding only: its products are those of a full bucket, its attention is not."""
-        graph.replay()
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last) / 1000
+    def _replay_seconds(self, bucket: int, graph: torch.cuda.CUDAGraph) -> float:
+        """Device time of one replay of a full bucket.
+
+        Of prompts, not of padding: its tokens are all the same, and would all read the same few of a model's experts.
+        """
+        self._stage_prompts(bucket)
+        return _device_seconds(graph.replay)
+
+    def _stage_prompts(self, bucket: int) -> None:
+        """The spare seat's tokens from position 0 on, so often as fills the bucket; no K/V is written."""
+        seats, rows = self._inputs.seats, min(self._inputs.max_rows, _TIMED_PROMPTS)
+        starts = range(0, bucket, seats.max_model_len)[:rows]
+        counts = [min(seats.max_model_len, bucket - start) for start in starts]
+        columns = Columns.of([Row("spare", seats.spare, 0, count, 1, True, count, 0, ()) for count in counts])
+        room = self._chunks(bucket)
+        self._inputs.stage_mixed(columns, bucket, self._map(columns, bucket, room), room)
+
+    @contextmanager
+    def _different_tokens(self) -> Iterator[None]:
+        """The spare seat's tokens are drawn, in all processes alike; then they are zeros again."""
+        seats = self._inputs.seats
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(seats.vocab_size, seats.tokens.shape[1:], generator=generator, dtype=torch.int32)
+        seats.tokens[seats.spare] = drawn.to(seats.device)
+        try:
+            yield
+        finally:
+            seats.tokens[seats.spare] = 0
+
+
+def _device_seconds(work: Callable[[], None]) -> float:
+    """Of the second of two runs."""
+    work()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1000

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from roseinfer.core.plan import Row
+from roseinfer.kernels.inputs import expand_rows_reference
+from roseinfer.runner import cuda_inputs, mixed_graphs
+from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns, Forwarded
 from roseinfer.runner.mixed_graphs import MixedGraphs
+from roseinfer.runner.seats import SeatTable
+from tests.runner.test_cuda_inputs import HostStaging
 
 ROOM = 3
 EAGER = Forwarded(hidden=torch.zeros(0))
@@ -95,9 +100,10 @@ def test_ranks_stop_capturing_where_any_of_them_does(monkeypatch: pytest.MonkeyP
     """Each times its own replays, and a graph that one replays alone would wait for the others."""
     seconds = {16: 1.0, 32: 1.0, 48: 1.0, 64: 1.0}
     others = [True, False]
-    graphs = MixedGraphs(None, None, None, None, None, [16, 32, 48, 64], lambda worth: min(worth, others.pop(0)))
+    inputs = SimpleNamespace(seats=SeatTable(2, 64, 4, 50, torch.device("cpu")))
+    graphs = MixedGraphs(None, None, None, None, inputs, [16, 32, 48, 64], lambda worth: min(worth, others.pop(0)))
     monkeypatch.setattr(graphs, "_launch_seconds", lambda: 1.0)
-    monkeypatch.setattr(graphs, "_replay_seconds", seconds.get)
+    monkeypatch.setattr(graphs, "_replay_seconds", lambda bucket, graph: seconds[bucket])
 
     def record(bucket: int, pool: object) -> int:
         graphs._hidden[bucket] = torch.empty(0)
@@ -106,3 +112,36 @@ def test_ranks_stop_capturing_where_any_of_them_does(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(graphs, "_record", record)
     graphs.capture(None)
     assert list(graphs._graphs) == [16, 64] and not others
+
+
+def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch: pytest.MonkeyPatch):
+    """What the graph would read is looked at in place of a replay: whole prompts up to the bucket, unlike tokens."""
+    monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
+    monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
+    seats = SeatTable(8, 24, 4, 50, torch.device("cpu"))
+    inputs, read = CudaInputs(seats, 8, 64), {}
+    attention = SimpleNamespace(max_chunks=lambda tokens, rows: 8, map_chunks=map_chunks)
+    graphs = MixedGraphs(None, None, attention, None, inputs, [16, 56, 64], int)
+
+    def look(bucket: int) -> None:
+        batch = inputs.mixed_batch(bucket, 8)
+        prompts = int(batch.context_len.gt(0).sum())
+        read[bucket] = (batch.context_len[:prompts].tolist(), batch.input_ids.unique().numel())
+        assert batch.paging[0].slots.eq(-1).all(), "no K/V is written"
+        assert batch.chunk_map is not None and int(batch.chunk_map[:, 0].ge(0).sum()) == prompts
+
+    def record(bucket: int, pool: object) -> SimpleNamespace:
+        graphs._hidden[bucket] = torch.empty(0)
+        return SimpleNamespace(replay=lambda: look(bucket))
+
+    monkeypatch.setattr(graphs, "_record", record)
+    monkeypatch.setattr(graphs, "_launch_seconds", lambda: 1.0)
+    monkeypatch.setattr(mixed_graphs, "_device_seconds", lambda work: work() or 1.0)
+    graphs.capture(None)
+    assert [contexts for contexts, _ in read.values()] == [[16], [24, 24, 8]]
+    assert all(different > 10 for _, different in read.values())
+    assert seats.tokens.eq(0).all(), "padding is as it was"
+
+
+def map_chunks(tokens, first_row, query_lens, context_lens, room):
+    return np.array([[first_row + i, 0, 0, 1] for i in range(len(query_lens))], np.int32)
