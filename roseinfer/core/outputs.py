@@ -153,6 +153,7 @@ class SchedulerStats(NamedTuple):
     policy let nobody do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were
     ignored because they made no sense. `integrity_errors`: audits of the idle engine that found seats, queues or blocks
     to disagree. `guides`: None while nobody has asked for a constraint. `offload`: None without K/V in host memory.
+    `requests`: how many have come.
     """
 
     step: int = 0
@@ -175,6 +176,7 @@ class SchedulerStats(NamedTuple):
     guides: GuideStats | None = None
     step_rows: int = 0
     offload: OffloadStats | None = None
+    requests: int = 0
 
 
 _COUNTERS = (
@@ -188,6 +190,7 @@ _COUNTERS = (
     "policy_stalls",
     "policy_faults",
     "integrity_errors",
+    "requests",
 )
 _SUMMED = (
     *_COUNTERS,

@@ -68,7 +68,7 @@ class Scheduler:
         self.offload = self.roster.offload
         self._liveness = self.roster.liveness
         self._waits = self.roster.waits
-        self._prompt_tokens = self._generation_tokens = 0
+        self._requests = self._prompt_tokens = self._generation_tokens = 0
         self._last_tokens, self._last_rows, self._last_duration_s, self._last_end_s = 0, 0, 0.0, 0.0
         self._clock = StepClock()
         self.integrity_errors = 0  # counted by whoever audits
@@ -80,6 +80,7 @@ class Scheduler:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self.check_fits(request)
         self.roster.add(request, inf if self.roster.in_flight else self._last_end_s)
+        self._requests += 1
 
     def check_fits(self, request: Request) -> None:
         """Raise `RequestTooLongError` unless the request could run alone."""
@@ -377,6 +378,7 @@ class Scheduler:
             integrity_errors=self.integrity_errors,
             step_rows=self._last_rows,
             offload=None if self.offload is None else self.offload.stats(),
+            requests=self._requests,
         )
 
     def promise(self, now_s: float) -> Promise:

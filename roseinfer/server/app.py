@@ -34,7 +34,7 @@ from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_ap
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
 from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import HttpMetrics
-from roseinfer.server.observe.orca import load_header
+from roseinfer.server.observe.orca import LoadHeader
 from roseinfer.server.observe.report import Gather, Observation
 from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
@@ -127,8 +127,11 @@ def build_app(parts: ServerParts) -> Application:
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
 
+    load_header = LoadHeader()
+
     def load(wanted: str) -> str:
-        return load_header(wanted, service.reports(), service.clock.now())
+        reports = service.reports()
+        return load_header.value(wanted, reports, service.backend.info if reports else None, service.clock.now())
 
     app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public, load)
     app.state.service, app.state.traces = service, parts.traces

@@ -18,6 +18,7 @@ def test_every_count_goes_on_and_the_rest_is_of_now() -> None:
         if name not in ("guides", "offload"):
             earlier = 0 if name in NOW else getattr(before, name)
             assert getattr(after, name) == (getattr(now, name) if name in NOW else earlier + getattr(now, name)), name
+    assert continued(SchedulerStats(requests=3), SchedulerStats(requests=4)).requests == 7
     assert after.guides is not None and before.guides is not None and now.guides is not None
     for name in GuideStats._fields:
         earlier = 0 if name in GUIDES_NOW else getattr(before.guides, name)

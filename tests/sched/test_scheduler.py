@@ -131,7 +131,7 @@ def test_stats_count_what_happened() -> None:
     run_dry(core)
     stats = core.stats()
     assert done["gone:0"].reason is FinishReason.ABORT
-    assert (stats.prompt_tokens, stats.generation_tokens) == (8 + 1, 3 + 2)
+    assert (stats.prompt_tokens, stats.generation_tokens, stats.requests) == (8 + 1, 3 + 2, 3)
     assert (stats.prefix_queries, stats.prefix_hits) == (16, 7)
     assert (stats.running, stats.waiting, stats.blocks_used, stats.blocks_total) == (0, 0, 0, 64)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState
 from roseinfer.server import answer_shapes
+from roseinfer.server.observe import orca
 from tests.router.promises import promise
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer
@@ -151,8 +153,10 @@ def told(server: LiveServer, wanted: str, **body: Any) -> str:
 def test_answers_tell_the_load_to_who_asks(fleet: LiveServer) -> None:
     become(fleet, EngineState.READY, EngineState.READY)
     kind, body = told(fleet, "JSON").split(" ", 1)
-    named = json.loads(body)["named_metrics"]
+    report = json.loads(body)
+    named = report.pop("named_metrics")
     assert kind == "JSON" and named.pop("predicted_ttft_ms_1k") > 0
+    assert report.pop("application_utilization") == 0.4 and set(report) <= {"rps_fractional"}
     assert named == {
         "kv_cache_usage_perc": 0.25,
         "num_requests_waiting": 2,
@@ -160,11 +164,38 @@ def test_answers_tell_the_load_to_who_asks(fleet: LiveServer) -> None:
         "slo_utilisation": 0.4,
     }
     text = told(fleet, "text", stream=True)
-    assert text.startswith("TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=2, ")
+    assert text.startswith("TEXT application_utilization=0.4, ")
+    assert ", named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=2, " in text
 
 
 def test_nothing_is_told_of_what_nobody_knows(server: LiveServer) -> None:
-    assert "slo_utilisation" not in told(server, "JSON") and "predicted" not in told(server, "JSON")
+    header = told(server, "JSON")
+    assert "slo_utilisation" not in header and "predicted" not in header
+    assert json.loads(header.removeprefix("JSON "))["application_utilization"] == 0, "of its seats"
+
+
+def test_a_rate_is_that_of_the_last_seconds() -> None:
+    rate = orca.Rate()
+    assert rate.per_second(100, 0.0) is None, "before there are two looks"
+    assert rate.per_second(102, 0.5) is None
+    assert rate.per_second(104, 1.0) == 4.0
+    for second in range(2, 40):
+        told = rate.per_second(100 + 7 * second, float(second))
+    assert told == 7.0, "what was before the window is forgotten"
+    assert rate.per_second(100 + 7 * 39 + 50, 139.0) == 0.5, "as many over a long silence"
+    assert rate.per_second(5, 140.0) is None, "an engine has gone with its count"
+
+
+def test_requests_a_second_are_told_of_all_engines_together() -> None:
+    header = orca.LoadHeader()
+    reports = [
+        EngineReport(i, state, EngineHealth(True, 0.0), STATS._replace(requests=10))
+        for i, state in enumerate((EngineState.READY, EngineState.DEAD))
+    ]
+    assert "rps_fractional" not in header.value("TEXT", reports, INFO, 5.0)
+    more = [replace(report, stats=STATS._replace(requests=30)) for report in reports]
+    assert ", rps_fractional=20, " in header.value("TEXT", more, INFO, 7.0)
+    assert header.value("TEXT", [], None, 9.0).startswith("TEXT named_metrics."), "nobody is up"
 
 
 def test_nobody_else_is_told(server: LiveServer) -> None:

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineInfo, EngineReport
 from roseinfer.engine.prospects import Prospect, prospects
@@ -17,6 +17,7 @@ from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.observe.exposition import UP
+from roseinfer.server.observe.orca import utilisation
 from roseinfer.server.request.objectives import positive
 from roseinfer.server.request.service import Service
 
@@ -93,11 +94,9 @@ def _chosen(reports: list[EngineReport], asked: Mapping[str, str]) -> list[Engin
 def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
     """Of an engine that is gone nothing runs, whatever it had said last."""
     stats = report.stats if report.state in UP else SchedulerStats()
-    policy = stats.policy or PolicyStats()
     total = stats.blocks_total or info.num_blocks
     waiting = sum(report.promise.waiting_tokens) if report.promise is not None else None
     per_second = stats.step_rows / stats.step_duration_s if stats.running and stats.step_duration_s else 0.0
-    seats = stats.running / info.max_num_seqs
     return {
         "dp_rank": report.engine,
         "num_running_reqs": stats.running,
@@ -109,7 +108,7 @@ def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
         "token_usage": round(stats.blocks_used / total, _PLACES) if total else 0.0,
         "gen_throughput": round(per_second, 1),
         "cache_hit_rate": round(stats.prefix_hits / stats.prefix_queries, _PLACES) if stats.prefix_queries else 0.0,
-        "utilization": round(seats if policy.utilisation is None else policy.utilisation, _PLACES),
+        "utilization": round(utilisation(stats, info), _PLACES),
         "max_running_requests": info.max_num_seqs,
     }
 
