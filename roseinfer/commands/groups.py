@@ -1,7 +1,7 @@
 """The option groups that commands share."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
@@ -17,20 +17,21 @@ SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED, choices={"schedulin
 POLICY = Group(all_options(), "scheduling policies (an option that the chosen one does not have is an error)")
 PROFILE = Group(ProfileConfig, "profiling")
 PRICED = Group(PricedConfig, "an engine without a model")
-KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank"}))
+KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank", "served_name"}))
 ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED, KV_EVENTS)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
     """The engine's config from what was given; `options` holds the groups of ENGINE, but perhaps the last one."""
     told = any(group is KV_EVENTS for group in options.groups)
+    name = next(iter(given.get("served_model_name", ())), None)
     return EngineConfig(
         model=options.build(ModelConfig, given),
         cache=options.build(CacheConfig, given),
         scheduler=scheduler_config(**scheduler_options(given)),
         profile=options.build(ProfileConfig, given),
         priced=options.build(PricedConfig, given),
-        kv_events=options.build(KvEventsConfig, given) if told else KvEventsConfig(),
+        kv_events=replace(options.build(KvEventsConfig, given), served_name=name) if told else KvEventsConfig(),
     )
 
 

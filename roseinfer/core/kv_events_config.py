@@ -9,25 +9,28 @@ from roseinfer.core.option import check_positive, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventsConfig:
-    """Who is told which KV blocks an engine holds. `rank`: the number of the engine, which is added to its ports."""
+    """Who is told which KV blocks an engine holds. `rank`: the number of the engine, which is added to its ports;
+    `served_name`: what requests call its model, if not by its own name.
+    """
 
     kv_events_endpoint: str | None = option(
         None, "publish by ZeroMQ which KV blocks the engine holds; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
     )
     kv_events_topic: str | None = option(
-        None, "topic of the KV events; default: kv@ADDRESS:PORT@MODEL, of their endpoint", metavar="TOPIC"
+        None, "topic of the KV events; default: kv@ADDRESS:PORT@NAME, of endpoint and model", metavar="TOPIC"
     )
     kv_events_replay_endpoint: str | None = option(
         None, "where KV events that were missed can be asked for; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
     )
     kv_events_buffer_steps: int = option(10000, "steps whose KV events can be asked for")
     rank: int = 0
+    served_name: str | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "kv_events_buffer_steps")
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
             _zmq_address(name, getattr(self, name), self.rank)
-        given = next((f.name for f in fields(self) if f.name != "rank" and getattr(self, f.name) != f.default), None)
+        given = next((f.name for f in fields(self) if f.metadata and getattr(self, f.name) != f.default), None)
         if given is not None and self.kv_events_endpoint is None:
             raise ConfigError(f"{given} needs kv_events_endpoint")
 
@@ -40,6 +43,13 @@ class KvEventsConfig:
     def replay_endpoint(self) -> str | None:
         """Of the engine `rank`."""
         return _zmq_address("kv_events_replay_endpoint", self.kv_events_replay_endpoint, self.rank)
+
+    def topic(self, model: str) -> str:
+        """Of the engine `rank`. `model`: its own name."""
+        assert self.endpoint is not None, "nobody asked for KV events"
+        if self.kv_events_topic is not None:
+            return self.kv_events_topic
+        return f"kv@{self.endpoint.removeprefix('tcp://')}@{self.served_name or model}"
 
     def of_engine(self, engine: int, engines: int) -> "KvEventsConfig":
         """Of the engine of this number. Raises `ConfigError` if ports of `engines` engines are the same."""

@@ -92,8 +92,7 @@ class KvEventsPublisher:
         self.events = KvEvents()
         self._zmq = _zmq()
         self._rank = config.rank
-        topic = config.kv_events_topic
-        self._topic = (f"kv@{endpoint.removeprefix('tcp://')}@{model}" if topic is None else topic).encode()
+        self._topic = config.topic(model).encode()
         self._sequence = 0
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.kv_events_buffer_steps)
         self._lock = threading.Lock()  # of `_sent`
@@ -154,7 +153,9 @@ class KvEventsPublisher:
         self._context.term()  # ends the other thread, which closes its own socket
 
     def _answer(self) -> None:
-        """Answer each question `[b"", sequence]` by all that is kept from there on, and an end, until closed."""
+        """Answer each question `[b"", sequence]` by all that is kept from there on, as it was published, and an end,
+        until closed.
+        """
         assert self._questions is not None
         try:
             while True:
@@ -171,8 +172,8 @@ class KvEventsPublisher:
         with self._lock:
             kept = [each for each in self._sent if each[0] >= first]
         for sequence, payload in kept:
-            self._questions.send_multipart((asker, b"", _number(sequence), payload))
-        self._questions.send_multipart((asker, b"", END_OF_REPLAY, b""))
+            self._questions.send_multipart((asker, b"", self._topic, _number(sequence), payload))
+        self._questions.send_multipart((asker, b"", b"", END_OF_REPLAY, b""))
 
 
 def _number(sequence: int) -> bytes:

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 import zmq
 
+from roseinfer.commands import serve
+from roseinfer.commands.groups import engine_config
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.kv_events_config import KvEventsConfig
 from roseinfer.core.sampling import SamplingParams
@@ -18,6 +20,7 @@ from roseinfer.engine import kv_events
 from roseinfer.engine.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.kv.events import CPU, GPU, BlockRemoved, BlockStored
+from roseinfer.options import OptionParser
 
 PATIENCE_MS = 10_000
 
@@ -47,10 +50,12 @@ def replayed(question: Any, first: int) -> list[tuple[int, Any]]:
     question.send_multipart((b"", first.to_bytes(8, "big")))
     found = []
     while True:
-        empty, number, payload = question.recv_multipart()
+        empty, topic, number, payload = question.recv_multipart()
         assert empty == b""
         if number == END_OF_REPLAY:
+            assert (topic, payload) == (b"", b""), "an end has nothing but its number"
             return found
+        assert topic.startswith(b"kv@"), "as it was published"
         found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)))
 
 
@@ -151,9 +156,25 @@ def test_an_address_that_an_ending_engine_still_has_is_waited_for():
         after.result(PATIENCE_MS / 1000).close()
 
 
-def test_the_number_of_an_engine_is_no_option():
-    with pytest.raises(ConfigError, match="unknown option 'rank'"):
-        make_engine_config(rank=1, kv_events_endpoint="tcp://127.0.0.1:5557")
+@pytest.mark.parametrize("given", [{"rank": 1}, {"served_name": "x"}], ids=str)
+def test_what_a_server_says_of_an_engine_is_no_option(given: dict[str, Any]):
+    with pytest.raises(ConfigError, match="unknown option"):
+        make_engine_config(**given, kv_events_endpoint="tcp://127.0.0.1:5557")
+
+
+def test_a_topic_names_the_model_as_requests_do():
+    """A router finds blocks by the tokens and by the name of the model that a request asks for."""
+    parser = OptionParser(prog="serve")
+    serve.OPTIONS.add_to(parser)
+    events = ("--kv-events-endpoint", "tcp://127.0.0.1:5557")
+    for more, topic in (
+        ((), "kv@127.0.0.1:5558@some/model"),
+        (("--served-model-name", "a", "--served-model-name", "b"), "kv@127.0.0.1:5558@a"),
+        (("--served-model-name", "a", "--kv-events-topic", "kv@pod@x"), "kv@pod@x"),
+    ):
+        given = serve.OPTIONS.read(parser.parse_args(["--model", "some/model", *events, *more]))
+        config = engine_config(serve.OPTIONS, given).of_engine(1, 2)
+        assert config.kv_events.topic(config.model.model) == topic
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
