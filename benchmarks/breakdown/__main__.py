@@ -1,6 +1,7 @@
-"""Where the time of a decoding step goes.
+"""Where the time of a step goes.
 
-python -m benchmarks.breakdown [MODEL] [--batch-size N ...] [--input-len N] [--steps N] [engine options]
+python -m benchmarks.breakdown [MODEL] [--batch-size N ...] [--prompt-tokens N ...] [--input-len N] [--steps N]
+                               [engine options]
 """
 
 import sys
@@ -18,10 +19,13 @@ from roseinfer.core.option import check_positive, option
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:
+    from benchmarks.breakdown.loads import Load
     from benchmarks.breakdown.measure import Breakdown
 
 NAME = "breakdown"
-HELP = "show where the time of a decoding step goes"
+HELP = "show where the time of a step goes"
+# Steps with prompts take long and hardly vary.
+PROMPT_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,11 @@ class BreakdownConfig:
 
     input_len: int = option(32, "prompt tokens of each request")
     batch_size: tuple[int, ...] = option((8,), "requests at once; may be given several times (default: 8)")
+    prompt_tokens: tuple[int, ...] = option(
+        (),
+        "also measure steps that compute so many tokens of new prompts, alone and beside each batch; may be given "
+        "several times (needs max_num_batched_tokens for all of a step)",
+    )
     steps: int = option(32, "steps that the breakdown is measured over")
     peak_bandwidth: float | None = option(None, "of the device in GB/s; default: measured, a copy")
     peak_tflops: float | None = option(None, "of the device; default: measured, a product of matrices")
@@ -39,6 +48,19 @@ class BreakdownConfig:
         check_positive(self, "input_len", "steps", "peak_bandwidth", "peak_tflops")
         if any(size < 1 for size in self.batch_size):
             raise ConfigError("batch_size must be positive")
+        if any(tokens < 1 for tokens in self.prompt_tokens):
+            raise ConfigError("prompt_tokens must be positive")
+
+    def loads(self, seed: int) -> list["Load"]:
+        """Each batch alone; then the prompts, alone and beside each batch."""
+        from benchmarks.breakdown.loads import Load
+
+        pairs = [(size, 0) for size in self.batch_size]
+        pairs += [(size, tokens) for size in (0, *self.batch_size) for tokens in self.prompt_tokens]
+        return [
+            Load(size, self.input_len, min(PROMPT_STEPS, self.steps) if tokens else self.steps, seed + number, tokens)
+            for number, (size, tokens) in enumerate(pairs)
+        ]
 
 
 OPTIONS = OptionSet(Group(BreakdownConfig, "benchmark"), *ENGINE)
@@ -49,7 +71,7 @@ def configure(parser: OptionParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the breakdown of each batch size, measured on one engine."""
+    """Print the breakdown of each load, measured on one engine."""
     given = OPTIONS.read(args)
     config, engine = OPTIONS.build(BreakdownConfig, given), engine_config(OPTIONS, given)
     if engine.profile.profile is not None:
@@ -62,18 +84,16 @@ def run(args: Namespace) -> int:
     engine_options = {option.name for group in ENGINE for option in group.options()}
     options = {name: value for name, value in given.items() if name in engine_options}
     results = []
-    for found in break_down(config, engine.model, config.batch_size, options):
+    for found in break_down(config, engine.model, options):
         print(f"\n{as_text(found)}", flush=True)
         results.append(as_json(found))
-    if config.json:
-        write_json(config.json, {"breakdown": results}, given)
+        if config.json:  # as far as it has come
+            write_json(config.json, {"breakdown": results}, given)
     return 0
 
 
-def break_down(
-    config: BreakdownConfig, model: ModelConfig, batch_sizes: Sequence[int], options: dict[str, Any]
-) -> Iterator["Breakdown"]:
-    """Measure each batch size. `options` are those of the engine.
+def break_down(config: BreakdownConfig, model: ModelConfig, options: dict[str, Any]) -> Iterator["Breakdown"]:
+    """Measure each load. `options` are those of the engine.
 
     Raises what `LLM` raises, `UnsteadyError`, and `ConfigError` for options that it cannot follow.
     """
@@ -81,7 +101,8 @@ def break_down(
 
     from benchmarks.breakdown.engine_cost import engine_cost
     from benchmarks.breakdown.limits import measure_limits
-    from benchmarks.breakdown.measure import HostClock, Load, measure
+    from benchmarks.breakdown.measure import HostClock, measure
+    from benchmarks.breakdown.report import start_as_text
     from roseinfer.engine.llm import LLM
     from roseinfer.hub import model_folder
     from roseinfer.models.config import read_model_spec
@@ -96,9 +117,9 @@ def break_down(
     limits = measure_limits(device, bytes_s, flops_s)  # before the engine takes the memory
     clock = HostClock()
     with LLM(observer=clock, **options) as llm:
+        print(start_as_text(llm.info), flush=True)
         cost = engine_cost(read_model_spec(model_folder(model), model.max_model_len), llm.info)
-        for number, size in enumerate(batch_sizes):
-            load = Load(size, config.input_len, config.steps, model.seed + number)
+        for load in config.loads(model.seed):
             yield measure(llm, clock, load, cost, limits)
 
 

@@ -1,13 +1,12 @@
-"""Where the time of a decoding step goes: host by phase, device by kind of kernel, and how near the device's limits.
+"""Where the time of a step goes: host by phase, device by kind of kernel, and how near the device's limits.
 
-A batch of equal requests decodes in an engine of this process. Host phases and the step's duration are measured over
-some steps without a profiler; then torch's profiler watches some more for the kernels, whose durations it hardly
-changes, while it slows the host down.
+A batch of equal requests decodes in an engine of this process, perhaps with new prompts in every step. Host phases and
+the step's duration are measured over some steps without a profiler; then torch's profiler watches some more for the
+kernels, whose durations it hardly changes, while it slows the host down.
 """
 
 import gc
 import json
-import math
 import tempfile
 import time
 from collections import defaultdict
@@ -22,31 +21,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.breakdown.kernel_kinds import by_kind
 from benchmarks.breakdown.limits import Limits
+from benchmarks.breakdown.loads import Load, is_decoding, steps_of
 from benchmarks.model_cost import Chunk, ModelCost, Work
-from roseinfer.bench.load import make_prompts
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.plan import StepPlan
-from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 
-WARM_UP_STEPS = 16
-SPARE_STEPS = 16
+_OVER = object()
 # What a trace calls the work of a GPU.
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class UnsteadyError(RoseinferError):
     """The batch did not decode as a whole for as long as was needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """`batch_size` prompts of `input_len` tokens; `steps` are measured twice, without and with the profiler."""
-
-    batch_size: int
-    input_len: int
-    steps: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +50,9 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Seconds per step. `host` by phase, `device` by kind, `kernels` the longest first; `work` of one step."""
+    """Seconds per step. `context`: mean of those that decode. `host` by phase, `device` by kind, `kernels` the longest
+    first; `work` of one step.
+    """
 
     load: Load
     context: float
@@ -123,9 +112,9 @@ class HostClock:
 
 def measure(llm: LLM, clock: HostClock, load: Load, cost: ModelCost, limits: Limits) -> Breakdown:
     """`llm` was made with `clock` as its observer. Raises `UnsteadyError` if the batch does not fit into a step."""
-    steps = _decoding(llm, load)
+    steps = steps_of(llm, load)
     try:
-        _advance(steps, WARM_UP_STEPS)
+        _advance(steps, load.warm_up)
         gc.collect()
         gc.freeze()
         clock.reset()
@@ -133,50 +122,36 @@ def measure(llm: LLM, clock: HostClock, load: Load, cost: ModelCost, limits: Lim
         _advance(steps, load.steps)
         step_s = (time.perf_counter() - began) / load.steps
         host = _host_phases(clock, step_s, load.steps)
-        chunks = [_chunks(plan, load) for plan in clock.plans[-load.steps :]]
+        plans = clock.plans[-load.steps :]
+        chunks = [_chunks(plan, load) for plan in plans]
         kernels = _profiled(steps, load.steps, on_cuda=llm.info.device.startswith("cuda"))
     finally:
         gc.unfreeze()
         steps.close()
     work = _mean([cost.work(step) for step in chunks])
-    context = sum(chunk.start + 1 for step in chunks for chunk in step) / (len(chunks) * load.batch_size)
+    contexts = [row.start + 1 for plan in plans for row in plan.rows if is_decoding(row.request_id)]
+    context = sum(contexts) / max(1, len(contexts))
     device = by_kind((kernel.name, kernel.seconds) for kernel in kernels)
     return Breakdown(load, context, step_s, host, device, kernels, work, limits)
 
 
-def _decoding(llm: LLM, load: Load) -> Any:
-    """A generator of steps, at the point where every request of the batch has begun to decode."""
-    scheduler = llm.core.scheduler.config
-    prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
-    wanted = WARM_UP_STEPS + 2 * load.steps + 2 * prefills + SPARE_STEPS
-    params = SamplingParams(max_tokens=wanted, temperature=0.0, ignore_eos=True)
-    prompts = make_prompts(load.batch_size, load.input_len, llm.info.vocab_size, load.seed)
-    steps = llm.stream_steps(prompts, params)
-    begun: set[int] = set()
-    for chunks in steps:
-        begun.update(number for number, _ in chunks)
-        if len(begun) == load.batch_size:
-            break
-    return steps
-
-
 def _advance(steps: Any, count: int) -> None:
     for _ in range(count):
-        if next(steps, None) is None:
+        if next(steps, _OVER) is _OVER:
             raise UnsteadyError("the requests ended before enough steps were measured")
 
 
 def _chunks(plan: StepPlan, load: Load) -> list[Chunk]:
-    if len(plan.rows) != load.batch_size or any(row.count != 1 for row in plan.rows):
+    if not load.is_met(plan):
         raise UnsteadyError(
-            f"a batch of {load.batch_size} does not decode in one step: raise max_num_seqs, max_num_batched_tokens, "
-            "max_batch_size or the KV cache, or measure a smaller one"
+            f"{load.name}: not computed in one step, but {len(plan.rows)} rows of {plan.num_tokens} tokens; raise "
+            "max_num_seqs, max_num_batched_tokens, max_batch_size or the KV cache, or measure less"
         )
     return [Chunk(row.start, row.count, row.logits) for row in plan.rows]
 
 
 def _host_phases(clock: HostClock, step_s: float, steps: int) -> dict[str, float]:
-    """Seconds per step; `text and rest` is what is left of the step: detokenising, the loop itself."""
+    """Seconds per step; `rest` is what is left of the step: the loop itself."""
     spent = {phase: seconds / steps for phase, seconds in clock.seconds.items()}
     named = {
         "plan": spent.get("plan", 0.0),
@@ -186,7 +161,7 @@ def _host_phases(clock: HostClock, step_s: float, steps: int) -> dict[str, float
         "wait for the device": spent.get("collect", 0.0),
         "commit": spent.get("commit", 0.0),
     }
-    return {**named, "text and rest": step_s - sum(named.values())}
+    return {**named, "rest": step_s - sum(named.values())}
 
 
 def _profiled(steps: Any, count: int, *, on_cuda: bool) -> list[Kernel]:

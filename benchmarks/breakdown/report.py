@@ -5,22 +5,34 @@ from typing import Any
 
 from benchmarks.breakdown.measure import Breakdown
 from roseinfer.bench.report import table
+from roseinfer.engine.api import EngineInfo
 
 KERNELS_SHOWN = 12
 NAME_WIDTH = 90
 
 
+def start_as_text(info: EngineInfo) -> str:
+    """What the start of the engine took, and what it holds."""
+    seconds = [f"{phase} {seconds:.1f}" for phase, seconds in info.startup_s.items()]
+    return (
+        f"  started, seconds: {', '.join(seconds)}\n"
+        f"  weights {info.weights}, K/V {info.kv_cache}, {info.num_blocks} blocks of {info.block_size} tokens"
+    )
+
+
 def as_text(found: Breakdown) -> str:
     step_ms = 1e3 * found.step_s
-    rate = found.load.batch_size / found.step_s
+    load = found.load
+    rates = [f"{load.batch_size / found.step_s:.0f} tok/s"] if load.batch_size else []
+    rates += [f"{load.prompt_tokens / found.step_s:.0f} prompt tok/s"] if load.prompt_tokens else []
     lines = [
-        f"batch {found.load.batch_size}, context {found.context:.0f}: {step_ms:.3f} ms a step, {rate:.0f} tok/s",
+        f"{load.name}, context {found.context:.0f}: {step_ms:.3f} ms a step, {', '.join(rates)}",
         _reached(found),
         _rates(found),
         "",
         _parts("host", found.host, found.step_s),
         "",
-        _parts("kernels by kind", {**found.device, "sum": found.device_s}, found.step_s),
+        _parts("kernels by kind", _found_kinds(found), found.step_s),
         "",
         table(
             [
@@ -62,6 +74,10 @@ def _rates(found: Breakdown) -> str:
             rate = f"{size / seconds / 1e9:.0f} GB/s, {flops / seconds / 1e12:.3g} TFLOP/s"
             rates.append(f"{kind} reads {what} at {rate}")
     return "; ".join(rates)
+
+
+def _found_kinds(found: Breakdown) -> dict[str, float]:
+    return {kind: seconds for kind, seconds in found.device.items() if seconds} | {"sum": found.device_s}
 
 
 def _parts(title: str, parts: dict[str, float], whole: float) -> str:

@@ -12,7 +12,7 @@ from benchmarks.breakdown.__main__ import main
 from benchmarks.breakdown.engine_cost import engine_cost
 from benchmarks.breakdown.limits import Limits, measure_limits
 from benchmarks.breakdown.measure import HostClock, device_events
-from benchmarks.model_cost import ModelCost
+from benchmarks.model_cost import Chunk, ModelCost
 from benchmarks.model_folders import make_tokenizer
 from roseinfer.core.config import ModelConfig
 from roseinfer.core.plan import StepPlan
@@ -120,6 +120,24 @@ def test_a_model_with_experts(tmp_path):
     assert 0 < found["work"]["expert_bytes"] < found["work"]["weight_bytes"]
 
 
+def test_steps_with_prompts(capsys, tmp_path):
+    """50 prompt tokens of 20, 20 and 10 a step, alone and beside 2 rows; of such steps fewer are run than --steps."""
+    file = tmp_path / "out.json"
+    argv = ["--max-num-seqs", "16", "--batch-size", "2", "--prompt-tokens", "50", "--steps", "5", "--json", str(file)]
+    assert main([*BREAKDOWN, *argv]) == 0
+    printed = capsys.readouterr().out
+    assert "batch 2 and 50 prompt tokens, context" in printed and "started, seconds: load" in printed
+    decoding, alone, both = json.loads(file.read_text())["breakdown"]
+    loads = [(found["load"]["batch_size"], found["load"]["prompt_tokens"]) for found in (alone, decoding, both)]
+    assert loads == [(0, 50), (2, 0), (2, 50)]
+    assert [found["work"]["tokens"] for found in (alone, decoding, both)] == [50, 2, 52]
+    assert [found["load"]["steps"] for found in (alone, decoding, both)] == [4, 5, 4]
+    spec = read_model_spec(model_folder(ModelConfig(model="tiny")))
+    prompts = [Chunk(0, length) for length in (20, 20, 10)]
+    assert alone["work"]["attention_flops"] == ModelCost.of(spec, 4).work(prompts).attention_flops
+    assert alone["context"] == 0 and both["context"] > 20
+
+
 def test_contexts_are_those_of_the_measured_steps(capsys, tmp_path):
     """20 prompt tokens and 16 steps of warm-up: the measured steps compute tokens 37 to 39."""
     file = tmp_path / "out.json"
@@ -132,11 +150,17 @@ def test_contexts_are_those_of_the_measured_steps(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["--batch-size", "5"], 1, "does not decode in one step"),
-        (["--batch-size", "2", "--max-batch-size", "1"], 1, "does not decode in one step"),
+        (["--batch-size", "5"], 1, "not computed in one step"),
+        (["--batch-size", "2", "--max-batch-size", "1"], 1, "not computed in one step"),
         (["--profile", "x"], 2, "--profile"),
         (["--overlap", "--device", "cpu"], 2, "--overlap"),
         (["--steps", "0"], 2, "--steps"),
+        (["--prompt-tokens", "0"], 2, "--prompt-tokens"),
+        (
+            ["--batch-size", "1", "--prompt-tokens", "60", "--max-num-batched-tokens", "50"],
+            1,
+            "batch 0 and 60 prompt tokens",
+        ),
         (["--batch-size", "1", "--max-model-len", "32"], 2, "context"),
     ],
 )
