@@ -323,8 +323,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "HTTP answers",
-            (Query(f"sum by (handler, status) (rate(http_requests_total{OVER}))", "{{handler}} {{status}}"),),
+            (
+                Query(
+                    f"sum by (handler, status) (rate(http_requests_total{OVER}) "
+                    f"and on (instance, job) roseinfer:engine_up{{{MODEL}}})",
+                    "{{handler}} {{status}}",
+                ),
+            ),
             "reqps",
+            "Of servers of this model; other programs may have a metric of this name",
         ),
         Panel(
             "Turned away before the scheduler",
