@@ -16,6 +16,8 @@ _SCALES = ("weight_scale_inv", "weight_scale")  # both multiply, whatever the fi
 # Of static activations. Not used: ours are scaled by what they are, which is at least as exact.
 _OF_INPUTS = ("input_scale", "activation_scale")
 _NAN = 0x7F  # the code of a NaN, but for its sign
+# Codes that are checked at a time: what is compared takes twice their memory, and a layer of experts has many.
+_CHECKED_AT_ONCE = 1 << 26
 
 
 def is_fp8(source: WeightSource, name: str) -> bool:
@@ -80,7 +82,9 @@ def _read_piece(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8
 
 
 def _are_numbers(weight: Fp8Weight) -> bool:
-    return not bool(((weight.codes.view(torch.uint8) & _NAN) == _NAN).any())
+    rows = max(1, _CHECKED_AT_ONCE // weight.codes.shape[1])
+    parts = weight.codes.view(torch.uint8).split(rows)
+    return not bool(torch.stack([((part & _NAN) == _NAN).any() for part in parts]).any())
 
 
 def _are_scales(weight: Fp8Weight) -> bool:

@@ -13,6 +13,7 @@ from roseinfer.layers.linear import Linear, Out, Split
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import DummyWeights, load_model
+from roseinfer.quant import fp8_stored
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
@@ -130,7 +131,11 @@ def test_ranks_read_their_blocks() -> None:
         ("model.layers.0.mlp.up_proj.weight_scale", -1.0, r"up_proj\.weight_scale holds what is no scale"),
     ],
 )
-def test_what_is_no_number_is_refused(folder: Path, name: str, value: float, message: str) -> None:
+@pytest.mark.parametrize("at_once", [1, 1 << 26], ids=["row by row", "at once"])
+def test_what_is_no_number_is_refused(
+    folder: Path, name: str, value: float, message: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8_stored, "_CHECKED_AT_ONCE", at_once)
     narrow, _ = quantise(load_file(folder / "model.safetensors"), "weight_scale", by_channel)
     broken = narrow[name].float()
     broken[3, 0] = value
