@@ -67,11 +67,11 @@ def vitals_of(life: Life) -> Vitals | None:
     return None if life.process.pid is None else vitals(life.process.pid)
 
 
-async def closed(life: Life) -> None:
-    """Have it end, and wait until it has."""
+async def closed(life: Life, *, quiet: bool = False) -> None:
+    """Have it end, and wait until it has. `quiet`: it gives no sign of life."""
     try:
         seen = vitals_of(life)
-        if seen is not None and seen.stopped:  # it would not hear that it is to end
+        if quiet or (seen is not None and seen.stopped):  # it would not hear that it is to end
             life.process.kill()
     finally:
         await life.close()

@@ -246,6 +246,8 @@ class LLM:
 
     def _turn(self) -> list[RequestOutput]:
         """One step of the engine; waits a little if it holds back what it has, rather than ask again at once."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
         try:
             outputs = self.core.step()
         except BaseException:
@@ -279,7 +281,7 @@ class LLM:
 
     def _drain(self) -> None:
         """Let the engine report what nobody waits for: ends of aborted requests, steps still in flight."""
-        while self.core.busy and not self._broken:
+        while self.core.busy and not self._broken and not self._closed:
             self._turn()
             self.core.take_refused()
 

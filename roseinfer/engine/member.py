@@ -132,7 +132,7 @@ class Member:
             self._life = None
             self._stats = continued(self._stats, life.stats())._replace(running=0, waiting=0, blocks_used=0)
             self._say(EngineState.DEAD)  # before its end is waited for: nobody shall send it anything
-            await _to_its_end(closed(life))
+            await _to_its_end(closed(life, quiet=self._quiet))
             self._board.clear(self.index)
 
     async def _bring_up(self, life: Life) -> None:

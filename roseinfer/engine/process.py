@@ -98,6 +98,8 @@ def _build(
     recorder = None if record is None else Recorder(record)
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
+        if observer is not None:
+            runner = _observed(runner, observer)
     else:
         config, runner, facts, observer = _build_runner(config, folder, observer, home)
     try:
@@ -118,17 +120,6 @@ def _build_core(
     started: float,
 ) -> tuple[Core, EngineInfo]:
     """`started`: when the engine began to start, in seconds of the monotonic clock."""
-    overlap = config.scheduler.overlap
-    if overlap is None:
-        overlap = facts.device != "cpu"
-    if observer is not None:
-        from roseinfer.runner.observed import ObservedRunner
-
-        runner = ObservedRunner(runner, observer)
-    if overlap and facts.device == "cpu":
-        from roseinfer.runner.threaded import ThreadedRunner
-
-        runner = ThreadedRunner(runner)
     kv = KvManager(
         facts.num_blocks,
         config.cache.block_size,
@@ -156,7 +147,7 @@ def _build_core(
         scheduler,
         runner,
         MonotonicClock(),
-        depth=2 if overlap else 1,
+        depth=2 if _overlaps(config, facts) else 1,
         eos_ids=facts.eos_token_ids,
         vocab_size=facts.vocab_size,
         seed=config.model.seed,
@@ -195,8 +186,8 @@ def _build_core(
 def _build_runner(
     config: EngineConfig, folder: Path, observer: StepObserver | None, home: Home | None
 ) -> tuple[EngineConfig, Runner, RunnerFacts, StepObserver | None]:
-    """The options that suit the device, a runner with a model, and who observes it: `observer`, or one that the options
-    ask for.
+    """The options that suit the device, a runner with a model, and who observes it already: `observer`, or one that the
+    options ask for.
     """
     prepare_cpu_libraries()
     with ExitStack() as undo:
@@ -209,19 +200,40 @@ def _build_runner(
         from roseinfer.runner.device_defaults import fit_to_device
 
         config = fit_to_device(config)
-        runner: Runner
         if others is None:
             built = build_runner(config, folder)
-            runner = built.runner
         else:
             from roseinfer.ranks.build import build_led
 
-            built, runner = build_led(config, folder, others)
+            built, group = build_led(config, folder, others)
+            undo.callback(group.close)
+        runner: Runner = built.runner
+        observer = observer or _tracer(config, built.facts.device)
+        if observer is not None:
+            built.runner.observe(observer.span)
+            runner = _observed(runner, observer)
+        if _overlaps(config, built.facts) and built.facts.device == "cpu":
+            from roseinfer.runner.threaded import ThreadedRunner
+
+            runner = ThreadedRunner(runner)
+        if others is not None:
+            from roseinfer.ranks.leader import LeadingRunner
+
+            runner = LeadingRunner(runner, group, others)
         undo.pop_all()
-    observer = observer or _tracer(config, built.facts.device)
-    if observer is not None:
-        built.runner.observe(observer.span)
     return config, runner, built.facts, observer
+
+
+def _overlaps(config: EngineConfig, facts: RunnerFacts) -> bool:
+    """Whether a step is planned while the one before it runs."""
+    overlap = config.scheduler.overlap
+    return facts.device != "cpu" if overlap is None else overlap
+
+
+def _observed(runner: Runner, observer: StepObserver) -> Runner:
+    from roseinfer.runner.observed import ObservedRunner
+
+    return ObservedRunner(runner, observer)
 
 
 def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarGuides:

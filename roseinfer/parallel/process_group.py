@@ -1,5 +1,6 @@
 """A group over gloo: the processes of a CPU, and what those of GPUs tell each other through their hosts."""
 
+import threading
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -8,12 +9,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
+from roseinfer.core.errors import EngineDeadError
 from roseinfer.parallel.rendezvous import Rendezvous
 
 # For others to come, which are about to, and for them to be as far as this one, which have a model to load first.
 JOIN_TIMEOUT_S, START_TIMEOUT_S = 300.0, 1800.0
 # A rank that died must not leave the others waiting for ever, where nobody notices its end.
 TIMEOUT_S = 60.0
+# How long a wait keeps the interpreter from taking signals, such as the one of Ctrl+C.
+LOOK_S = 0.5
 LOOPBACK = "127.0.0.1"
 
 
@@ -37,6 +41,7 @@ class ProcessGroup:
         self._start, self._step = AllgatherOptions(), AllgatherOptions()
         self._start.timeout = timedelta(seconds=START_TIMEOUT_S)
         self._step.timeout = timedelta(seconds=timeout_s)
+        self._aborted = threading.Event()
 
     def adds(self, x: torch.Tensor) -> bool:
         return True
@@ -58,8 +63,21 @@ class ProcessGroup:
     def _all(self, x: torch.Tensor, options: AllgatherOptions) -> list[torch.Tensor]:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._gloo[0].allgather([parts], [x], options).wait()
+        self._wait(self._gloo[0].allgather([parts], [x], options))
         return parts
+
+    def _wait(self, work: Any) -> None:
+        look = timedelta(seconds=LOOK_S)
+        while True:
+            try:
+                work.wait(look)
+                return
+            except RuntimeError:  # the look is over, or the work has failed
+                if work.is_completed():
+                    work.wait()
+                    return
+            if self._aborted.is_set():
+                raise EngineDeadError(f"rank {self.rank} gives up waiting for the others")
 
     def ready(self) -> None:
         self.least(0)
@@ -68,7 +86,7 @@ class ProcessGroup:
         """Every call has waited for all ranks, or has raised."""
 
     def abort(self) -> None:
-        """The end of a rank ends all waits for it."""
+        self._aborted.set()
 
     def close(self) -> None:
         self._end()

@@ -3,27 +3,19 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from roseinfer.core.config import EngineConfig
 from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.make import make_group
 from roseinfer.parallel.rendezvous import Rendezvous
-from roseinfer.ranks.leader import LeadingRunner, end_on_loss
+from roseinfer.ranks.leader import end_on_loss
 from roseinfer.ranks.others import OtherRanks
 from roseinfer.runner.build import BuiltRunner, build_runner, rank_device
 
 
-class Led(NamedTuple):
-    """`built`: this process's part; `runner`: that and the others'."""
-
-    built: BuiltRunner
-    runner: LeadingRunner
-
-
-def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> Led:
-    """Rank 0's part, and have `others`, which have been started, build theirs. They are closed with the runner, or if
-    this fails.
+def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> tuple[BuiltRunner, LiveGroup]:
+    """Rank 0's part and its group, for a `LeadingRunner`, and have `others`, which have been started, build theirs.
+    They are closed if this fails.
 
     Raises what `build_runner` raises, of whichever rank.
     """
@@ -44,7 +36,7 @@ def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> Led:
                 raise
             raise reason from error
         undo.pop_all()
-    return Led(built, LeadingRunner(built.runner, group, others))
+    return built, group
 
 
 def build_rank(

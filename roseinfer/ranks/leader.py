@@ -24,8 +24,9 @@ class LeadingRunner(PassThrough):
     """Hands each call to the others, then makes it itself; nobody answers. Whoever needs another's part of a result
     waits for it there, in the group's own calls.
 
-    A call raises the error that another rank has ended with, if there is one. Whoever drops it without closing it ends
-    the other ranks all the same.
+    `inner`: this process's runner, which may do what it is told in a thread of its own, in the same order. A call
+    raises the error that another rank has ended with, if there is one. Whoever drops it without closing it ends the
+    other ranks all the same.
     """
 
     def __init__(self, inner: Runner, group: LiveGroup, others: OtherRanks) -> None:
@@ -34,8 +35,7 @@ class LeadingRunner(PassThrough):
         self._others = others
         self._calls = CallWriter()
         self._sampled = Sampled()
-        self._closed = False
-        self._end = weakref.finalize(self, _end, others, group, os.getpid())
+        self._end = weakref.finalize(self, _end, inner, others, group, os.getpid())
         self._end.atexit = False  # the system ends them with this process
 
     def submit(self, plan: StepPlan) -> Any:
@@ -64,18 +64,19 @@ class LeadingRunner(PassThrough):
             raise reason from error
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self.inner.close()
-        finally:
-            self._end()
+        """Steps that are under way are finished if that is soon. May be called again."""
+        self._end()
 
 
-def _end(others: OtherRanks, group: LiveGroup, owner: int) -> None:
+def _end(inner: Runner, others: OtherRanks, group: LiveGroup, owner: int) -> None:
     """A fork of the process `owner` has none of them, and drops what it will."""
-    if os.getpid() == owner:
+    if os.getpid() != owner:
+        return
+    # First: what this process's part waits for may be in a rank that hangs, until that is ended.
+    others.end()
+    try:
+        inner.close()
+    finally:
         others.close()
         group.close()
 

@@ -94,7 +94,8 @@ class OtherRanks:
     """`start` them, `boot` them, `await_here`; then `tell` them things, and `close`.
 
     If one of them ends before it was told to, all are ended, `failure` says why, and `on_loss` is called in the thread
-    that watches them. That thread has also made them: the system ends them when it ends.
+    that watches them; so it is if they do not end when they are told to. That thread has also made them: the system
+    ends them when it ends.
     """
 
     def __init__(self, size: int, home: Home | None = None, module: str = MODULE) -> None:
@@ -234,13 +235,12 @@ class OtherRanks:
         if isinstance(error, RoseinferError) and not isinstance(error, EngineDeadError):
             return error
         with self._changed:
-            self._changed.wait_for(lambda: self.failure, WORD_S)
+            self._changed.wait_for(lambda: self.failure or self._closing, WORD_S)
         return self.failure or error
 
-    def close(self) -> None:
-        """End the processes and wait until nothing of them is left. May be called again."""
+    def end(self) -> None:
+        """Have the processes end, soon, also those that do not listen. May be called again."""
         if self._closing:
-            self._await_end()
             return
         self._closing = True
         if self.failure is None and all(rank.here for rank in self._ranks):
@@ -248,13 +248,15 @@ class OtherRanks:
                 self._ring.write(CLOSE)
         else:
             self._kill()
-        self._await_end()
+
+    def close(self) -> None:
+        """End the processes and wait until nothing of them is left. May be called again."""
+        self.end()
+        # That thread itself closes what it finds when it collects garbage.
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
         self._ring.close()
         self.forget_store()
-
-    def _await_end(self) -> None:
-        if self._thread.is_alive():
-            self._thread.join()
 
     # --- the thread that watches them ---------------------------------------------------------------------------
     def _live(self) -> None:
@@ -295,15 +297,17 @@ class OtherRanks:
         voices = select.poll()
         for rank in self._ranks:
             voices.register(rank.status, select.POLLIN)
-        told_s, left = math.inf, True
+        until_s, left = math.inf, True
         while left:
             left = any(rank.process.poll() is None for rank in self._ranks)
             voices.poll(LOOK_S * 1000 if left else 0)
             self._look(voices)
-            if self._closing and math.isinf(told_s):
-                told_s = time.monotonic()
-            if time.monotonic() - told_s > CLOSE_PATIENCE_S:
+            if self._closing and math.isinf(until_s):
+                until_s = time.monotonic() + CLOSE_PATIENCE_S
+            if left and time.monotonic() > until_s:
+                until_s = math.nan  # once
                 self._kill()
+                self.on_loss()
 
     def _look(self, voices: "select.poll") -> None:
         """Hear what they say, and see whether one has ended."""

@@ -65,12 +65,15 @@ class ThreadedRunner(PassThrough):
         return handle.result
 
     def close(self) -> None:
-        """Finish what is queued, end the thread, close the inner runner. May be called again."""
+        """Finish what is queued, end the thread, close the inner runner. May be called again, and from that thread, as
+        whoever collects garbage.
+        """
         if self._closed:
             return
         self._closed = True
         self._jobs.put(None)
-        self._worker.join()
+        if threading.current_thread() is not self._worker:
+            self._worker.join()
         self.inner.close()
 
     def _put(self, job: Callable[[ThreadedHandle], None], handle: ThreadedHandle) -> None:

@@ -601,6 +601,18 @@ def test_one_that_is_stopped_is_not_asked_to_end(monkeypatch: pytest.MonkeyPatch
     play(act)
 
 
+def test_one_that_gives_no_sign_of_life_is_not_asked_to_end() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        while scene.states == [EngineState.READY]:
+            scene.crew._members[0].look()
+        assert scene.states == [EngineState.QUIET] and not scene.now().killed
+        await scene.crew.close()
+        assert scene.now().killed
+
+    play(act)
+
+
 def test_while_the_owner_is_stopped_nobody_is_silent() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestTooLongError
+from roseinfer.core.errors import (
+    ConfigError,
+    EngineClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    RequestTooLongError,
+)
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.sampling import SamplingParams
@@ -65,6 +71,17 @@ def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
         llm.generate("x", GREEDY)
     stream.close()
     assert llm.core.scheduler.num_live == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_closing_ends_a_stream_that_is_under_way(overlap: bool) -> None:
+    llm = LLM("tiny", num_kv_blocks=20, overlap=overlap, threads=1)
+    stream, left = (llm.stream("def main(", SamplingParams(max_tokens=40, ignore_eos=True)) for _ in range(2))
+    next(stream)
+    llm.close()
+    for each in (stream, left):
+        with pytest.raises(EngineClosedError):
+            next(each)
 
 
 def test_steps_bring_the_chunks_of_all_prompts(llm: LLM) -> None:

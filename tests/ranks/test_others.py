@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError, RoseinferError
+from roseinfer.core.runner import Runner
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.parallel.group import Alone
 from roseinfer.ranks import leader, others
@@ -149,7 +150,8 @@ def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch, ran
 
 
 def test_a_fork_of_the_engines_process_ends_nobody(ranks: OtherRanks) -> None:
-    leader._end(ranks, Alone(), os.getpid() + 1)
+    runner: Runner = None  # type: ignore[assignment]  # which is not asked anything
+    leader._end(runner, ranks, Alone(), os.getpid() + 1)
     assert all(map(alive, ranks.pids))
 
 

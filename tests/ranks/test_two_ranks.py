@@ -4,7 +4,9 @@ import gc
 import math
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -52,10 +54,14 @@ def pair() -> Iterator[LLM]:
     assert not any(map(alive, ranks)), "nothing is left of them"
 
 
-def ranks_of(llm: LLM) -> list[int]:
-    runner = llm.core._runner.inner  # type: ignore[attr-defined]
+def leader_of(llm: LLM) -> LeadingRunner:
+    runner = llm.core._runner  # type: ignore[attr-defined]
     assert isinstance(runner, LeadingRunner)
-    return runner._others.pids
+    return runner
+
+
+def ranks_of(llm: LLM) -> list[int]:
+    return leader_of(llm)._others.pids
 
 
 def tokens(done: list[Completion]) -> list[list[int]]:
@@ -112,14 +118,37 @@ def test_a_request_that_is_dropped_leaves_nothing(pair: LLM) -> None:
     assert pair.core.scheduler.num_live == 0
 
 
-def test_who_drops_it_without_closing_it_leaves_no_process() -> None:
-    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | {"overlap": False})
-    runner = llm.core._runner  # type: ignore[attr-defined]
-    assert isinstance(runner, LeadingRunner)
-    (rank,) = runner._others.pids
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_drops_it_without_closing_it_leaves_no_process(overlap: bool) -> None:
+    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | {"overlap": overlap})
+    (rank,) = ranks_of(llm)
     assert len(llm.generate("def", SamplingParams(max_tokens=2, ignore_eos=True))[0].samples[0].token_ids) == 2
-    del llm, runner
+    del llm
     gc.collect()
+    assert not alive(rank)
+
+
+def test_closing_waits_for_no_rank_that_is_stopped_in_the_middle_of_a_step() -> None:
+    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS)
+    (rank,) = ranks_of(llm)
+    leader_of(llm)._group._step.timeout = timedelta(hours=1)  # type: ignore[attr-defined]
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
+    next(stream)
+    os.kill(rank, signal.SIGSTOP)
+    llm.core.launch()  # whatever was under way, rank 0 is now in the middle of what the other has not begun
+    llm.close()
+    assert not alive(rank)
+
+
+def test_who_is_interrupted_waits_no_longer_for_a_rank_that_is_stopped() -> None:
+    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | {"overlap": False})
+    (rank,) = ranks_of(llm)
+    leader_of(llm)._group._step.timeout = timedelta(hours=1)  # type: ignore[attr-defined]
+    os.kill(rank, signal.SIGSTOP)
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt), llm:
+        llm.generate(PROMPTS[0])
     assert not alive(rank)
 
 
