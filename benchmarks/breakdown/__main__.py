@@ -58,8 +58,8 @@ class BreakdownConfig:
         pairs = [(size, 0) for size in self.batch_size]
         pairs += [(size, tokens) for size in (0, *self.batch_size) for tokens in self.prompt_tokens]
         return [
-            Load(size, self.input_len, min(PROMPT_STEPS, self.steps) if tokens else self.steps, seed + number, tokens)
-            for number, (size, tokens) in enumerate(pairs)
+            Load(size, self.input_len, min(PROMPT_STEPS, self.steps) if tokens else self.steps, seed + size, tokens)
+            for size, tokens in pairs
         ]
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from itertools import count
 
 from roseinfer.bench.load import make_prompts
 from roseinfer.core.plan import StepPlan
@@ -17,12 +16,14 @@ WARM_UP_STEPS = 16
 WARM_UP_PROMPT_STEPS = 2
 SPARE_STEPS = 16
 _DECODING = "decoding"
+_APART = 1 << 20  # what seeds are made of is less
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """`batch_size` requests that decode behind prompts of `input_len` tokens, and `prompt_tokens` a step of new prompts
-    as long. `steps` are measured twice, without and with the profiler.
+    as long. `steps` are measured twice, without and with the profiler. Batches of the same seed are the same, and find
+    their prompts cached.
     """
 
     batch_size: int
@@ -59,7 +60,9 @@ def is_decoding(sequence: str) -> bool:
 
 
 def steps_of(llm: LLM, load: Load) -> Generator[None, None, None]:
-    """The engine's steps of `load`, one for each item, from the one on by which the whole batch has begun to decode."""
+    """The engine's steps of `load`, one for each item, from the one on by which the whole batch has begun to decode: as
+    many as are measured, and those before. Fewer if the engine ends the batch.
+    """
     core, scheduler = llm.core, llm.core.scheduler.config
     prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
     wanted = load.warm_up + 2 * load.steps + 2 * prefills + SPARE_STEPS
@@ -76,15 +79,23 @@ def steps_of(llm: LLM, load: Load) -> Generator[None, None, None]:
         begun: set[str] = set()
         while core.busy and len(begun) < load.batch_size:
             begun.update(output.request_id for output in core.step() if output.token_ids)
-        numbers = count()
-        while core.busy or load.prompts:
-            for length in load.prompts:
-                number = next(numbers)
-                (prompt,) = make_prompts(1, length, vocab, load.seed + (number << 16))
-                add(f"prompt-{load.seed}-{number}", prompt, 1)
+        for step, prompts in enumerate(_new_prompts(load, vocab)):
+            for number, prompt in enumerate(prompts):
+                add(f"prompt-{step}-{number}", prompt, 1)
+            if not core.busy:
+                return
             core.step()
             yield
     finally:
         core.abort(added)
         while core.busy:
             core.step()
+
+
+def _new_prompts(load: Load, vocab: int) -> list[list[list[int]]]:
+    """Those of each step, made before any: no load has them in common with another, or they would be cached."""
+    steps = range(load.warm_up + 2 * load.steps)
+    seeds = [((load.seed * _APART + load.batch_size) * _APART + load.prompt_tokens) * _APART + step for step in steps]
+    lengths = load.prompts
+    found = [make_prompts(len(lengths), load.input_len, vocab, seed) for seed in seeds]
+    return [[prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)] for prompts in found]

@@ -1,0 +1,67 @@
+"""What a breakdown puts into the engine: every measured step is what it says, also with two of them in flight."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.breakdown.loads import Load, steps_of
+from benchmarks.engine_step import VOCAB, NullRunner
+from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.plan import StepLimits, StepPlan
+from roseinfer.engine.core import EngineCore
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.registry import make_policy
+from roseinfer.sched.scheduler import Scheduler
+
+
+class Watched(NullRunner):
+    def __init__(self) -> None:
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> StepPlan:
+        if plan.rows:
+            self.plans.append(plan)
+        return plan
+
+
+def make_core(depth: int, policy: str) -> tuple[EngineCore, Watched]:
+    config = SchedulerConfig(max_num_seqs=40, max_num_batched_tokens=320, scheduling_policy=policy)
+    scheduler = Scheduler(config, KvManager(800, 16), make_policy(config), 256, StepLimits.of(config, 256))
+    runner = Watched()
+    return EngineCore(scheduler, runner, MonotonicClock(), depth=depth, vocab_size=VOCAB), runner
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("policy", ["fifo", "slack"])
+def test_every_measured_step_is_met(depth: int, policy: str) -> None:
+    core, runner = make_core(depth, policy)
+    llm = SimpleNamespace(core=core, info=SimpleNamespace(vocab_size=VOCAB))
+    loads = [Load(16, 40, 8, 7), Load(0, 40, 3, 7, 300), Load(16, 40, 3, 7, 300), Load(16, 40, 3, 7, 130)]
+    for load in loads:
+        steps = steps_of(llm, load)
+        for _ in range(load.warm_up):
+            next(steps)
+        runner.plans.clear()
+        for _ in range(2 * load.steps):
+            next(steps)
+        assert [load.is_met(plan) for plan in runner.plans] == [True] * 2 * load.steps
+        steps.close()
+        assert not core.busy
+
+
+def test_a_batch_that_was_there_finds_its_prompts_cached() -> None:
+    core, runner = make_core(1, "fifo")
+    llm = SimpleNamespace(core=core, info=SimpleNamespace(vocab_size=VOCAB))
+    computed = []
+    for _ in range(2):
+        runner.plans.clear()
+        steps = steps_of(llm, Load(4, 48, 2, 7))
+        next(steps)
+        steps.close()
+        computed.append(sum(plan.num_tokens for plan in runner.plans))
+    assert computed[0] >= 4 * 48 > computed[1]
+
+
+def test_new_prompts_are_whole() -> None:
+    assert Load(2, 40, 1, 0, 130).prompts == [40, 40, 40, 10] and Load(2, 40, 1, 0).prompts == []
