@@ -12,6 +12,7 @@ from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.handshake import HandshakeError
+from roseinfer.engine.remote.renewal import renew_all
 from roseinfer.engine.remote.secret import SecretFile
 
 log = logging.getLogger("roseinfer.engine.remote")
@@ -22,8 +23,8 @@ LOOK_S = 0.05
 class RemoteCrew:
     """What `EngineCrew` is for engines of one's own: `launch`, then `connect`, then `close`. Belongs to one event loop.
 
-    Their keepers start them again, restart them on purpose, and give them up; so nothing that happens to them ends
-    who has this: `failure` is never set. `folder` is removed with it.
+    Their keepers start them again, also when asked to, and give them up; so nothing that happens to them ends who has
+    this: `failure` is never set. `folder` is removed with it.
     """
 
     def __init__(self, addresses: Sequence[HostPort], secret: SecretFile, *, quiet_s: float, lost_s: float) -> None:
@@ -36,6 +37,7 @@ class RemoteCrew:
         self._engines = RemoteEngines(secret, quiet_s=quiet_s, lost_s=lost_s)
         self._listeners: list[Callable[[int, StepRecord], None]] = []
         self._engines.on_step(self._stepped)
+        self._rolling: asyncio.Task[None] | None = None
 
     async def launch(self) -> None:
         for number, address in enumerate(self.addresses):
@@ -84,9 +86,19 @@ class RemoteCrew:
             listener(number, step)
 
     async def roll(self) -> None:
-        """Nothing: they are others' engines."""
-        log.warning("engines on other hosts are restarted there: send SIGHUP to their `roseinfer engine`")
+        """Have their keepers restart all engines, one after the other, see `renew_all`. A call while this is under way
+        waits for its end.
+        """
+        if self._rolling is None or self._rolling.done():
+            work = renew_all(self.addresses, self._engines, self._secret, lost_s=self._lost_s)
+            self._rolling = asyncio.create_task(work)
+        else:
+            log.info("a rolling restart is under way already")
+        await asyncio.wait({self._rolling})
 
     async def close(self) -> None:
+        if self._rolling is not None:
+            self._rolling.cancel()
+            await asyncio.gather(self._rolling, return_exceptions=True)
         self._engines.close()
         remove_folder(self.folder)

@@ -24,7 +24,7 @@ from roseinfer.engine.remote.sealed import Keys
 from roseinfer.engine.remote.secret import Secret
 
 # Of the handshake and what follows it; messages are in the schema.
-VERSION = 1
+VERSION = 2
 _MAGIC = b"roseinfe"
 _GATE = struct.Struct("<8sH8s32s")
 _CLIENT = struct.Struct("<8sH8sB32s")
@@ -34,10 +34,11 @@ _NONCE_BYTES = 32
 
 
 class Purpose(IntEnum):
-    """Of a connection: to the engine itself, or to follow how it does."""
+    """Of a connection: to the engine itself, to follow how it does, or none but to have it started anew."""
 
     ENGINE = 1
     FOLLOW = 2
+    RENEW = 3
 
 
 class Verdict(IntEnum):

@@ -1,6 +1,7 @@
 """Keeping an engine where clients on other hosts reach it."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from dataclasses import replace
@@ -38,8 +39,8 @@ class EngineKeeper:
     """One engine, see `EngineCrew`, and the port by which it is reached: `launch`, then `connect`, then `close`.
 
     A connection that is let in goes to the engine's process itself, or to the next one while there is none; or it
-    follows how the engine does. Belongs to one event loop. `failure` is set to an exception when the engine does not
-    come back.
+    follows how the engine does; or it has the engine started anew, as `roll` does, and ends. Belongs to one event loop.
+    `failure` is set to an exception when the engine does not come back.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class EngineKeeper:
         self._steps: list[StepRecord] = []
         self._telling: asyncio.Task[None] | None = None
         self._told = Standing()
+        self._up = asyncio.Event()
+        self._renewing: asyncio.Task[None] | None = None
 
     @property
     def failure(self) -> "asyncio.Future[None]":
@@ -94,10 +97,12 @@ class EngineKeeper:
     async def connect(self) -> EngineInfo:
         """Wait until the engine is up. Raises what keeps it from starting; nothing is left then."""
         try:
-            return await self._crew.connect()
+            info = await self._crew.connect()
         except BaseException:
             await self.close()
             raise
+        self._up.set()
+        return info
 
     def report(self) -> EngineReport:
         return replace(self._crew.reports()[0], visitors=Visitors(len(self._followers), self._gate.refused))
@@ -117,9 +122,10 @@ class EngineKeeper:
     async def close(self) -> None:
         """Stop the engine; nothing listens any more."""
         await self._gate.close()
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
+        tasks = [task for task in (self._telling, self._renewing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for follower in list(self._followers):
             follower.close()
         await self._crew.close()
@@ -144,11 +150,24 @@ class EngineKeeper:
         if greeted.purpose is Purpose.FOLLOW:
             self._followers.add(_Follower(connection, greeted, self._followers, self._tidings([])))
             return True
+        if greeted.purpose is Purpose.RENEW:
+            self._renew(connection)
+            return True
         if self._door is None or greeted.number != self._number():
             return False
         passed = pass_on(self._door[0], connection, greeted.keys)
         connection.close()
         return passed
+
+    def _renew(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):  # it has hung up, having said all that it wanted
+            log.info("a server at %s wants the engine to be started anew", connection.getpeername()[0])
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.get_running_loop().create_task(self._roll_when_up())
+
+    async def _roll_when_up(self) -> None:
+        await self._up.wait()
+        await self.roll()
 
     # --- telling how it does ------------------------------------------------------------------------------------
     def _stepped(self, engine: int, step: StepRecord) -> None:

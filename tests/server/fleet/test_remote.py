@@ -130,6 +130,26 @@ def test_clients_are_served_and_an_engine_that_is_killed_is_not_noticed(hosts: H
     assert [engine["state"] for engine in body["engines"]] == ["ready", "ready"]
 
 
+def test_a_hangup_has_all_engines_started_anew_under_requests(hosts: Hosts) -> None:
+    server = hosts.server
+    before = [kept.engine for kept in hosts.kept]
+    with server.client(max_retries=0) as client:
+        expected = [client.completions.create(**asked(i)).choices[0].text for i in range(STREAMS)]
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: "rolling restart: the engine at" in server.log())
+        server.process.send_signal(signal.SIGHUP)
+        rounds = 0
+        while "rolling restart: done" not in server.log():
+            streams = [client.completions.create(**asked(i), stream=True) for i in range(STREAMS)]
+            assert ["".join(chunk.choices[0].text for chunk in stream) for stream in streams] == expected
+            rounds += 1
+        assert rounds > 0 and server.log().count("a rolling restart is under way already") == 1
+    assert not {*before} & {kept.engine for kept in hosts.kept}
+    for kept in hosts.kept:
+        assert kept.log().count("a server at 127.0.0.1 wants the engine to be started anew") == 1
+        assert kept.log().count("rolling restart: done") == 1
+
+
 def test_a_stranger_is_refused_counted_and_told_of_once(hosts: Hosts) -> None:
     server, kept = hosts.server, hosts.kept[1]
     host, _, port = kept.address.rpartition(":")
