@@ -11,6 +11,7 @@ from roseinfer.core.errors import EngineDeadError
 from roseinfer.kernels import all_reduce as kernels
 from roseinfer.kernels.peers import PeerLayout, Peers
 from roseinfer.parallel.group import LiveGroup
+from roseinfer.parallel.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -93,17 +94,13 @@ class CudaGroup:
         return thread
 
 
-def connect(host: LiveGroup, store: str, device: torch.device) -> CudaGroup:
-    """The group of the GPUs of `host`'s ranks, each the one of its rank's number; returns once all have come.
-
-    store: the path of a file that is not there before, the same for all ranks.
-    """
+def connect(host: LiveGroup, rendezvous: Rendezvous, device: torch.device) -> CudaGroup:
+    """The group of the GPUs of `host`'s ranks, each the one of its rank's number; returns once all have come."""
     from roseinfer.parallel.nccl import Nccl
     from roseinfer.parallel.symmetric_memory import all_reach_each_other, open_memory
 
-    rank, size = host.rank, host.size
-    file = dist.FileStore(store, size)
-    library = Nccl(dist.PrefixStore("nccl", file), rank, size, device)
+    rank, size, store = host.rank, host.size, rendezvous.store
+    library = Nccl(dist.PrefixStore("nccl", store), rank, size, device)
     if not host.least(all_reach_each_other(size)):
         logger.warning(
             "the GPUs do not reach each other's memory: all that they exchange is left to NCCL, which is slow"
@@ -112,7 +109,8 @@ def connect(host: LiveGroup, store: str, device: torch.device) -> CudaGroup:
     layout = PeerLayout(size, own_limit(size))
     addresses, memory = None, None
     try:
-        addresses, memory = open_memory(store, dist.PrefixStore("memory", file), rank, size, layout.bytes, device)
+        memory_store = dist.PrefixStore("memory", store)
+        addresses, memory = open_memory(rendezvous.name, memory_store, rank, size, layout.bytes, device)
     except RuntimeError as error:
         logger.warning("the GPUs' processes cannot share memory, all that they exchange is left to NCCL: %s", error)
     if not host.least(addresses is not None) or addresses is None:

@@ -14,4 +14,4 @@ def make_group(rendezvous: Rendezvous, device: torch.device) -> LiveGroup:
         return host
     from roseinfer.parallel.cuda_group import connect  # imports Triton, which only GPUs have
 
-    return connect(host, f"{rendezvous.store}-gpus", device)
+    return connect(host, rendezvous, device)

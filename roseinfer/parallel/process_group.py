@@ -34,7 +34,8 @@ class ProcessGroup:
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=JOIN_TIMEOUT_S)
-        store = dist.FileStore(rendezvous.store, self.size)
+        self._store = rendezvous.store
+        store = dist.PrefixStore("hosts", rendezvous.store)
         # Its threads must have ended before the interpreter does, or the process aborts.
         self._gloo = [gloo(store, self.rank, self.size, options)]
         self._end = weakref.finalize(self, self._gloo.clear)

@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass
 
+import torch.distributed as dist
+
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """`store`: path of a file that is not there before the first of `size` processes comes; this one is number `rank`.
+    """`store`: that all of `size` processes have; this one is number `rank`. It serves one group, once. From then on
+    the processes talk over this machine's loopback.
 
-    A file serves one group, once. From then on the processes talk over this machine's loopback.
+    `name`: of the group, the same for all, and no other's of these processes.
     """
 
-    store: str
+    store: dist.Store
+    name: str
     rank: int
     size: int

@@ -8,16 +8,17 @@ from roseinfer.core.errors import EngineDeadError, RoseinferError
 
 
 class RankBoot(msgspec.Struct):
-    """The line that a rank's process reads on its standard input. `folder`: of the model. `store`: of the rendezvous.
+    """The line that a rank's process reads on its standard input. `folder`: of the model. `group`: the group's name.
 
-    `ring_bytes`, and the descriptors `ring`, `bell` (see `ring.RingReader`) and `status`, where it writes a `RankSays`
-    for each line. `engine`: its number, if there are several.
+    `ring_bytes`, and the descriptors `ring`, `bell` (see `ring.RingReader`), `store` (see `SharedStore`) and `status`,
+    where it writes a `RankSays` for each line. `engine`: its number, if there are several.
     `stacks`: the file where it is to write where its threads are, when it gets the signal for it.
     """
 
     config: EngineConfig
     folder: str
-    store: str
+    store: int
+    group: str
     rank: int
     size: int
     ring: int

@@ -1,15 +1,14 @@
 """The processes of the ranks other than 0, as rank 0 sees them: started, watched, told what to do, ended."""
 
 import contextlib
+import itertools
 import logging
 import math
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.stacks import forget_ranks, rank_stacks_path
 from roseinfer.ranks.boot import RankBoot, RankSays, as_error
 from roseinfer.ranks.calls import CLOSE
-from roseinfer.ranks.ring import RingWriter
+from roseinfer.ranks.ring import RingWriter, shared_descriptor
 
 log = logging.getLogger("roseinfer.ranks")
 
@@ -37,6 +36,7 @@ CLOSE_PATIENCE_S = 3.0
 # For the word of a rank that has just ended to be read.
 WORD_S = 1.0
 Made = TypeVar("Made")
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class _Rank:
 
 
 class OtherRanks:
-    """`start` them, `boot` them, `await_here`; then `tell` them things, and `close`.
+    """`start` them, `boot` them, `await_here`; when all have `started`, `tell` them things, and `close`.
 
-    If one of them ends before it was told to, all are ended, `failure` says why, and `on_loss` is called in the thread
-    that watches them; so it is if they do not end when they are told to. That thread has also made them: the system
-    ends them when it ends.
+    `store`: the descriptor of what they share before they are connected. If one of them ends before it was told to, all
+    are ended, `failure` says why, and `on_loss` is called in the thread that watches them; so it is if they do not end
+    when they are told to. That thread has also made them: the system ends them when it ends.
     """
 
     def __init__(self, size: int, home: Home | None = None, module: str = MODULE) -> None:
@@ -108,22 +108,20 @@ class OtherRanks:
         self.on_loss: Callable[[], None] = lambda: None
         self._module = module
         self._ranks: list[_Rank] = []
-        self._closing = False
-        self._joining = threading.Event()
+        self._up = self._closing = False
         self._changed = threading.Condition()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._live, name="roseinfer-ranks", daemon=True)
-        # In a folder that is removed also if this process is killed, where there is one.
-        parent = None if home is None else home.private
-        try:
-            self._folder = Path(tempfile.mkdtemp(prefix="roseinfer-ranks-", dir=parent))
-        except OSError as error:
-            raise _no_process(error) from error
-        try:
-            self._ring = RingWriter(size - 1, self._stuck)
-        except OSError as error:
-            self._folder.rmdir()
-            raise _no_process(error) from error
+        self.name = f"roseinfer-{os.getpid()}-{next(_numbers)}"  # of the group
+        with contextlib.ExitStack() as undo:
+            try:
+                self.store = shared_descriptor(0)
+                undo.callback(os.close, self.store)
+                self._ring = RingWriter(size - 1, self.go_on)
+            except OSError as error:
+                raise _no_process(error) from error
+            undo.callback(self._ring.close)
+            self._undo = undo.pop_all()
 
     def start(self) -> None:
         """Start the processes, which import what they need. Raises `ResourceError`."""
@@ -133,20 +131,6 @@ class OtherRanks:
         except OSError as error:
             self.close()
             raise _no_process(error) from error
-
-    @property
-    def store(self) -> str:
-        """The file of the rendezvous."""
-        return str(self._folder / "store")
-
-    def forget_store(self) -> None:
-        """The group is made, or nobody waits for it any more.
-
-        Who still makes it needs the folder: PyTorch's file store would wait for that in vain, and hold the
-        interpreter's lock. It goes when that has ended.
-        """
-        if not self._joining.is_set():
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def pids(self) -> list[int]:
@@ -165,6 +149,7 @@ class OtherRanks:
                 config=config,
                 folder=str(model),
                 store=self.store,
+                group=self.name,
                 rank=rank.number,
                 size=self.size,
                 ring=self._ring.memory,
@@ -200,19 +185,19 @@ class OtherRanks:
                 made.set_result(make())
             except BaseException as error:
                 made.set_exception(error)
-            self._joining.clear()
-            if self._closing:
-                self.forget_store()
             with self._changed:
                 self._changed.notify_all()
 
-        self._joining.set()
         threading.Thread(target=run, name="roseinfer-join", daemon=True).start()
         with self._changed:
             self._changed.wait_for(lambda: self.failure or made.done())
         if not made.done():
             self.check()
         return made.result()
+
+    def started(self) -> None:
+        """All have built their part, and listen."""
+        self._up = True
 
     def tell(self, message: bytes | memoryview) -> None:
         """Raises the failure if there is one."""
@@ -223,7 +208,8 @@ class OtherRanks:
         if self.failure is not None:
             raise self.failure
 
-    def _stuck(self) -> None:
+    def go_on(self) -> None:
+        """For whoever waits for another rank: raises if that has become vain."""
         self.check()
         if self._closing:
             raise EngineDeadError("the engine is closed, and a rank does not listen any more")
@@ -243,7 +229,7 @@ class OtherRanks:
         if self._closing:
             return
         self._closing = True
-        if self.failure is None and all(rank.here for rank in self._ranks):
+        if self.failure is None and self._up:
             with contextlib.suppress(EngineDeadError):  # then they are killed in a moment
                 self._ring.write(CLOSE)
         else:
@@ -255,8 +241,7 @@ class OtherRanks:
         # That thread itself closes what it finds when it collects garbage.
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
-        self._ring.close()
-        self.forget_store()
+        self._undo.close()
 
     # --- the thread that watches them ---------------------------------------------------------------------------
     def _live(self) -> None:
@@ -283,7 +268,7 @@ class OtherRanks:
             process = subprocess.Popen(
                 [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE,
-                pass_fds=[voice, self._ring.memory, self._ring.bells[number - 1]],
+                pass_fds=[voice, self.store, self._ring.memory, self._ring.bells[number - 1]],
             )
         except BaseException:
             os.close(status)
@@ -327,7 +312,8 @@ class OtherRanks:
 
     def _lose(self, lost: _Rank) -> None:
         self.failure = lost.why
-        log.error("%s", self.failure)
+        if self._up:  # else whoever starts them says so
+            log.error("%s", self.failure)
         self._kill()
         self.on_loss()
 

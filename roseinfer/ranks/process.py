@@ -73,9 +73,7 @@ def _import_slowly() -> None:
 def _serve(boot: RankBoot) -> None:
     from roseinfer.ranks.build import build_rank
 
-    built, group = build_rank(
-        boot.config, Path(boot.folder), boot.store, boot.rank, lambda: _say(boot, RankSays(here=True))
-    )
+    built, group = build_rank(boot, lambda: _say(boot, RankSays(here=True)))
     spin_s = 0.0 if built.facts.device == "cpu" else GPU_SPIN_S
     garbage = IdleGarbageCollector(MonotonicClock())
 

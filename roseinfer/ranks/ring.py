@@ -76,7 +76,7 @@ class RingWriter:
         self._written = 0
         self._room = size
         with contextlib.ExitStack() as undo:
-            self.memory = _shared_descriptor(_LINE * (1 + 2 * readers) + size)
+            self.memory = shared_descriptor(_LINE * (1 + 2 * readers) + size)
             undo.callback(os.close, self.memory)
             self._ring = _Memory(self.memory, readers, size)
             undo.callback(self._ring.close)
@@ -213,10 +213,10 @@ class RingReader:
                 raise RingClosedError
 
 
-def _shared_descriptor(size: int) -> int:
-    """Of memory that has no name, and so is gone with the last process that has it."""
+def shared_descriptor(size: int) -> int:
+    """Of memory that has no name, and so is gone with the last process that has it. Raises `OSError`."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("roseinfer-ring", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("roseinfer-ranks", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.kernels.peers import PeerLayout, Peers
@@ -14,6 +15,7 @@ from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.cuda_group import CudaGroup, connect, own_limit
 from roseinfer.parallel.group import Alone, Group, whole
+from roseinfer.parallel.rendezvous import Rendezvous
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.interpreter import allow_loaded_loop_bounds
@@ -136,12 +138,12 @@ def refused(*args: object) -> tuple[list[int], object]:
     ("reach", "memory", "ours"), [(True, opened, True), (True, refused, False), (False, opened, False)]
 )
 def test_without_shared_memory_the_library_does_it_all(
-    reach: bool, memory: object, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reach: bool, memory: object, ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roseinfer.parallel.nccl.Nccl", lambda *args: Mirror())
     monkeypatch.setattr("roseinfer.parallel.symmetric_memory.all_reach_each_other", lambda size: reach)
     monkeypatch.setattr("roseinfer.parallel.symmetric_memory.open_memory", memory)
-    group = connect(Two(0), str(tmp_path / "store"), CPU)
+    group = connect(Two(0), Rendezvous(dist.HashStore(), "gpus", 0, 2), CPU)
     assert group.adds(torch.ones(2, 8)) == ours
 
 

@@ -28,11 +28,12 @@ from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.process_group import ProcessGroup
 from roseinfer.parallel.rendezvous import Rendezvous
+from roseinfer.parallel.shared_store import SharedStore
 from tests.helpers.batches import HandRow, HandRunner
 
 store, rank, size, tokens, out, *cases = sys.argv[1:]
 tokens = [int(token) for token in tokens.split(",")]
-group = ProcessGroup(Rendezvous(store, int(rank), int(size)))
+group = ProcessGroup(Rendezvous(SharedStore(int(store)), "two", int(rank), int(size)))
 results = {}
 for case in cases:
     folder, load_format = Path(case.partition("=")[0]), case.partition("=")[2]
@@ -64,14 +65,16 @@ Results = dict[tuple[str, str], dict[str, Any]]
 def run_ranks(out: Path, size: int, cases: list[str]) -> list[Results]:
     tokens = ",".join(map(str, TOKENS))
     files = [out / f"rank-{rank}.pt" for rank in range(size)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(out / "store"), str(rank), str(size), tokens, str(file), *cases],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, file in enumerate(files)
-    ]
+    with (out / "store").open("w+b") as store:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(store.fileno()), str(rank), str(size), tokens, str(file), *cases],
+                pass_fds=[store.fileno()],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, file in enumerate(files)
+        ]
     try:
         for process in ranks:
             _, errors = process.communicate(timeout=150)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ def boot(ranks: OtherRanks, act: str) -> None:
 def test_they_hear_what_they_are_told_until_the_end(ranks: OtherRanks) -> None:
     boot(ranks, "hears")
     ranks.await_here()
+    ranks.started()
     for _ in range(20):
         ranks.tell(bytes(2**20))  # more than there is room for at once
     ranks.close()
@@ -87,45 +89,54 @@ def test_all_that_die_as_soon_as_they_are_there(monkeypatch: pytest.MonkeyPatch)
     ranks.close()
 
 
-def test_one_that_dies_while_all_join() -> None:
-    """Whoever makes the group would wait for it for minutes."""
+def test_one_that_dies_while_all_join(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever makes the group waits for it no longer, and nothing is left of that. It is told once."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ranks = OtherRanks(2, module=MODULE)
     ranks.start()
     with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):
         build_led(make_engine_config(model="dies", device="cpu", tensor_parallel_size=2), Path("model"), ranks)
+    until(lambda: not any(thread.name == "roseinfer-join" for thread in threading.enumerate()))
+    assert not list(tmp_path.iterdir()) and not caplog.text
 
 
-def test_the_folder_stays_while_somebody_joins() -> None:
-    """Or PyTorch would wait for it, and keep all other threads from running."""
-    ranks, over = OtherRanks(2, module=MODULE), threading.Event()
-    ranks.start()
-    os.kill(ranks.pids[0], signal.SIGKILL)
-    with pytest.raises(EngineDeadError):
-        ranks.join(lambda: over.wait(60))
+def test_when_rank_0_refuses_nobody_waits_for_the_others(monkeypatch: pytest.MonkeyPatch, ranks: OtherRanks) -> None:
+    """Which hear nothing while they load."""
+    monkeypatch.setattr(others, "CLOSE_PATIENCE_S", 3600.0)
+    boot(ranks, "stays")
+    ranks.await_here()
     ranks.close()
-    folder = Path(ranks.store).parent
-    assert folder.is_dir()
-    over.set()
-    until(lambda: not folder.exists())
 
 
-def test_without_a_ring_no_folder_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_ring_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*args: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(others, "RingWriter", no_memory)
-    with pytest.raises(ResourceError):
-        OtherRanks(2, Home(tmp_path))
-    assert not list(tmp_path.iterdir())
+    closed: list[int] = []
+    monkeypatch.setattr(others.os, "close", closed.append)
+    with pytest.raises(ResourceError, match="Cannot allocate memory"):
+        OtherRanks(2)
+    (store,) = closed
+    monkeypatch.undo()
+    os.close(store)
 
 
-def test_when_one_dies_the_others_are_ended_and_calls_say_why(ranks: OtherRanks) -> None:
+def test_when_one_dies_the_others_are_ended_and_calls_say_why(
+    ranks: OtherRanks, caplog: pytest.LogCaptureFixture
+) -> None:
     lost = threading.Event()
     ranks.on_loss = lost.set
     boot(ranks, "hears")
     ranks.await_here()
+    ranks.started()
     os.kill(ranks.pids[0], signal.SIGKILL)
     assert lost.wait(60)
+    assert caplog.messages == [
+        "the process of rank 1 ended with code -9 (killed, as the system does when memory runs out)"
+    ]
     until(lambda: not any(map(alive, ranks.pids)))
     with pytest.raises(EngineDeadError, match="rank 1"):
         ranks.tell(b"anything")
@@ -143,6 +154,7 @@ def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch, ran
     monkeypatch.setattr(others, "CLOSE_PATIENCE_S", 0.0)
     boot(ranks, "stays")
     ranks.await_here()
+    ranks.started()
     with pytest.raises(EngineDeadError, match="closed"):
         threading.Timer(0.05, ranks.close).start()
         while True:
