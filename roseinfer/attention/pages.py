@@ -2,7 +2,9 @@
 
 import contextlib
 import mmap
+import os
 import weakref
+from typing import Any
 
 import torch
 
@@ -45,5 +47,11 @@ def pinned_pages(num_bytes: int) -> torch.Tensor:
             f"{driver.cudaGetErrorString(error)}); lower kv_offloading_size"
         )
     # Before the pages themselves go: what is kept here does not keep the tensor.
-    weakref.finalize(pages, driver.cudaHostUnregister, pages.data_ptr()).atexit = False
+    weakref.finalize(pages, _unlock, driver, pages.data_ptr(), os.getpid()).atexit = False
     return pages
+
+
+def _unlock(driver: Any, address: int, owner: int) -> None:
+    """A fork of the process `owner` has neither the pages nor the driver's word on them."""
+    if os.getpid() == owner:
+        driver.cudaHostUnregister(address)

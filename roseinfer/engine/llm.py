@@ -3,6 +3,7 @@
 import itertools
 import logging
 import operator
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -76,7 +77,7 @@ class Completion:
 
 
 class LLM:
-    """An engine in this process. Not thread safe; one call at a time.
+    """An engine in this process, and in no fork of it. Not thread safe; one call at a time.
 
     Options are the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `ProfileConfig`, `PricedConfig` and
     `KvEventsConfig`, and those of the scheduling policy. `observer` is told of every step. Raises `ConfigError` for an
@@ -86,6 +87,7 @@ class LLM:
     def __init__(self, model: str = "tiny", *, observer: StepObserver | None = None, **options: Any) -> None:
         from roseinfer.engine.process import build_engine
 
+        self._owner = os.getpid()
         config = make_engine_config(model=model, **options)
         self.tokenizer = load_tokenizer(config.model)
         self.core, self.info = build_engine(config, model_folder(config.model), observer)
@@ -165,7 +167,8 @@ class LLM:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.core.close()
+            if self._ours:
+                self.core.close()
 
     def __enter__(self) -> Self:
         return self
@@ -176,6 +179,15 @@ class LLM:
         self.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
+    @property
+    def _ours(self) -> bool:
+        """False in a fork of the process that made it, which has none of its threads, devices and other processes."""
+        return os.getpid() == self._owner
+
+    def _check_owner(self) -> None:
+        if not self._ours:
+            raise EngineDeadError("this LLM was made by the process that this one is a fork of: make one here")
+
     def _job(
         self,
         prompt: Prompt,
@@ -206,6 +218,7 @@ class LLM:
 
     def _add(self, jobs: list["_Job"]) -> dict[str, tuple["_Job", SequenceText]]:
         """Queue all jobs or, if one is refused, none."""
+        self._check_owner()
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if self._broken:
@@ -246,6 +259,7 @@ class LLM:
 
     def _turn(self) -> list[RequestOutput]:
         """One step of the engine; waits a little if it holds back what it has, rather than ask again at once."""
+        self._check_owner()
         if self._closed:
             raise EngineClosedError("the engine is closed")
         try:
@@ -276,6 +290,8 @@ class LLM:
         return None if chunk is None else (job, chunk)
 
     def _abort(self, texts: dict[str, tuple["_Job", SequenceText]]) -> None:
+        if not self._ours:
+            return
         self.core.abort(list(texts))
         self._drain()
 

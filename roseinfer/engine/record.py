@@ -15,12 +15,14 @@ took, with `copies_first` if its rows came behind them; they are there if there 
 it: the file is as private as they are.
 """
 
+import contextlib
 import logging
 import os
+import weakref
 from dataclasses import fields, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -56,6 +58,7 @@ class Recorder:
         except OSError as error:
             raise ConfigError(f"record: {path} cannot be written: {error.strerror}") from error
         self._file = os.fdopen(descriptor, "wb", buffering=BUFFER_BYTES)
+        _flush_before_forks(self._file)
         self._encode = msgspec.json.Encoder().encode
         self.flushed_s = 0.0
 
@@ -87,6 +90,20 @@ class Recorder:
         """A full disk must not stop the engine."""
         log.error("recording ends here: %s", error)
         self.close()
+
+
+def _flush_before_forks(file: IO[bytes]) -> None:
+    """Or a fork would write what has not been written yet once more, when it ends."""
+    known = weakref.ref(file)
+
+    def flush() -> None:
+        file = known()
+        if file is not None and not file.closed:
+            with contextlib.suppress(OSError):  # it is told by whoever writes
+                file.flush()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=flush)
 
 
 class RecordingRunner(PassThrough):

@@ -1,4 +1,5 @@
 import gc
+import os
 import weakref
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from roseinfer.attention import host_store
 from roseinfer.attention.host_store import GIB, HostStore, check_host_memory, num_host_blocks
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.pages import fresh_pages, pinned_pages
+from roseinfer.attention.pages import _unlock, fresh_pages, pinned_pages
 from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.fp8_codes import CODES
 from tests.helpers.attention import spec_of
@@ -99,6 +100,8 @@ def test_pages_are_locked_as_long_as_they_are_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     pages = pinned_pages(1 << 16)
     assert runtime.locked == {pages.data_ptr(): 1 << 16}
+    _unlock(runtime, pages.data_ptr(), owner=os.getpid() + 1)
+    assert runtime.locked, "a fork has no say in it"
     del pages
     gc.collect()
     assert not runtime.locked

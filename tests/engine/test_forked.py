@@ -1,0 +1,87 @@
+"""A process forked off one that has an `LLM`: the child is told that it has none, and the parent's goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.llm import LLM
+
+PATIENCE_S = 120.0
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+# Twice the KV cache: what comes again has been in host memory meanwhile.
+PROMPTS = [[start + 3] * 64 for start in range(8)]
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [llm.generate([prompt], GREEDY)[0].samples[0].token_ids for prompt in PROMPTS]
+
+
+def what_a_child_gets(llm: LLM, stream: Any) -> list[str]:
+    """The errors of all that it may try."""
+    tries = (
+        lambda: llm.generate([PROMPTS[0]], GREEDY),
+        lambda: list(llm.stream(PROMPTS[0], GREEDY)),
+        lambda: list(llm.stream_steps([PROMPTS[0]], GREEDY)),
+        lambda: next(stream),
+        stream.close,
+        llm.close,
+        lambda: llm.generate([PROMPTS[0]], GREEDY),
+    )
+    said = []
+    for attempt in tries:
+        try:
+            attempt()
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        else:
+            said.append("")
+    return said
+
+
+def main(record: str) -> None:
+    """A program of a user's, which forks in the middle of a stream; both processes end as Python does."""
+    options = {"num_kv_blocks": 24, "max_model_len": 96, "device": "cpu", "threads": 2, "kv_offloading_size": 0.01}
+    llm = LLM("tiny", **options, record=record)
+    first = tokens(llm)
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    begun = [token for chunk in (next(stream), next(stream)) for token in chunk.token_ids]
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        signal.alarm(60)
+        os.write(writing, json.dumps(what_a_child_gets(llm, stream)).encode())
+        sys.exit(0)
+    _, status = os.wait()
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        said = json.loads(told.read() or "null")
+    rest = begun + [token for chunk in stream for token in chunk.token_ids]
+    again, hits = tokens(llm), llm.core.stats().offload.hits  # type: ignore[union-attr]
+    llm.core.scheduler.check_integrity()
+    llm.close()
+    print(json.dumps({"status": status, "said": said, "same": first == again, "rest": len(rest), "hits": hits}))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_fork_is_told_and_its_parent_goes_on(tmp_path: Path) -> None:
+    record = tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "tests.engine.test_forked", str(record)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    came = json.loads(done.stdout)
+    error = "EngineDeadError: this LLM was made by the process that this one is a fork of: make one here"
+    assert came.pop("said") == [error] * 4 + ["", "", error]
+    assert came.pop("hits") > 0, "or K and V in host memory played no part"
+    assert came == {"status": 0, "same": True, "rest": 24}
+    lines = record.read_text().splitlines()
+    assert len(lines) == len(set(lines)) > 50, "the child has written none of them once more"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
