@@ -112,6 +112,8 @@ def _plan(config: DeployConfig, given: Mapping[str, Any], environment: Mapping[s
         raise ConfigError("slow: engines on Ray are all alike; use `roseinfer serve`")
     if not server.port:
         raise ConfigError("port: all processes of a deployment must know it, so it cannot be 0")
+    if config.print in (None, RAY_SERVICE) and server.port in config.port_range:
+        raise ConfigError(f"port: {server.port} is one of engine_ports, {config.engine_ports}")
     return Plan(
         deploy=config, engine=engine, replicas=replicas, router=given.get("router") or DEFAULT_ROUTER, server=server
     )

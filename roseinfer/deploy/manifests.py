@@ -29,6 +29,12 @@ PICKER_PORT = 9002
 # Where each node of Ray says how it is, to whoever asks. KubeRay would have pods asked by wget, which images lack.
 RAY_HEALTH, RAY_HEALTH_PORT = "/api/healthz", 52365
 HAPROXY_HEALTH = "/-/healthz"  # 503 where it knows no API process
+# Ports that are somebody's in the pods of a Ray cluster: Ray's own as KubeRay has them, and those of Serve and HAProxy.
+RAY_PORTS = {
+    6379: "Ray's", 8080: "Ray's metrics", 8265: "Ray's dashboard", 10001: "Ray's clients", 52365: "Ray's agents",
+    8404: "HAProxy's statistics", 8500: "Ray Serve's own proxy", 9101: "HAProxy's metrics",
+}  # fmt: skip
+API_PORTS = range(30000, 31001)
 # Options of a deployment on Ray that pods of Kubernetes do not have, and those that KubeRay decides.
 OF_RAY = (
     "min_engines",
@@ -55,6 +61,9 @@ def check_printable(kind: str, given: Mapping[str, Any]) -> None:
     for name in OF_CLUSTER if kind == RAY_SERVICE else OF_RAY:
         if name in given:
             raise ConfigError(f"{name}: has no meaning with --print {kind}")
+    port = given.get("port")
+    if kind == RAY_SERVICE and port is not None and (port in RAY_PORTS or port in API_PORTS):
+        raise ConfigError(f"port: {port} is for {RAY_PORTS.get(port, 'API processes')} in the pods of a Ray cluster")
 
 
 def manifests(kind: str, plan: Plan, flags: Sequence[str], arguments: Mapping[str, Any]) -> str:
@@ -261,7 +270,7 @@ _KEYS_NOTE = f"""Keys of the API, which the pods ask for:
 _K8S_NOTE = (
     f"{_KEYS_NOTE}Storage, memory and CPUs are guesses: look at them. Files that options name must be in the image."
 )
-_RAY_NOTE = f"""For KubeRay from 1.5.1 on and an image with the extra `ray` (docs/ray.md).
+_RAY_NOTE = f"""For KubeRay from 1.6 on and an image with the extra `ray` (docs/ray.md).
 {_K8S_NOTE}"""
 _POOL_NOTE = f"""The pods of `--print k8s` as a pool; the endpoint picker {NAME}-epp is your gateway's to bring."""
 

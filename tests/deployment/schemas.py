@@ -2,8 +2,8 @@
 
 Written after the reference pages of the fields: Kubernetes API v1.37 (`apps/v1` Deployment, `v1` Pod, Service and
 PersistentVolumeClaim), Gateway API Inference Extension v1 (`InferencePool`), KubeRay v1.6 (`ray.io/v1` RayService); of
-the latter two held against the types in their repositories as well. They have the fields that we write and no other, so
-that a new one is looked up before it is printed.
+the latter two held against their CRDs as well. They have the fields that we write and no other, so that a new one is
+looked up before it is printed.
 """
 
 from typing import Any
@@ -44,6 +44,7 @@ def fields(*required: str, **known: Schema) -> Schema:
 
 
 LABELS = by_name(LABEL)
+SELECTOR = LABELS | {"minProperties": 1, "maxProperties": 64}
 METADATA = fields("name", name=NAME, labels=LABELS)
 RESOURCES = fields(requests=by_name(QUANTITY), limits=by_name(QUANTITY))
 HTTP_GET = fields("port", path=TEXT, port={"anyOf": [PORT, PORT_NAME]})
@@ -101,7 +102,7 @@ DEPLOYMENT = document(
         "selector",
         "template",
         replicas=COUNT,
-        selector=fields(matchLabels=LABELS),
+        selector=fields("matchLabels", matchLabels=SELECTOR),
         strategy=fields(
             type=any_of("Recreate", "RollingUpdate"), rollingUpdate=fields(maxUnavailable=COUNT, maxSurge=COUNT)
         ),
@@ -109,7 +110,7 @@ DEPLOYMENT = document(
     ),
 )
 SERVICE_PORT = fields("port", name=PORT_NAME, port=PORT, targetPort={"anyOf": [PORT, PORT_NAME]})
-SERVICE = document("v1", "Service", fields(selector=LABELS, ports=many(SERVICE_PORT, 1)))
+SERVICE = document("v1", "Service", fields(selector=SELECTOR, ports=many(SERVICE_PORT, 1)))
 CLAIM = document(
     "v1",
     "PersistentVolumeClaim",
@@ -135,7 +136,7 @@ POOL = document(
         "selector",
         "targetPorts",
         "endpointPickerRef",
-        selector=fields("matchLabels", matchLabels=LABELS),
+        selector=fields("matchLabels", matchLabels=SELECTOR),
         targetPorts=many(fields("number", number=PORT), 1, 8) | {"uniqueItems": True},
         endpointPickerRef=PICKER,
     ),
@@ -157,6 +158,8 @@ RAY_SERVICE = document(
             workerGroupSpecs=many(
                 fields(
                     "groupName",
+                    "minReplicas",
+                    "maxReplicas",
                     "template",
                     groupName=NAME,
                     replicas=COUNT,

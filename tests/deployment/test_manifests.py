@@ -62,14 +62,30 @@ def test_the_schemas_refuse_what_is_unknown_or_wrong(printed: Any) -> None:
             jsonschema.validate(wrong, BY_KIND["InferencePool"])
 
 
+OPTION_SETS = {
+    "one": RUN,
+    "several": ("--engines", "2", "--device", "cpu", "--threads", "3"),
+    "shared": ("-tp", "4", "--engines", "2", "--image", "registry:5000/team/x@sha256:0"),
+    "named": ("--served-model-name", "a", "--served-model-name", "b", "--kv-events-endpoint", "tcp://0.0.0.0:5557"),
+}
+
+
 @EVERY
-def test_kubernetes_itself_would_take_it(printed: Any, kind: str) -> None:
+@pytest.mark.parametrize("options", OPTION_SETS.values(), ids=OPTION_SETS)
+def test_kubernetes_itself_would_take_it(printed: Any, kind: str, options: tuple[str, ...]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="no schemas of Kubernetes are installed")
-    documents = printed(kind, *RUN)
+    if kind == plan.RAY_SERVICE:
+        options = (*options, "--max-engines", "5", "--api-replicas", "3")
+    documents = printed(kind, *options)
     known = [document for name, document in documents.items() if name not in ("RayService", "InferencePool")]
     known += [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, **pod} for pod in pods(documents)]
     for document in known:
         validate.validate(document, validate.latest_version(), strict=True)
+
+
+def test_a_port_that_ray_has_in_its_pods_is_free_in_those_of_kubernetes(printed: Any) -> None:
+    (container,) = pods(printed("k8s", "--port", "8080"))[0]["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 8080}]
 
 
 def test_the_pod_serves_with_the_options_that_were_given(printed: Any) -> None:
@@ -206,6 +222,9 @@ def test_the_version_of_ray_is_the_one_that_deployments_are_made_for() -> None:
         (("rayservice", "--address", "a:1"), "--address: has no meaning with --print rayservice"),
         (("rayservice", "--bind", "127.0.0.1"), "--bind: has no meaning with --print rayservice"),
         (("k8s", "--down"), "--down: not together with --print"),
+        (("rayservice", "--port", "8265"), "--port: 8265 is for Ray's dashboard in the pods of a Ray cluster"),
+        (("rayservice", "--port", "30500"), "--port: 30500 is for API processes in the pods of a Ray cluster"),
+        (("rayservice", "--port", "7150"), "--port: 7150 is one of --engine-ports, 7100-7199"),
         (("helm",), "invalid choice: 'helm'"),
     ],
 )
