@@ -5,19 +5,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
+from tests.helpers import gguf_files
 from tests.helpers.batches import HandRow, HandRunner
-from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.checkpoints import VOCAB, make_reference, reference_logits, save_reference
 from tests.helpers.weights import Imagined
+from tests.quant.test_fp8_checkpoints import MAKERS
+from tests.quant.test_fp8_checkpoints import make as make_fp8
 
 TOKENS = [5, 17, 3, 88, 42, 9, 1, 60, 98, 0]
 
+# Sizes that blocks of 128 and two processes divide.
+WIDE = {"hidden_size": 256, "head_dim": 128}
 FAMILIES = ("llama", "llama-tied", "llama-bias", "qwen3", "gpt2", "qwen3-moe-dense", "mixtral")
+ROUNDED = ("fp8", "fp8-experts", "dense.gguf", "experts.gguf")
 
 # Each rank computes all cases in one process: what takes time is importing torch.
 RANK = """
@@ -91,12 +100,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for family in FAMILIES:
         save_reference(make_reference(family), folder / family)
+    make_fp8(folder / "fp8", MAKERS[0], **WIDE, intermediate_size=512)
+    make_fp8(folder / "fp8-experts", MAKERS[0], "qwen3-moe", **WIDE, moe_intermediate_size=256)
+    write_gguf(folder / "dense.gguf", make_reference("llama", hidden_size=256, intermediate_size=512))
+    write_gguf(folder / "experts.gguf", make_reference("mixtral", hidden_size=256, intermediate_size=256))
     return folder
+
+
+def write_gguf(path: Path, model: PreTrainedModel) -> None:
+    """All matrices that the encoding takes are in it, with weights so small that layers do not magnify roundings."""
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
+        if values.ndim == 1 or values.shape[-1] % 32:
+            return values, "F32"
+        return gguf.quantize(values / 4, gguf.GGMLQuantizationType.Q4_0), "Q4_0"
+
+    gguf_files.write(path, gguf_files.metadata_of(model, VOCAB), gguf_files.tensors_of(model, encode))
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    cases = [f"{folder / family}=auto" for family in FAMILIES]
+    cases = [f"{folder / name}=auto" for name in (*FAMILIES, *ROUNDED)]
     return run_ranks(tmp_path_factory.mktemp("ranks"), 2, [*cases, f"{folder / 'gpt2'}=dummy"])
 
 
@@ -105,7 +129,7 @@ def alone(folder: Path, load_format: str) -> HandRunner:
     return HandRunner(load_model(folder, read_model_spec(folder), load_format=load_format, **options))
 
 
-@pytest.mark.parametrize("case", [*((family, "auto") for family in FAMILIES), ("gpt2", "dummy")])
+@pytest.mark.parametrize("case", [*((name, "auto") for name in (*FAMILIES, *ROUNDED)), ("gpt2", "dummy")])
 def test_two_ranks_equal_one(case: tuple[str, str], folder: Path, ranks: list[Results]) -> None:
     """The vocabulary of 99 is odd; heads, K/V and their cache are halved."""
     runner = alone(folder / case[0], case[1])
