@@ -2,7 +2,7 @@
 
     python -m benchmarks.report benchmarks/results/gpu-h200.json ... [--classes JSON ...] [--out docs]
 
-Of a model that several files have rows of, those of the last file count. `--classes`: what `benchmarks/slo_gpu.py`
+Of a row that several files have, that of the last file counts. `--classes`: what `benchmarks/slo_gpu.py`
 found under classes of latency objectives. Writes OUT/gpu.md, OUT/img/gpu-peer.png and OUT/img/gpu-card.png. What is
 known of a row that misses its target is read from files of the JSONs' names that end in .notes.toml, where they are:
 
@@ -52,6 +52,13 @@ prefix, kernels may read it from the card's cache and be faster than this.
 """
 
 
+STARTS = """\
+## Start
+Seconds from the start of the process to the first 200 from `/health`. Kernels are compiled once on a machine: a server's
+first start is as a new machine's for what none before it in its setup had compiled.
+"""
+
+
 def page(results: Results, notes: Notes, sources: Sequence[str], classes: Results = ()) -> str:
     """`results`: of `gpu_table`, read from `sources`; `classes`: of `slo_gpu`."""
     results = _newest(results)
@@ -61,7 +68,7 @@ def page(results: Results, notes: Notes, sources: Sequence[str], classes: Result
     parts = [
         f"# roseinfer on one {head['hardware'].get('gpu', 'GPU')}",
         INTRO.format(json=files, client=" ".join(last["client"]), peer=last["peer"]),
-        *(markdown(_setup(result)) for result in results),
+        _setup(results),
         "## Against the targets\nx vLLM: how many times better; of card: share of what the card allows (below).",
         markdown(_targets(rows)),
         *(f"![{caption}](img/{name})" for name, (_, caption, _) in PLOTS.items()),
@@ -69,8 +76,8 @@ def page(results: Results, notes: Notes, sources: Sequence[str], classes: Result
         markdown(_figures(rows)),
         "Where arrivals set the output rate (in brackets) it says nothing of the server.",
         *(_classes(found) for found in classes),
-        "## Start\nSeconds from the start of the process to the first 200 from `/health`.",
-        markdown([line for result in results for line in _starts(result["servers"])]),
+        STARTS,
+        markdown(_starts({name: server for result in results for name, server in result["servers"].items()})),
         "## What the card allows",
         LIMITS.format(fp8=FP8_FLOPS_S / 1e12),
         markdown(_bounds(rows)),
@@ -82,13 +89,14 @@ def page(results: Results, notes: Notes, sources: Sequence[str], classes: Result
 
 
 def _newest(results: Results) -> list[dict[str, Any]]:
-    """Without the models that a later one has."""
+    """Without the rows that a later one has, and the servers that are of none that is left."""
     found: list[dict[str, Any]] = []
     later: set[str] = set()
     for result in reversed(results):
-        rows = [row for row in result["rows"] if row["model"] not in later]
-        servers = {name: server for name, server in result["servers"].items() if name not in later}
-        later |= {row["model"] for row in rows} | set(servers)
+        rows = [row for row in result["rows"] if _key(row) not in later]
+        later |= {_key(row) for row in rows}
+        models = {row["model"] for row in rows}
+        servers = {name: server for name, server in result["servers"].items() if name in models}
         if rows:
             found.insert(0, {**result, "rows": rows, "servers": servers})
     return found
@@ -124,16 +132,29 @@ def _key(row: Mapping[str, Any]) -> str:
     return f"{row['model']} {row['row']}"
 
 
-def _setup(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    repeat = "one run of each row" if result["repeat"] == 1 else f"medians of {result['repeat']} runs of each row"
-    lines = {
-        "models": ", ".join(dict.fromkeys(row["model"] for row in result["rows"])),
-        "hardware": ", ".join(f"{name} {value}" for name, value in result["hardware"].items()),
-        "versions": ", ".join(f"{name} {value}" for name, value in result["versions"].items()),
-        "roseinfer commit": result["commit"],
-        "measured": f"{result['date']}, seed {result['seed']}, {repeat}",
-    }
-    return [{"what": name, "is": text} for name, text in lines.items()]
+def _setup(results: Results) -> str:
+    """What was measured on which machine, a line for each result."""
+    machines = dict.fromkeys(_machine(result) for result in results)
+    numbers = {machine: number for number, machine in enumerate(machines, 1)}
+    lines = []
+    for result in results:
+        runs = "one run of each row" if result["repeat"] == 1 else f"medians of {result['repeat']} runs of each row"
+        when = f"{result['date']}, seed {result['seed']}, {runs}"
+        told = {"rows": _named(result["rows"]), "commit": result["commit"], "measured": when}
+        lines.append(told | ({"setup": numbers[_machine(result)]} if len(machines) > 1 else {}))
+    setups = [f"{f'Setup {number}' if len(machines) > 1 else 'Setup'}: {text}." for text, number in numbers.items()]
+    return "\n\n".join([markdown(lines), *setups])
+
+
+def _named(rows: Results) -> str:
+    """Each model with all its rows."""
+    models = dict.fromkeys(row["model"] for row in rows)
+    return "; ".join(" ".join([name, *(row["row"] for row in rows if row["model"] == name)]) for name in models)
+
+
+def _machine(result: Mapping[str, Any]) -> str:
+    told = [*result["hardware"].items(), *result["versions"].items()]
+    return ", ".join(f"{name} {value}" for name, value in told)
 
 
 def _targets(rows: Results) -> list[dict[str, Any]]:

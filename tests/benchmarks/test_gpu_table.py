@@ -250,18 +250,18 @@ def test_page(modules, tmp_path, monkeypatch):
 
 
 def test_newer_rows_take_the_place_of_older_ones(modules, tmp_path):
-    """A model's rows all come from one run; other models keep theirs, and rows stay in the table's order."""
+    """Only those: a model's other rows stay, with what they were measured by, and all in the table's order."""
     old, new = made_up(modules), made_up(modules)
-    new["rows"] = [row for row in new["rows"] if row["model"] == "qwen3-0.6b"]
-    new |= {"commit": "def", "servers": {}}
+    new["rows"] = [row for row in new["rows"] if row["model"] == "qwen3-0.6b" and row["row"] != "seq1"]
+    new |= {"commit": "def", "servers": {}, "hardware": {"gpu": "Another"}}
     older, newer = tmp_path / "old.json", tmp_path / "new.json"
     older.write_text(json.dumps(old))
     newer.write_text(json.dumps(new))
     modules["report"].write([older, newer], tmp_path)
     text = (tmp_path / "gpu.md").read_text()
-    assert "`old.json` and `new.json`" in text and "| roseinfer commit | def |" in text
-    others = [name for name in modules["rows"].MODELS if name != "qwen3-0.6b"]
-    assert f"| models | {', '.join(others)} |" in text
+    assert "`old.json` and `new.json`" in text
+    assert "| qwen3-0.6b nano rag poisson | def |" in text and "; qwen3-0.6b seq1; " in text
+    assert "Setup 1: gpu NVIDIA Made-Up," in text and "Setup 2: gpu Another," in text
     figures = text.split("## Every figure")[1].split("##")[0]
     assert figures.count("| qwen3-0.6b nano |") == 1
     assert figures.index("gpt2 hol") < figures.index("qwen3-0.6b nano") < figures.index("qwen3-8b nano")
