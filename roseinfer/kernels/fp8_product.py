@@ -64,20 +64,21 @@ class Fp8Factor:
     def by_library(self, x: Fp8Rows, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ (codes * scales).T + bias [x.rows, N] of `dtype`, by cuBLASLt, for any number of rows."""
         if self.grouped:
-            result = self._by_blocks(x, dtype)
+            result = self._by_blocks(x, dtype)[: x.rows]
             return result if bias is None else result.add_(bias)
-        return torch._scaled_mm(
+        result = torch._scaled_mm(
             x.codes, self._transposed, x.scales, self._library_scales, bias, out_dtype=dtype, use_fast_accum=True
         )
+        return result[: x.rows]
 
     def _by_blocks(self, x: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
+        """Of all rows that there is memory for."""
         if not x.codes.is_cuda:
             return self._by_blocks_on_cpu(x, dtype)
         kinds = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-        result = F.scaled_mm(
+        return F.scaled_mm(
             x.codes, self._transposed, x.scales, kinds[0], self._library_scales, kinds[1], output_dtype=dtype
         )
-        return result[: x.rows]
 
     def _by_blocks_on_cpu(self, x: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
         """A group of columns after the other."""
