@@ -92,6 +92,17 @@ def test_whoever_sits_out_saves_no_more_than_the_experts_that_only_it_needs() ->
     assert rows < 10
 
 
+def test_what_is_made_by_sitting_out_is_not_for_those_that_are_owed_nothing() -> None:
+    made = state()
+    made.run("tight", tpot_s=0.004)
+    for i in range(19):
+        made.run(str(i), tpot_s=0.1)
+    for i in range(12):
+        made.run(f"rest {i}")
+    names = made.decode(made.begin())
+    assert "tight" in names and COST.rows_s(len(names), 0) <= 0.004 * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("policy", ["slack", "qoserve"])
 def test_steps_last_as_long_as_the_policy_has_planned(policy: str) -> None:
     """No step is longer than the tightest objective for want of knowing what experts cost."""
@@ -163,9 +174,9 @@ def test_a_prompt_alone_is_judged_with_all_the_experts_that_it_reads() -> None:
     assert made.admitted(made.begin()) == {"in time": 100}
 
 
-def attained(known: CostParams, mix: Mix, rate: float) -> tuple[float, float]:
+def attained(known: CostParams, mix: Mix, rate: float, count: int = 120) -> tuple[float, float]:
     """Shares that are good, and that were accepted in vain."""
-    arrivals = [replace(each, predicted_len=None) for each in requests(mix, rate, 120, seed=1)]
+    arrivals = [replace(each, predicted_len=None) for each in requests(mix, rate, count, seed=1)]
     machine = Machine(FP8, noise=0.03, max_model_len=2048, num_kv_blocks=20_000, prefix_caching=False)
     estimates = Estimates(cost=CostModel(known))
     found = simulate(arrivals, scheduler_config(scheduling_policy="slack"), machine, estimates=estimates).lifetimes
@@ -182,6 +193,14 @@ def test_promises_are_kept_that_a_line_in_the_rows_breaks() -> None:
     good_by_line, missed_by_line = attained(line, mix, 3.5)
     assert good > 0.9 and missed < 0.01
     assert good > good_by_line + 0.05 and missed_by_line > 0.05
+
+
+@pytest.mark.parametrize("rate", [12.0, 20.0])
+def test_who_is_let_start_beside_slower_paces_under_overload_keeps_its_own(rate: float) -> None:
+    """What runs fits 4 ms only while rows of the slower class sit out, and few can be served at that pace."""
+    mix = Mix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))
+    good, missed = attained(FP8, mix, rate, 160)
+    assert good > 0.25 and missed < 0.03
 
 
 # --- others ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from roseinfer.core.slo import Cause
 from roseinfer.sched.cost import CostParams
 from roseinfer.sched.policies.slack.capacity import Margins, Offer, PriceLimit
 from tests.sched.queues import State
+from tests.sched.slack.test_blocks import preempt
 from tests.sched.slack.test_slack import state
 
 STEP_S = 0.010
@@ -181,3 +182,27 @@ def test_who_started_before_the_others_came_gives_up_a_pace_in_the_way_of_most()
         price.pace_s, price.gain = 0.100, gain
         made.begin()
         assert list(made.policy.state.leftover) == given_up
+
+
+@pytest.mark.parametrize(("gain", "busy", "starts"), [(1.4, True, True), (1.6, True, False), (1.6, False, True)])
+def test_nobody_starts_whose_pace_would_be_given_up(gain: float, busy: bool, starts: bool) -> None:
+    """One that starts in room to spare is no better off if its promise is broken for the next that comes."""
+    made = state()
+    if busy:
+        made.run("loose", tpot_s=0.100)
+    made.wait("strict", 10, ttft_s=9.0, tpot_s=0.020)
+    made.begin()
+    price = made.policy.state.price
+    price.pace_s, price.gain = 0.100, gain
+    assert ("strict" in made.admitted(made.begin())) is starts
+
+
+def test_whoever_has_begun_goes_on_at_a_pace_that_would_be_given_up() -> None:
+    made = state()
+    made.run("loose", tpot_s=0.100)
+    preempted = made.run("strict", tpot_s=0.020)
+    preempt(made, preempted)
+    made.begin()
+    price = made.policy.state.price
+    price.pace_s, price.gain = 0.100, 1.6
+    assert "strict" in made.admitted(made.begin())

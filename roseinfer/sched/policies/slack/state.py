@@ -18,9 +18,7 @@ from roseinfer.sched.policy import View, rejectable
 from roseinfer.sched.tenants import TenantShares
 
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
-HELD_UP = (
-    2.0  # the same, from the first token to an end: a faster pace would hold up all others for one guess of a length
-)
+HELD_UP = 2.0  # the same, from the first token to an end: faster holds up all others for one guess of a length
 UNKNOWN = 256.0  # tokens by which an expected length is wrong, before it is known better
 LIKELY = 64.0  # tokens that many outputs have, whatever was expected of them
 FEW = 0.1  # of those that run
@@ -230,10 +228,14 @@ class SlackState:
         They started before so many came; to keep a promise to few would break one in most others' way.
         """
         if self.price.gain >= GIVE_UP and self.ledger.waiting:
-            fast = [track for track in self.batch.tracks if track.tpot_s < self.price.pace_s and track.end_s == inf]
+            fast = [track for track in self.batch.tracks if self.gives_up(track)]
             if len(fast) <= FEW * len(self.batch):
                 for track in fast:
                     self.demote(track, now_s)
+
+    def gives_up(self, track: Track) -> bool:
+        """Whether its pace is faster than the one at which far more could be served, and may be given up for that."""
+        return self.price.gain >= GIVE_UP and track.tpot_s < self.price.pace_s and track.end_s == inf
 
     def pace_outlived(self, now_s: float) -> None:
         """Those that were promised an end, and have outlived what was expected of them, need a faster pace."""

@@ -107,7 +107,9 @@ class SlackStep:
         wanted_s += self._params.experts_s(sum([left for _, left in owed]), len(self._rows))
         over_s = self._decode_s - paced_s + max(0.0, -least) / self._tuning.catch_up
         if wanted_s > room_s or over_s > 0:
-            return self._skip(wanted_s - room_s, over_s)
+            room_s = self._skip(wanted_s - room_s, over_s)
+            # What others make by sitting out is for those that are short of time, not for who takes what is left.
+            self.limit_s = min(tau, max(spent_s, self._decode_s))
         return room_s
 
     def _chunk_s(self, track: Track, tokens: int) -> float:
