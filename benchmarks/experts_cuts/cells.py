@@ -24,7 +24,7 @@ from benchmarks.experts_cuts.grid import (
     start_cut,
     ways_of,
 )
-from benchmarks.experts_cuts.layer import Rows, run_many, widened, worst_error
+from benchmarks.experts_cuts.layer import RIGHT, WRONG, Error, Rows, error_of, run_many, widened
 from roseinfer.kernels import route as route_module
 from roseinfer.kernels.experts_few import experts_few
 from roseinfer.kernels.experts_few_configs import FewConfig, choose_few_config
@@ -92,10 +92,10 @@ class FewCell:
         return self.measure_config(self.with_cut(cut))
 
     def measure_logits(self) -> None:
-        def check() -> float:
+        def check() -> Error:
             x, layer = self.case.x, self.case.layer
             wide = torch.nn.functional.rms_norm(x.float(), x.shape[1:], layer.norm.weight.float(), layer.norm.eps)
-            return worst_error(router_logits(x, layer.norm, layer.router)[0], wide @ layer.router.float().T)
+            return error_of(router_logits(x, layer.norm, layer.router)[0], wide @ layer.router.float().T)
 
         self.bench.measure(
             Key("logits", self.kind, self.tokens, "", ""),
@@ -105,9 +105,9 @@ class FewCell:
         )
 
     def measure_config(self, config: FewConfig, way: str = "") -> float:
-        def check() -> float:
+        def check() -> Error:
             self.out.fill_(torch.nan)
-            return worst_error(self.call(config, self.case.layer, self.case.x), self.case.out)
+            return error_of(self.call(config, self.case.layer, self.case.x), self.case.out)
 
         return self.bench.measure(
             Key("few", self.kind, self.tokens, way, str(config)),
@@ -162,24 +162,25 @@ class TileCell:
         self.call(cut, self.case.layer)
 
     def measure(self, cut: Cut) -> float:
-        def check() -> float:
+        def check() -> Error:
             found = widened(self.call(cut, self.case.layer))
             if self.product == "down":
-                return worst_error(found, self.case.parts)
-            return worst_error(found, widened(self.case.hidden_rows)[self.order.pairs.long()])
+                return error_of(found, self.case.parts)
+            return error_of(found, widened(self.case.hidden_rows)[self.order.pairs.long()])
 
         layers = self.bench.layers(self.kind)
         return self.bench.measure(
             Key(self.product, self.kind, self.tokens, str(self.way), str(cut)),
             lambda: [partial(self.call, cut, layers[i % len(layers)]) for i in range(self.bench.calls(self.tokens))],
             check,
+            codes=self.kind == "fp8",
             default=(Way(self.default.tile, self.default.weight_first, self.default.spread) == self.way)
             and cut == getattr(self.default, self.product),
         )
 
     def prepare(self) -> None:
         """What kernels have to write before others can be compiled: while they are, none runs."""
-        _ = self.rows
+        _ = self.order, self.rows
 
 
 class ManyCell:
@@ -207,15 +208,16 @@ class ManyCell:
         return run_many(layer, self.case.x, residual, self.top_k, config, self.bench.arrived)
 
     def measure(self, config: ExpertsConfig, again: str = "") -> float:
-        def check() -> float:
+        def check() -> Error:
             self.bench.arrived.zero_()  # whatever ran before
-            return worst_error(self.call(config, self.case.layer, self.case.x.clone()), self.case.out)
+            return error_of(self.call(config, self.case.layer, self.case.x.clone()), self.case.out)
 
         layers = self.bench.layers(self.kind)
         return self.bench.measure(
             Key("many", self.kind, self.tokens, again, str(config)),
             lambda: [partial(self.call, config, layers[i % len(layers)]) for i in range(self.bench.calls(self.tokens))],
             check,
+            codes=self.codes,
             default=config == self.default,
             experts=self.experts,
         )
@@ -242,24 +244,24 @@ class ManyCell:
         case, order = self.case, self.case.order(self.default.tile)
         experts = case.layer.router.shape[0]
 
-        def check_order() -> float:
+        def check_order() -> Error:
             found, expected = self.case.order(order.tile), order_reference(case.routed.ids.cpu(), experts, order.tile)
             equal = torch.equal(found.pairs.cpu(), expected.pairs)
-            return 0.0 if equal and torch.equal(found.tiles[1:].cpu(), expected.tiles[1:]) else 1.0
+            return RIGHT if equal and torch.equal(found.tiles[1:].cpu(), expected.tiles[1:]) else WRONG
 
-        def check_spread() -> float:
+        def check_spread() -> Error:
             found = widened(spread(case.rows, order, self.top_k))
-            return worst_error(found, widened(case.rows)[order.pairs.long() // self.top_k])
+            return error_of(found, widened(case.rows)[order.pairs.long() // self.top_k])
 
         def repeated(call: Call) -> list[Call]:
             return [call] * self.bench.calls(self.tokens)
 
-        alone: dict[str, tuple[Call, Callable[[], float]]] = {
+        alone: dict[str, tuple[Call, Callable[[], Error]]] = {
             "order": (partial(order_pairs, case.routed.ids, experts, order.tile), check_order),
             "spread": (partial(spread, case.rows, order, self.top_k), check_spread),
             "add": (
                 partial(add_experts, self.parts, self.top_k, self.residual),
-                lambda: worst_error(add_experts(self.parts, self.top_k, case.x.clone()), case.out),
+                lambda: error_of(add_experts(self.parts, self.top_k, case.x.clone()), case.out),
             ),
         }
         for part, (call, check) in alone.items():
@@ -275,14 +277,15 @@ class ManyCell:
         def call(layer: Any) -> Any:
             return route_module.route(case.x, layer.norm, layer.router, self.top_k, True, bench.arrived, normed=normed)
 
-        def check() -> float:
+        def check() -> Error:
             (normed.codes.view(torch.uint8) if isinstance(normed, Fp8Rows) else normed).fill_(127)
             bench.arrived.zero_()
             found = call(case.layer)
             if not torch.equal(found.ids.sort(1).values, case.routed.ids.sort(1).values):
-                return torch.inf
+                return WRONG
             shares = (routed.weights.sort(1).values for routed in (found, case.routed))
-            return max(worst_error(*shares), worst_error(widened(normed), widened(case.rows)))
+            errors = error_of(*shares), error_of(widened(normed), widened(case.rows))
+            return Error(*torch.tensor(errors).amax(0).tolist())
 
         layers, own = bench.layers(self.kind), route_module._cut_of
         key = Key("route", self.kind, self.tokens, "", "default" if cut is None else str(cut))

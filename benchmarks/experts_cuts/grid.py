@@ -63,6 +63,8 @@ WAYS = tuple(
 def ways_of(rows: float, *, codes: bool) -> list[Way]:
     """What may be worth a try for so many rows of an expert on average."""
     ways = [way for way in WAYS if rows / 3 <= way.tile <= max(16, 4 * rows) or (way.tile >= 64 and rows > 128)]
+    # Of many rows no side is short.
+    ways = [way for way in ways if not (way.weight_first and rows >= 128)]
     # Of codes the widest tile, weight first, has no cut whose sums are in registers.
     return [way for way in ways if not (codes and way.weight_first and way.tile == 128)]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -164,10 +165,24 @@ def _taken(rows: Rows, which: torch.Tensor) -> Rows:
     return taken
 
 
-def worst_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of the row that is furthest from what it should be, the difference's norm by its norm; NaN if there is any."""
+class Error(NamedTuple):
+    """The norm of a difference by that of what was expected: of the row that is furthest off, and of all rows. NaN if
+    there is any."""
+
+    row: float
+    whole: float
+
+    def within(self, limit: "Error") -> bool:
+        return self.row <= limit.row and self.whole <= limit.whole
+
+
+RIGHT, WRONG = Error(0.0, 0.0), Error(torch.inf, torch.inf)
+
+
+def error_of(found: torch.Tensor, expected: torch.Tensor) -> Error:
     assert found.shape == expected.shape
-    return float(((found.float() - expected).norm(dim=1) / expected.norm(dim=1)).max())
+    off, norms = (found.float() - expected).norm(dim=1), expected.norm(dim=1)
+    return Error(float((off / norms).max()), float(off.norm() / norms.norm()))
 
 
 def run_many(

@@ -1,4 +1,4 @@
-"""What `experts_cuts` does in turn: the defaults of all, then better cuts of few tokens, of tiles, of the router.
+"""What `experts_cuts` does in turn: the defaults of all, then better cuts of tiles, of the router, of few tokens.
 
 A cell is one product, or layer, of one kind of weights at one number of tokens. All cells take a step of their search
 together, so that what they need is compiled on all cores at once.
@@ -20,8 +20,6 @@ from benchmarks.experts_cuts.cells import FewCell, ManyCell
 from benchmarks.experts_cuts.grid import ROUTE
 from benchmarks.experts_cuts.size import Plan
 from roseinfer.kernels.experts_tiles import add_experts, spread
-
-KINDS = ("fp8", "bf16")
 
 
 def steps(bench: Bench, cells: Sequence[Any], count: int) -> None:
@@ -87,13 +85,10 @@ def search_router(bench: Bench, cells: Sequence[ManyCell]) -> None:
 
 def run_all(bench: Bench) -> None:
     """Ends with `OutOfTimeError` if it is."""
-    plan = bench.plan
-    few = [FewCell(bench, kind, tokens) for tokens in plan.few for kind in KINDS]
-    first, then = (
-        [ManyCell(bench, kind, tokens) for tokens in some for kind in KINDS]
-        for some in (plan.many_first, plan.many_then)
-    )
-    many = first + then
+    plan, count = bench.plan, 1 if bench.plan.tiny else 2
+    few = [FewCell(bench, kind, tokens) for tokens in plan.few for kind in plan.kinds]
+    groups = [[ManyCell(bench, kind, tokens) for tokens in group for kind in plan.kinds] for group in plan.many]
+    many = [cell for group in groups for cell in group]
     bench.say("inputs and references are there")
     compile_defaults(bench, few, many)
     measure_defaults(few, many)
@@ -101,15 +96,18 @@ def run_all(bench: Bench) -> None:
         cell.measure_launches()
     for few_cell in few:
         few_cell.measure_logits()
-    bench.say("defaults are known; cuts of few tokens")
-    count = 1 if plan.tiny else 2
-    search_few(bench, few, count)
-    for cells in (first, then):
-        bench.say(f"cuts of tiles, {sorted({cell.tokens for cell in cells})} tokens")
-        search_tiles(bench, cells, count)
-    bench.say("cuts of the router")
-    search_router(bench, many)
-    bench.say("the defaults again")
+    bench.say("defaults are known")
+    if "route" in plan.parts:
+        search_router(bench, many)
+        bench.say("cuts of the router are known")
+    for number, group in enumerate(groups if "tiles" in plan.parts else ()):
+        search_tiles(bench, group, count)
+        bench.say(f"cuts of tiles are known, {sorted({cell.tokens for cell in group})} tokens")
+        if number == 0:  # the time may be over before the last of all
+            measure_defaults(few, many, "again")
+    if "few" in plan.parts:
+        search_few(bench, few, count)
+        bench.say("cuts of few tokens are known")
     measure_defaults(few, many, "again")
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS, TRYING = "results.jsonl", "trying.json"
+# How the process that measures ends if it is to be started anew.
+CRASHED, HUNG = 86, 87
 
 Line = dict[str, Any]
 

@@ -20,21 +20,25 @@ class Size:
         return 6.0 * tokens * self.top_k * self.width * self.hidden
 
 
+PARTS = ("tiles", "route", "few")
+KINDS = ("fp8", "bf16")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: numbers of tokens, those that matter most first. most_cuts: of a cell, that a
-    step tries. tiny: a dry run, without a GPU."""
+    """What is measured.
+
+    few, many: numbers of tokens; of many, groups whose cells are searched together, what matters most first. parts: of
+    which better cuts are searched. most_cuts: of a cell, that a step tries. tiny: a dry run, without a GPU.
+    """
 
     size: Size = field(default_factory=Size)
     few: tuple[int, ...] = (1, 2, 4, 8, 16)
-    many_first: tuple[int, ...] = (64, 128, 256, 2048)
-    many_then: tuple[int, ...] = (8, 16, 32, 512, 8192)
+    many: tuple[tuple[int, ...], ...] = ((2048, 8192), (64, 128, 256), (32, 16, 512), (8,))
+    parts: tuple[str, ...] = PARTS
+    kinds: tuple[str, ...] = KINDS
     tiny: bool = False
     most_cuts: int | None = None
 
-    @property
-    def many(self) -> tuple[int, ...]:
-        return self.many_first + self.many_then
 
-
-TINY = Plan(Size(128, 128, 4, 2), few=(2,), many_first=(20,), many_then=(), tiny=True, most_cuts=2)
+TINY = Plan(Size(128, 128, 4, 2), few=(2,), many=((20,),), tiny=True, most_cuts=2)

@@ -29,7 +29,7 @@ def test_a_dry_run(tmp_path, monkeypatch, capsys):
     lines = read_results(tmp_path)
     assert [line for line in lines if "failed" in line] == []
     assert {line["part"] for line in lines} == PARTS and {line["kind"] for line in lines} == {"bf16", "fp8"}
-    assert all(line["us"] > 0 and line["error"] < 0.02 for line in lines)
+    assert all(line["us"] > 0 and line["error"] < 0.02 and line["error_of_all"] < 0.01 for line in lines)
     told = capsys.readouterr().out
     assert f"{len(lines)} results, 0 failed" in told
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -52,6 +52,41 @@ def test_a_wrong_result_is_no_time(tmp_path, monkeypatch, capsys):
     good, wrong = read_results(tmp_path)
     assert "us" in good and wrong["failed"].startswith("WrongResultError") and "us" not in wrong
     assert report(tmp_path, TINY.size) == 1 and "WrongResultError" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
+def test_what_kernels_write_is_there_before_any_is_compiled(tmp_path, monkeypatch):
+    """While kernels are compiled none runs: an order that is made then would have any numbers."""
+    from benchmarks.experts_cuts import cells, layer
+    from benchmarks.experts_cuts.bench import Bench
+
+    allow_loaded_loop_bounds(monkeypatch)
+    round_codes()
+    many = cells.ManyCell(Bench(TINY, tmp_path, time.time() + 600), "fp8", 20)
+    ways = [Way(16, True, gathered) for gathered in (False, True)]
+    tiles = [cells.TileCell(many.bench, "fp8", 20, way, part) for way in ways for part in ("gate_up", "down")]
+    for cell in tiles:
+        cell.prepare()
+
+    def not_now(*given: object) -> None:
+        raise AssertionError("not before it was to be compiled")
+
+    monkeypatch.setattr(layer, "order_pairs", not_now)
+    monkeypatch.setattr(cells, "spread", not_now)
+    for cell in tiles:
+        cell.launch(cell.search.start)
+
+
+def test_errors_have_limits():
+    torch = pytest.importorskip("torch")
+    from benchmarks.experts_cuts.bench import CODES_TOLERANCE, TOLERANCE
+    from benchmarks.experts_cuts.layer import Error, error_of
+
+    assert Error(0.03, 0.009).within(CODES_TOLERANCE) and not Error(0.03, 0.009).within(TOLERANCE)
+    assert not Error(0.03, 0.03).within(CODES_TOLERANCE), "all rows are off"
+    assert not Error(float("nan"), 0.0).within(CODES_TOLERANCE) and not Error(0.0, float("nan")).within(TOLERANCE)
+    expected = torch.tensor([[3.0, 4.0], [0.0, 12.0]])
+    assert error_of(expected + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), expected) == pytest.approx((0.2, 1 / 13))
 
 
 @dataclass(frozen=True)
@@ -105,11 +140,25 @@ if not (out / "results.jsonl").exists():
     sys.exit(86)
 """
 
+CRASHED_CHILD = """
+import json, pathlib, sys
+results = pathlib.Path(sys.argv[1]) / "results.jsonl"
+if not results.exists():
+    results.write_text(json.dumps({"part": "gate_up", "failed": "an index out of bounds"}) + "\\n")
+    sys.exit(86)
+"""
+
 
 def test_a_process_that_ends_is_started_again(tmp_path):
     assert supervise([sys.executable, "-c", CHILD, str(tmp_path)], tmp_path, time.time() + 600) == 2
     assert read_results(tmp_path) == [{"part": "few", "failed": "the process ended with 86"}]
     assert not (tmp_path / TRYING).exists()
+
+
+def test_a_process_that_knows_why_it_ends_is_started_again(tmp_path):
+    """It has written what failed by itself."""
+    assert supervise([sys.executable, "-c", CRASHED_CHILD, str(tmp_path)], tmp_path, time.time() + 600) == 2
+    assert read_results(tmp_path) == [{"part": "gate_up", "failed": "an index out of bounds"}]
 
 
 def test_a_process_that_never_tries_anything_is_not(tmp_path):
