@@ -63,7 +63,13 @@ class Hosts:
         return sum(live.engine is client for live in self.engine._requests.all())
 
     async def until_up(self) -> None:
-        await until(lambda: all(self.state(number) is EngineState.READY for number in (0, 1)))
+        """Each takes requests, and what it can promise is known here: without that the router sends it none."""
+
+        def up(number: int) -> bool:
+            known = self.engine._slots[number]._reader.read(number) is not None
+            return known and self.state(number) is EngineState.READY
+
+        await until(lambda: up(0) and up(1))
 
     async def until_empty(self) -> None:
         """No engine has a request or holds a block, as its own host sees it."""

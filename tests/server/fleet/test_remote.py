@@ -147,7 +147,7 @@ def test_a_hangup_has_all_engines_started_anew_under_requests(hosts: Hosts) -> N
     assert not {*before} & {kept.engine for kept in hosts.kept}
     for kept in hosts.kept:
         assert kept.log().count("a server at 127.0.0.1 wants the engine to be started anew") == 1
-        assert kept.log().count("rolling restart: done") == 1
+        until(lambda kept=kept: kept.log().count("rolling restart: done") == 1)
 
 
 def test_a_stranger_is_refused_counted_and_told_of_once(hosts: Hosts) -> None:
