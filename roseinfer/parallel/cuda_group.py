@@ -2,7 +2,7 @@
 
 import logging
 from threading import Thread
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,9 @@ from roseinfer.kernels import all_reduce as kernels
 from roseinfer.kernels.peers import PeerLayout, Peers
 from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from roseinfer.parallel.symmetric_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +39,12 @@ class CudaGroup:
     Two sums of the same numbers may differ in their last bits if one is of so many that the library adds them up.
     """
 
-    def __init__(self, host: LiveGroup, library: Library, peers: Peers | None, memory: object = None) -> None:
+    def __init__(
+        self, host: LiveGroup, library: Library, peers: Peers | None, memory: "SharedMemory | None" = None
+    ) -> None:
         """host: the same ranks, for what their hosts tell each other. peers: None where GPUs do not reach each other.
 
-        memory: what keeps the buffers of `peers`.
+        memory: that of `peers`.
         """
         self.rank, self.size = host.rank, host.size
         self._host = host
@@ -85,6 +90,8 @@ class CudaGroup:
 
     def close(self) -> None:
         self._end_library().join(CLOSE_S)
+        if self._memory is not None:
+            self._memory.close()
         self._host.close()
 
     def _end_library(self) -> Thread:
@@ -107,15 +114,18 @@ def connect(host: LiveGroup, rendezvous: Rendezvous, device: torch.device) -> Cu
         )
         return CudaGroup(host, library, None)
     layout = PeerLayout(size, own_limit(size))
-    addresses, memory = None, None
+    memory = None
     try:
-        memory_store = dist.PrefixStore("memory", store)
-        addresses, memory = open_memory(rendezvous.name, memory_store, rank, size, layout.bytes, device)
+        memory = open_memory(rendezvous.name, dist.PrefixStore("memory", store), rank, size, layout.bytes, device)
     except RuntimeError as error:
         logger.warning("the GPUs' processes cannot share memory, all that they exchange is left to NCCL: %s", error)
-    if not host.least(addresses is not None) or addresses is None:
+    all_have_it = host.least(memory is not None)
+    if memory is None:
         return CudaGroup(host, library, None)
-    return CudaGroup(host, library, Peers.of(rank, layout, addresses, device, START_PATIENCE_S), memory)
+    if not all_have_it:
+        memory.close()
+        return CudaGroup(host, library, None)
+    return CudaGroup(host, library, Peers.of(rank, layout, memory.addresses, device, START_PATIENCE_S), memory)
 
 
 def own_limit(size: int) -> int:

@@ -6,11 +6,13 @@ hypervisor forbids it even asking for it fails.
 
 import os
 import re
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
+from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory, _unregister_process_group
 
 _SETTINGS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
@@ -21,10 +23,25 @@ def all_reach_each_other(size: int) -> bool:
     return all(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """`addresses`: of each rank's bytes, as this rank's device knows them. The memory goes with the last reference to
+    `kept`, so that a kernel that still runs writes to no other's.
+    """
+
+    name: str
+    addresses: list[int]
+    kept: tuple[Any, ...]
+
+    def close(self) -> None:
+        """PyTorch knows the group no longer. May be called again."""
+        _unregister_process_group(self.name)  # type: ignore[arg-type]
+
+
 def open_memory(
     name: str, store: dist.Store, rank: int, size: int, num_bytes: int, device: torch.device
-) -> tuple[list[int], object]:
-    """So many bytes of each rank, zeros: their addresses as `device` knows them, and what keeps them.
+) -> SharedMemory:
+    """So many bytes of each rank, zeros.
 
     name: of the group, the same on all ranks, and once in a process. All ranks call this at the same time. Sets this
     process's environment for it. Raises RuntimeError where the driver refuses.
@@ -34,12 +51,16 @@ def open_memory(
     # Its versions ask for the group in one of two ways.
     group = dist.ProcessGroup(dist.PrefixStore("group", store), rank, size)
     _register_process_group(name, group)  # type: ignore[arg-type]
-    _SymmetricMemory.set_group_info(name, rank, size, dist.PrefixStore("memory", store))
-    memory = _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
-    memory.zero_()
-    torch.cuda.synchronize(device)  # before anybody else knows of it
-    handle = _SymmetricMemory.rendezvous(memory, name)
-    return list(handle.buffer_ptrs), (memory, handle, store)
+    try:
+        _SymmetricMemory.set_group_info(name, rank, size, dist.PrefixStore("memory", store))
+        memory = _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
+        memory.zero_()
+        torch.cuda.synchronize(device)  # before anybody else knows of it
+        handle = _SymmetricMemory.rendezvous(memory, name)
+    except BaseException:
+        _unregister_process_group(name)  # type: ignore[arg-type]
+        raise
+    return SharedMemory(name, list(handle.buffer_ptrs), (memory, handle, group, store))
 
 
 class RenumberedStore(dist.Store):

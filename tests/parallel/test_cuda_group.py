@@ -16,6 +16,7 @@ from roseinfer.models.loader import load_model
 from roseinfer.parallel.cuda_group import CudaGroup, connect, own_limit
 from roseinfer.parallel.group import Alone, Group, whole
 from roseinfer.parallel.rendezvous import Rendezvous
+from roseinfer.parallel.symmetric_memory import SharedMemory
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.interpreter import allow_loaded_loop_bounds
@@ -126,11 +127,11 @@ def test_more_ranks_leave_more_to_the_library(size: int) -> None:
     assert own_limit(size) > own_limit(size + 1)
 
 
-def opened(*args: object) -> tuple[list[int], object]:
-    return [0, 0], None
+def opened(*args: object) -> SharedMemory:
+    return SharedMemory("gpus", [0, 0], ())
 
 
-def refused(*args: object) -> tuple[list[int], object]:
+def refused(*args: object) -> SharedMemory:
     raise RuntimeError("operation not permitted")
 
 

@@ -3,10 +3,18 @@
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
-from roseinfer.parallel.symmetric_memory import RenumberedStore
+from roseinfer.parallel import symmetric_memory
+from roseinfer.parallel.cuda_group import CudaGroup
+from roseinfer.parallel.group import Alone
+from roseinfer.parallel.symmetric_memory import RenumberedStore, open_memory
 
 PATIENCE = timedelta(seconds=20)
 
@@ -42,3 +50,52 @@ def test_a_process_that_had_a_group_before_meets_one_that_had_none(tmp_path: Pat
     meet(0, 12)
     other.join(60)
     assert found == {rank: [bytes([0, 255, 0]), bytes([0, 255, 1])] for rank in range(2)}
+
+
+class Memory:
+    """PyTorch's, of a machine without GPUs."""
+
+    def __init__(self, refuses: bool) -> None:
+        self._refuses = refuses
+
+    def set_group_info(self, name: str, *args: object) -> None:
+        assert is_known(name)
+
+    def empty_strided_p2p(self, shape: tuple[int], strides: tuple[int], dtype: torch.dtype, device: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    def rendezvous(self, memory: torch.Tensor, name: str) -> Any:
+        if self._refuses:
+            raise RuntimeError("operation not permitted")
+        return SimpleNamespace(buffer_ptrs=[memory.data_ptr()])
+
+
+def is_known(name: str) -> bool:
+    try:
+        _resolve_process_group(name)  # type: ignore[arg-type]
+    except RuntimeError:
+        return False
+    return True
+
+
+class Library:
+    def abort(self) -> None:
+        """There is nothing to end."""
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_pytorch_forgets_a_group_that_is_closed_or_was_not_made(refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symmetric_memory, "_SymmetricMemory", Memory(refuses))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    for _ in range(2):  # the name may be had again
+        ask = "mine", dist.HashStore(), 0, 1, 64, torch.device("cpu")
+        if refuses:
+            with pytest.raises(RuntimeError, match="not permitted"):
+                open_memory(*ask)
+        else:
+            memory = open_memory(*ask)
+            assert is_known("mine") and len(memory.addresses) == 1
+            group = CudaGroup(Alone(), Library(), None, memory)  # type: ignore[arg-type]
+            group.close()
+            group.close()
+        assert not is_known("mine")

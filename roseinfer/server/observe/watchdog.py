@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import time
 
 from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.request.service import Service
@@ -27,9 +28,15 @@ async def watch_descriptors(throttled: ThrottledLog) -> None:
 async def watch_engine(service: Service) -> None:
     """Runs until cancelled. A dead engine ends its streams by itself; one that hangs is noticed here."""
     interval_s = min(MAX_INTERVAL_S, service.config.stall_timeout / 4)
-    well = True
+    well, stood_still, now_s = True, False, time.monotonic()
     while True:
         await asyncio.sleep(interval_s)
+        looked_s, now_s = now_s, time.monotonic()
+        if not stood_still and now_s - looked_s > service.config.stall_timeout / 2:
+            # So did the engine, maybe, as when all of the server was stopped: what it has sent is read first.
+            stood_still = True
+            continue
+        stood_still = False
         error = service.ill_health()
         if error is None or error.code == "loading" or service.returning:
             well = True

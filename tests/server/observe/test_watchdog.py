@@ -1,6 +1,7 @@
 """Who ends requests when their engine does not go on."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -13,7 +14,7 @@ class Sick:
 
     def __init__(self, returning: bool) -> None:
         self.config, self.lifecycle = self, self
-        self.stall_timeout = 0.004  # a look every millisecond
+        self.stall_timeout = 0.4  # a look every 100 ms
         self.returning = returning
         self.interrupted = 0
         self.looked = 0
@@ -38,3 +39,22 @@ def test_requests_are_ended_unless_the_engine_is_being_started_again(returning: 
     sick = Sick(returning)
     asyncio.run(watch())
     assert bool(sick.interrupted) is ended
+
+
+def test_who_was_stopped_itself_looks_again() -> None:
+    """The engine may have been stopped with it, as by Ctrl+Z, and what it has sent since is not read yet."""
+
+    async def watch() -> None:
+        watching = asyncio.create_task(watch_engine(sick))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        time.sleep(2 * sick.stall_timeout)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not sick.looked
+        while sick.looked < 2:
+            await asyncio.sleep(0.001)
+        watching.cancel()
+
+    sick = Sick(False)
+    asyncio.run(watch())
+    assert sick.interrupted
