@@ -1,8 +1,8 @@
 """Whole engines with K and V in host memory, on a GPU where there is one: graphs, two steps in flight, 16 bits and FP8.
 
 A prompt whose prefix was loaded is answered bit for bit as one whose prefix has never left: its steps are the same, and
-so are the bytes. Where requests run beside each other, steps are cut in other ways than without host memory, and the
-rule is that of `near_ties`.
+so are the bytes. Where requests run beside each other, steps are cut in other ways than without host memory, so every
+token of an answer is scored once more, in a prompt that an engine with blocks for all computes as a whole.
 """
 
 import random
@@ -31,10 +31,15 @@ SHAPE = SHAPES["qwen3"] if CUDA else {**SMALL_SHAPES["qwen3"], "attention_bias":
 WAYS = {"enforce_eager": False, "overlap": True, "enable_chunked_prefill": True, "enable_prefix_caching": True}
 # Prompts come in chunks, and blocks are stored some steps before others get them.
 STEPS = {"max_num_batched_tokens": 64, "max_model_len": 384}
-FORMATS = {"bfloat16": {}, "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"}}
-# Of log probabilities. In bfloat16 as in `test_bfloat16`; in FP8 rounding now and then makes the next code of a key, a
-# value or an activation.
-TOLERANCES = {"bfloat16": 0.12, "fp8": 0.2}
+FORMATS = {
+    "bfloat16": {},
+    "fp8-kv": {"kv_cache_dtype": "fp8"},
+    "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+}
+# Of log probabilities. In bfloat16 as in `test_bfloat16`, for the next code of a key or value now and then adds little.
+# With weights in FP8 a GPU rounds the activations of a prompt to FP8, and not those of a step of few rows: that alone
+# makes .4 in these models, without host memory. A wrong block makes 1.3 and more.
+TOLERANCES = {"bfloat16": 0.12, "fp8-kv": 0.12, "fp8": 0.8}
 BLOCK, FEW, ENOUGH = 16, 24, 400  # a block's tokens; blocks, of which few are one context
 HOST_GIB = 1 / 8
 CONVERSATIONS, TURNS, ANSWER = 6, 3, 48
@@ -147,6 +152,21 @@ class Engine:
                     answer.preemptions = output.end.preemptions
         return list(answers.values())
 
+    def score(self, texts: Sequence[list[int]]) -> list[list[TokenLogprobs]]:
+        """Of each text's tokens behind the first, computed as prompts."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=4)
+        scores: dict[str, list[TokenLogprobs]] = {}
+        for text in texts:
+            self._names += 1
+            scores[f"{self._names}:0"] = []
+            self.core.add(Add(f"{self._names}", text, params))
+        while self.core.busy:
+            for output in self.core.step():
+                scores[output.request_id] += output.prompt_logprobs or ()
+                if output.end is not None:
+                    assert output.end.error is None and not output.end.preemptions, output
+        return list(scores.values())
+
     def check_nothing_held(self) -> None:
         scheduler = self.core.scheduler
         scheduler.check_integrity()
@@ -231,21 +251,17 @@ def test_conversations_that_take_blocks_from_each_other_are_answered_as_with_blo
     rng, small, large = random.Random(2), pair.small, pair.large
     loaded, stored = small.copied
     said = [words(rng, 40) for _ in range(CONVERSATIONS)]
-    tokens, preemptions, came_back = 0, 0, len(small.came_back)
+    preemptions, came_back = 0, len(small.came_back)
     for _ in range(TURNS):
-        right = large.ask(said, ANSWER)
-        found = small.ask(said, ANSWER)
-        assert not sum(answer.preemptions for answer in right)
-        preemptions += sum(answer.preemptions for answer in found)
-        ours, theirs = (dict(enumerate(answer.logprobs for answer in each)) for each in (found, right))
-        seen = compare(ours, theirs, TOLERANCES[pair.name])
-        tokens += seen.tokens
+        answers = small.ask(said, ANSWER)
+        preemptions += sum(answer.preemptions for answer in answers)
+        texts = [before + answer.token_ids for before, answer in zip(said, answers, strict=True)]
+        found = dict(enumerate(answer.logprobs for answer in answers))
+        scored = dict(enumerate(scores[-ANSWER:] for scores in large.score(texts)))
+        seen = compare(found, scored, TOLERANCES[pair.name])
         print(pair.name, seen, preemptions, len(small.came_back) - came_back, small.copied)
-        said = [
-            before + answer.token_ids + words(rng, rng.randrange(8, 30))
-            for before, answer in zip(said, right, strict=True)
-        ]
-    assert tokens > CONVERSATIONS * TURNS * ANSWER // 4
+        assert seen.tokens == CONVERSATIONS * ANSWER and not seen.parted
+        said = [text + words(rng, rng.randrange(8, 30)) for text in texts]
     assert preemptions and len(small.came_back) > came_back, "those that lost blocks had them loaded"
     assert small.copied[0] > loaded and small.copied[1] > stored
     for engine in (small, large):
