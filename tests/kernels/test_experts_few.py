@@ -118,3 +118,11 @@ def test_programs_of_the_default_config():
             config = choose_few_config(tokens, top_k, hidden, width, scaled)
             assert width % (config.gate_up.block_n * config.gate_up.tiles) == 0 and width % config.down.block_k == 0
             assert tokens * top_k * width // (config.gate_up.block_n * config.gate_up.tiles) >= 256
+
+
+@pytest.mark.parametrize(
+    ("scaled", "tiles"), [("none", [(2, 3), (2, 6), (4, 6), (4, 6)]), ("block", [(8, 1), (8, 3), (8, 6), (16, 6)])]
+)
+def test_the_default_config_is_what_was_fastest(scaled, tiles):
+    cuts = [choose_few_config(tokens, 8, 2048, 768, scaled).gate_up for tokens in (1, 2, 4, 8)]
+    assert [(cut.block_n, cut.tiles) for cut in cuts] == tiles
