@@ -25,14 +25,13 @@ from benchmarks.experts_cuts.grid import (
     ways_of,
 )
 from benchmarks.experts_cuts.layer import RIGHT, WRONG, Error, Rows, error_of, run_many, widened
-from roseinfer.kernels import route as route_module
 from roseinfer.kernels.experts_few import experts_few
 from roseinfer.kernels.experts_few_configs import FewConfig, choose_few_config
 from roseinfer.kernels.experts_order import Order, order_pairs, order_reference
 from roseinfer.kernels.experts_tile_configs import Cut, ExpertsConfig, choose_experts_config
 from roseinfer.kernels.experts_tiles import add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.fp8_rows import Fp8Rows
-from roseinfer.kernels.route import router_logits
+from roseinfer.kernels.route import RouteCut, route, router_logits
 
 
 class FewCell:
@@ -271,11 +270,12 @@ class ManyCell:
     def measure_route(self, cut: Any) -> float:
         """`cut`: None for the router's own choice."""
         case, bench = self.case, self.bench
+        chosen = None if cut is None else RouteCut(*cut)
         rows = torch.empty_like(case.x)
         normed: Rows = Fp8Rows.empty(case.x.shape[0], case.x.shape[1], True, case.x.device) if self.codes else rows
 
         def call(layer: Any) -> Any:
-            return route_module.route(case.x, layer.norm, layer.router, self.top_k, True, bench.arrived, normed=normed)
+            return route(case.x, layer.norm, layer.terms, self.top_k, True, bench.arrived, normed, chosen)
 
         def check() -> Error:
             (normed.codes.view(torch.uint8) if isinstance(normed, Fp8Rows) else normed).fill_(127)
@@ -287,15 +287,10 @@ class ManyCell:
             errors = error_of(*shares), error_of(widened(normed), widened(case.rows))
             return Error(*torch.tensor(errors).amax(0).tolist())
 
-        layers, own = bench.layers(self.kind), route_module._cut_of
+        layers = bench.layers(self.kind)
         key = Key("route", self.kind, self.tokens, "", "default" if cut is None else str(cut))
-        with_cut = own if cut is None else lambda tokens: type(own(1))(*cut)
-        route_module._cut_of = with_cut
-        try:
-            if bench.compiling:
-                call(case.layer)
-                return inf
-            calls = [partial(call, layers[i % len(layers)]) for i in range(bench.calls(self.tokens))]
-            return bench.measure(key, lambda: calls, check, default=cut is None)
-        finally:
-            route_module._cut_of = own
+        if bench.compiling:
+            call(case.layer)
+            return inf
+        calls = [partial(call, layers[i % len(layers)]) for i in range(bench.calls(self.tokens))]
+        return bench.measure(key, lambda: calls, check, default=cut is None)

@@ -29,15 +29,15 @@ FEW_DOWN: Axes = {
 TILES_WIDE: Axes = {"stages": (2, 3, 4, 5, 6), "warps": (4, 8), "block_n": (64, 128, 256), "block_k": (64, 128)}
 TILES_CODES: Axes = {"stages": (2, 3, 4, 5, 6), "warps": (4, 8)}
 TILES_CODES_DOWN: Axes = TILES_CODES | {"block_n": (64, 128)}
-# Of `route`: tokens and experts of a program, columns, slices of them, warps.
-ROUTE: tuple[tuple[int, int, int, int, int], ...] = (
-    (16, 16, 64, 4, 4),
-    (16, 16, 64, 8, 8),
-    (16, 32, 64, 4, 4),
-    (16, 32, 32, 4, 4),
-    (32, 32, 32, 4, 4),
-    (32, 32, 32, 8, 8),
-    (32, 64, 16, 8, 8),
+# Of `route`: tokens and experts of a program, splits of the columns, columns, stages, warps.
+ROUTE: tuple[tuple[int, int, int, int, int, int], ...] = (
+    (16, 32, 4, 256, 3, 4),
+    (32, 32, 4, 128, 3, 4),
+    (64, 32, 4, 128, 2, 4),
+    (64, 64, 4, 64, 3, 4),
+    (64, 128, 4, 32, 3, 4),
+    (64, 128, 2, 32, 3, 4),
+    (128, 128, 2, 32, 4, 8),
 )
 
 

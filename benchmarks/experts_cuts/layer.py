@@ -16,6 +16,7 @@ from roseinfer.kernels.experts_tiles import Stack, add_experts, down_product, ga
 from roseinfer.kernels.fp8_codes import CODES, SCALE_BLOCK
 from roseinfer.kernels.fp8_rows import Fp8Rows, rows_reference
 from roseinfer.kernels.route import Routed, route, route_reference
+from roseinfer.kernels.route_terms import RouterTerms, split_router
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 
 EPS = 1e-6
@@ -37,6 +38,10 @@ class Layer:
     @property
     def codes(self) -> bool:
         return self.weights.gate_up_scales is not None
+
+    @cached_property
+    def terms(self) -> RouterTerms:
+        return split_router(self.norm, self.router)
 
     @cached_property
     def gate_up(self) -> Stack:
@@ -192,7 +197,7 @@ def run_many(
     rows: Rows = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if layer.codes:
         rows = Fp8Rows.empty(x.shape[0], x.shape[1], True, x.device)
-    ids, weights = route(x, layer.norm, layer.router, top_k, True, arrived, normed=rows)
+    ids, weights = route(x, layer.norm, layer.terms, top_k, True, arrived, normed=rows)
     order = order_pairs(ids, layer.router.shape[0], config.tile)
     if config.spread:
         rows = spread(rows, order, top_k)

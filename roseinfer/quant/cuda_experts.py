@@ -17,6 +17,7 @@ from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.fp8_rows import Fp8Rows
 from roseinfer.kernels.route import TOKENS as ROUTED_TOGETHER
 from roseinfer.kernels.route import route
+from roseinfer.kernels.route_terms import RouterTerms, split_router
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 from roseinfer.kernels.triton_support import cdiv
 from roseinfer.parallel.group import Share
@@ -40,6 +41,7 @@ class CudaExperts:
         self._shape = shape
         self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales)
         self._arrived = _none_arrived(_MOST_TOKENS, router.device)
+        self._split: tuple[torch.Tensor, RouterTerms] | None = None  # by which norm's weight
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens = self._shape, x.shape[0]
@@ -69,7 +71,7 @@ class CudaExperts:
         else:
             rows = torch.empty((tokens, shape.hidden), dtype=x.dtype, device=x.device)
         arrived = self._arrived if tokens <= _MOST_TOKENS else _none_arrived(tokens, x.device)
-        ids, weights = route(x, norm, self._router, shape.top_k, shape.renormalise, arrived, normed=rows)
+        ids, weights = route(x, norm, self._terms(norm), shape.top_k, shape.renormalise, arrived, normed=rows)
         order = order_pairs(ids, shape.count, config.tile)
         if config.spread:
             rows = spread(rows, order, shape.top_k)
@@ -77,6 +79,12 @@ class CudaExperts:
         del rows  # what comes next may have their memory
         parts = down_product(h, self._down, order, weights, config, x.dtype)
         return add_experts(parts, shape.top_k, residual)
+
+    def _terms(self, norm: SkinnyNorm) -> RouterTerms:
+        """Made by the first call, which is told the norm: it is always the same one."""
+        if self._split is None or self._split[0] is not norm.weight:
+            self._split = norm.weight, split_router(norm, self._router)
+        return self._split[1]
 
 
 def _none_arrived(tokens: int, device: torch.device) -> torch.Tensor:

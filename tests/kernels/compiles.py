@@ -132,9 +132,13 @@ def read_experts(scales, hidden, top_k) -> None:
         "BLOCK_N": 4,
         "BLOCK_K": 128 if hidden == 384 else 512,
         "BLOCK_E": 16,
-        "TOKENS": 16,
+        "TOKENS": 16 if top_k == 4 else 64,
         "LANES": 8,
-        "SLICES": 4,
+        "SPLITS": 2,
+        "SPAN": 128 if hidden == 256 else 256,
+        "ROWS": 2,
+        "GROUPS": 2 if hidden == 256 else 4,
+        "CHOSEN": 16,
         "TILES": 2,
         "STAGES": 2,
         "AHEAD": 1,
@@ -148,6 +152,7 @@ def read_experts(scales, hidden, top_k) -> None:
         "OVERLAP": True,
     }
     pointers = dict.fromkeys(("logits_ptr", "rstd_ptr", "weights_ptr", "scales_ptr"), "*fp32")
+    pointers |= dict.fromkeys(("sums_ptr", "factors_ptr", "scale_ptr"), "*fp32")
     pointers |= dict.fromkeys(("arrived_ptr", "ids_ptr"), "*i32")
     if scales != "none":
         pointers["w_ptr"] = "*fp8e4nv"

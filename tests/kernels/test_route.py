@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from roseinfer.kernels import route as route_module
 from roseinfer.kernels.fp8_rows import Fp8Rows, normed_rows_reference
-from roseinfer.kernels.route import TOKENS, route, route_reference, router_logits
+from roseinfer.kernels.route import TOKENS, route_reference, router_logits
+from roseinfer.kernels.route_terms import split_router
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 from tests.helpers.expert_layers import exact_routes, router_case
 from tests.helpers.interpreter import round_codes
@@ -12,6 +14,10 @@ from tests.helpers.interpreter import round_codes
 
 def arrived_of(tokens, device):
     return torch.zeros(-(-tokens // TOKENS), dtype=torch.int32, device=device)
+
+
+def route(x, norm, router, **options):
+    return route_module.route(x, norm, split_router(norm, router), **options)
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
@@ -31,6 +37,60 @@ def test_the_largest_and_their_weights(device, tokens, experts, top_k, hidden, r
     expected = torch.nn.functional.rms_norm(inputs["x"].double(), (hidden,), norm.weight.double(), norm.eps)
     assert torch.allclose(normed.double(), expected, rtol=8e-3, atol=1e-6)
     assert not arrived.any()  # the next launch counts from zero
+
+
+CUTS = [
+    route_module.RouteCut(16, 16, 3, 32, 2, 4),  # the last split has fewer columns
+    route_module.RouteCut(32, 64, 1, 64, 2, 4),
+    route_module.RouteCut(64, 32, 2, 64, 3, 8),  # chooses in two parts
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cut", CUTS)
+def test_every_cut(device, cut, dtype):
+    """Of experts and columns that are no multiple of anything, more than one tile of them, and of tokens."""
+    tokens, experts, hidden = 67, 85, 160
+    inputs = router_case(device, tokens, experts, hidden, dtype)
+    arrived = arrived_of(tokens, device)
+    normed = torch.empty(tokens, hidden, dtype=dtype, device=device)
+    routed = route(**inputs, top_k=5, renormalise=True, arrived=arrived, normed=normed, cut=cut)
+    ids, weights = exact_routes(**inputs, top_k=5, renormalise=True)
+    assert torch.equal(routed.ids, ids.int())
+    assert torch.allclose(routed.weights.double(), weights, rtol=1e-5, atol=1e-7)
+    norm = inputs["norm"]
+    expected = torch.nn.functional.rms_norm(inputs["x"].double(), (hidden,), norm.weight.double(), norm.eps)
+    assert torch.allclose(normed.double(), expected, rtol=8e-3, atol=1e-6)
+    assert not arrived.any()
+
+
+@pytest.mark.parametrize("tokens", [129, 257, 513, 1025, 4097])
+def test_cuts_of_larger_steps(device, tokens):
+    """All rows but a few are alike, so that they are quickly compared."""
+    inputs = router_case(device, 40, 6, 32, torch.bfloat16)
+    place = torch.arange(tokens, device=device) % 40
+    inputs["x"] = inputs["x"][place]
+    routed = route(**inputs, top_k=2, renormalise=False, arrived=arrived_of(tokens, device))
+    ids, weights = exact_routes(**inputs, top_k=2, renormalise=False)
+    assert torch.equal(routed.ids, ids.int())
+    assert torch.allclose(routed.weights.double(), weights, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_terms_are_the_router_with_the_norm(device, dtype):
+    norm, router = (router_case(device, 1, 9, 500, dtype)[name] for name in ("norm", "router"))
+    router[3] *= 300
+    router[4] *= 1e-3
+    router[5] = 0
+    terms = split_router(norm, router)
+    scale = terms.scale.double().item()
+    assert terms.values.dtype is dtype and scale.hex().startswith("0x1.0000000000000p")
+    high, low = terms.values.double()
+    exact = router.double() * norm.weight.double() * scale
+    assert 2**13 <= exact.abs().max() < 2**14
+    off = (high + low - exact).abs().max()
+    assert off == 0 if dtype is torch.bfloat16 else off <= 2.0**-25
+    assert split_router(norm, torch.zeros_like(router)).values.eq(0).all()
 
 
 def test_the_normed_input_as_codes(device):
