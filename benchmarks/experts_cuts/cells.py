@@ -130,12 +130,13 @@ class TileCell:
     def __post_init__(self) -> None:
         codes, size = self.kind == "fp8", self.bench.plan.size
         self.matrices, axes = (2, TILES_CODES) if self.product == "gate_up" else (1, TILES_CODES_DOWN)
+        axes = (axes if codes else TILES_WIDE) | ({"specialised": (False, True)} if self.bench.plan.specialised else {})
         self.default = choose_experts_config(self.tokens, size.top_k, size.experts, codes=codes)
         ours = self.default.tile, self.default.weight_first
         start = start_cut(self.way, codes=codes)
         if (self.way.tile, self.way.weight_first) == ours:
             start = getattr(self.default, self.product)
-        self.search = Search(start, axes if codes else TILES_WIDE, self._fits)
+        self.search = Search(start, axes, self._fits)
         self.case = self.bench.case(self.kind, self.tokens, round_rows=codes)
 
     def _fits(self, cut: Cut) -> bool:

@@ -6,12 +6,21 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Cut:
     """block_n: outputs of a program, at least 64 if the weight is first; 128 for what is written as codes. block_k:
-    columns taken at a time, 128 of codes. stages: how many blocks of columns are on their way."""
+    columns taken at a time, 128 of codes. stages: how many blocks of columns are on their way. specialised: four more
+    warps start the copies and multiply nothing; for 8 warps, a tile of 128 rows, its rows first, for gate and
+    up spread."""
 
     block_n: int
     block_k: int
     warps: int
     stages: int
+    specialised: bool = False
+
+    @property
+    def launched_warps(self) -> int:
+        """Of which the compiler makes three times as many: two groups that multiply half of a tile each, and one that
+        copies."""
+        return self.warps // 2 if self.specialised else self.warps
 
 
 @dataclass(frozen=True, slots=True)
