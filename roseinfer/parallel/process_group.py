@@ -1,7 +1,9 @@
 """A group over gloo: the processes of a CPU, and what those of GPUs tell each other through their hosts."""
 
 import contextlib
+import ctypes
 import math
+import os
 import threading
 import weakref
 from datetime import timedelta
@@ -43,7 +45,7 @@ class ProcessGroup:
         store = dist.PrefixStore("hosts", rendezvous.store)
         # Its threads must have ended before the interpreter does, or the process aborts.
         self._gloo = [gloo(store, self.rank, self.size, options)]
-        self._end = weakref.finalize(self, self._gloo.clear)
+        self._end = weakref.finalize(self, _drop, self._gloo, os.getpid())
         self._options = AllgatherOptions()
         self._options.timeout = _NEVER
         self.patience_s = patience_s
@@ -94,4 +96,13 @@ class ProcessGroup:
         self._aborted.set()
 
     def close(self) -> None:
+        """Waits for what another rank has yet to do, until that ends."""
         self._end()
+
+
+def _drop(gloo: list[Any], owner: int) -> None:
+    """A fork of the process `owner` has none of its threads, and would wait for them: there it is never dropped."""
+    if os.getpid() != owner:
+        for group in gloo:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    gloo.clear()

@@ -1,5 +1,7 @@
 """What a rank's process is told when it starts, and what it says of itself."""
 
+import contextlib
+
 import msgspec
 
 from roseinfer.core import errors
@@ -43,14 +45,21 @@ class RankSays(msgspec.Struct):
 
 
 def last_words(error: BaseException) -> RankSays:
+    kind = type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # it is anybody's
+        message = "what it says cannot be had"
+    message = message.encode(errors="replace").decode()  # or JSON cannot carry it
     if isinstance(error, RoseinferError):
-        return RankSays(error=type(error).__name__, message=str(error))
-    return RankSays(message=f"{type(error).__name__}: {error}"[:500])
+        return RankSays(error=kind, message=message)
+    return RankSays(message=f"{kind}: {message}"[:500])
 
 
 def as_error(rank: int, says: RankSays) -> RoseinferError:
     """The error that a rank has ended with, as rank 0 raises it."""
     kind = getattr(errors, says.error, None) if says.error else None
     if isinstance(kind, type) and issubclass(kind, RoseinferError) and kind is not EngineDeadError:
-        return kind(says.message)
+        with contextlib.suppress(TypeError):  # one that is made of more than a message
+            return kind(says.message)
     return EngineDeadError(f"rank {rank} failed: {says.message}")

@@ -35,8 +35,8 @@ class LeadingRunner(PassThrough):
         self._others = others
         self._calls = CallWriter()
         self._sampled = Sampled()
+        # Also when the interpreter ends: what the group waits for would keep it, if a rank hangs.
         self._end = weakref.finalize(self, _end, inner, others, group, os.getpid())
-        self._end.atexit = False  # the system ends them with this process
 
     def submit(self, plan: StepPlan) -> Any:
         self._others.tell(self._calls.submit(plan, self._sampled))

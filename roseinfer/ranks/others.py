@@ -30,6 +30,8 @@ from roseinfer.ranks.ring import RingWriter, shared_descriptor
 log = logging.getLogger("roseinfer.ranks")
 
 MODULE = "roseinfer.ranks.process"
+# Terminals and service managers send these to the whole group; the engine's owner decides what they mean.
+OWNERS_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 LOOK_S = 0.25
 # For a rank to end by itself once it is told to, which may be in the middle of a step.
 CLOSE_PATIENCE_S = 3.0
@@ -70,7 +72,7 @@ class _Rank:
             while said := os.read(self.status, 4096):
                 *lines, self.heard = (self.heard + said).split(b"\n")
                 for line in lines:
-                    says = msgspec.json.decode(line, type=RankSays)
+                    says = _said(line)
                     if says.here:
                         self.here = True
                     else:
@@ -229,7 +231,7 @@ class OtherRanks:
         if self._closing:
             return
         self._closing = True
-        if self.failure is None and self._up:
+        if self.failure is None and self._up and not self._ring.torn:
             with contextlib.suppress(EngineDeadError):  # then they are killed in a moment
                 self._ring.write(CLOSE)
         else:
@@ -245,6 +247,8 @@ class OtherRanks:
 
     # --- the thread that watches them ---------------------------------------------------------------------------
     def _live(self) -> None:
+        # What starts inherits the mask: a Ctrl+C before it can ignore that would end it, with a traceback.
+        signal.pthread_sigmask(signal.SIG_BLOCK, OWNERS_SIGNALS)
         try:
             for number in range(1, self.size):
                 self._ranks.append(self._spawn(number))
@@ -320,6 +324,13 @@ class OtherRanks:
     def _kill(self) -> None:
         for rank in self._ranks:
             rank.process.kill()
+
+
+def _said(line: bytes) -> RankSays:
+    try:
+        return msgspec.json.decode(line, type=RankSays)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return RankSays(message=f"it says what nobody understands: {line[:100]!r}")
 
 
 def _no_process(error: OSError) -> ResourceError:

@@ -24,6 +24,7 @@ from roseinfer.core.stacks import tell_stacks
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.ranks.boot import RankBoot, RankSays, last_words
 from roseinfer.ranks.calls import Call, CallReader, Sampled
+from roseinfer.ranks.others import OWNERS_SIGNALS
 from roseinfer.ranks.ring import RingClosedError, RingReader
 
 log = logging.getLogger("roseinfer.ranks")
@@ -36,9 +37,9 @@ GPU_SPIN_S = 2e-4
 
 def main() -> int:
     """Read a `RankBoot` line from standard input, then do what rank 0 says until it says that it is over."""
-    # Terminals and service managers send these to the whole group; the engine's owner decides what they mean.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in OWNERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OWNERS_SIGNALS)  # as who starts us has blocked them
     _end_with_parent()
     prepare_cpu_libraries()
     _import_slowly()

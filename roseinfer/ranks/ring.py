@@ -75,6 +75,7 @@ class RingWriter:
         self._stuck = stuck
         self._written = 0
         self._room = size
+        self.torn = False
         with contextlib.ExitStack() as undo:
             self.memory = shared_descriptor(_LINE * (1 + 2 * readers) + size)
             undo.callback(os.close, self.memory)
@@ -91,10 +92,21 @@ class RingWriter:
             self._undo = undo.pop_all()
 
     def write(self, message: bytes | memoryview) -> None:
-        """Copies the message; waits only if the ring is full."""
-        self._put(len(message).to_bytes(_WORD, "little"))
-        self._put(message)
+        """Copies the message; waits only if the ring is full.
+
+        Whoever is interrupted in it (Ctrl+C) has written nothing, or `torn` is true: readers wait for the rest.
+        """
+        written, room = self._written, self._room
+        self.torn = True
+        try:
+            self._put(len(message).to_bytes(_WORD, "little"))
+            self._put(message)
+        except BaseException:
+            if self._ring.words[0] <= written:  # nobody has seen any of it
+                self._written, self._room, self.torn = written, room, False
+            raise
         self._publish()
+        self.torn = False
 
     def _put(self, part: bytes | memoryview) -> None:
         ring, at, end = self._ring, 0, len(part)

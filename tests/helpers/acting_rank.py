@@ -1,7 +1,7 @@
 """The process of a rank that has no model and imports no torch: it does what MODEL says. Run with -m, as a real one.
 
-fails: a typed error; breaks: any other; lingers: as breaks, but its process does not end; dies: ends without a word
-before it is told anything; stays: never ends.
+babbles: says what is no message; fails: a typed error; breaks: any other; lingers: as breaks, but its process does not
+end; dies: ends without a word before it is told anything; stays: never ends.
 """
 
 import os
@@ -23,6 +23,9 @@ def main() -> int:
         return 1
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankBoot)
     act = boot.config.model.model
+    if act == "babbles":
+        os.write(boot.status, b"what?\n")
+        return 1
     if act == "fails":
         _say(boot, last_words(ConfigError("max_model_len is too much for this rank")))
         return 1

@@ -1,5 +1,6 @@
 """How long ranks wait for each other."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,3 +78,27 @@ def test_who_hangs_is_waited_for_so_long() -> None:
     with pytest.raises(EngineDeadError, match="rank 0 gives up waiting for the others"):
         group._wait(work, 2.0)
     group.close()
+
+
+FORK = """
+import os, sys
+import torch.distributed as dist
+from roseinfer.parallel.process_group import ProcessGroup
+from roseinfer.parallel.rendezvous import Rendezvous
+
+group = ProcessGroup(Rendezvous(dist.HashStore(), "one", 0, 1))
+child = os.fork()
+if not child:
+    sys.exit(7)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_ends_without_what_it_does_not_have() -> None:
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", FORK], process_group=0)
+    try:
+        assert process.wait(60) == 7
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # both have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -161,6 +161,21 @@ def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch, ran
             ranks.tell(bytes(2**20))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
+def test_no_signal_to_the_whole_group_ends_one_that_has_just_begun(ranks: OtherRanks) -> None:
+    for pid in ranks.pids:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        deaf = [int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk", "SigIgn"))]
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            assert (deaf[0] | deaf[1]) >> (number - 1) & 1
+
+
+def test_what_one_says_that_nobody_understands_is_its_failure(ranks: OtherRanks) -> None:
+    boot(ranks, "babbles")
+    with pytest.raises(EngineDeadError, match=r"rank [12] failed: it says what nobody understands: b'what\?'"):
+        ranks.await_here()
+
+
 def test_a_fork_of_the_engines_process_ends_nobody(ranks: OtherRanks) -> None:
     runner: Runner = None  # type: ignore[assignment]  # which is not asked anything
     leader._end(runner, ranks, Alone(), os.getpid() + 1)

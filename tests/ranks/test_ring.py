@@ -86,6 +86,35 @@ def test_a_writer_without_room_asks_whether_to_go_on(stack: ExitStack) -> None:
         made.writer.write(bytes(SIZE + 1))
 
 
+@pytest.mark.parametrize(("before", "torn"), [(0, False), (SIZE, True)])
+def test_who_is_interrupted_while_writing_has_written_nothing_or_says_so(
+    stack: ExitStack, before: int, torn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`before`: bytes that went out already, as there was no room for all."""
+
+    def stuck() -> None:
+        raise KeyboardInterrupt
+
+    made = ring(stack, stuck=stuck)
+    made.writer.write(bytes(SIZE // 2))
+    put = made.writer._put
+
+    def interrupted(part: bytes) -> None:
+        put(part)
+        if len(part) > 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(made.writer, "_put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.writer.write(bytes(100 + before))
+    monkeypatch.undo()
+    assert made.writer.torn is torn
+    assert made.readers[0].read() == bytes(SIZE // 2)
+    if not torn:
+        made.writer.write(b"next")
+        assert made.readers[0].read() == b"next"
+
+
 def test_the_end_of_the_writer_is_found_behind_its_last_message() -> None:
     made = Ring()
     made.writer.write(b"last")

@@ -4,6 +4,8 @@ import gc
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -161,3 +163,27 @@ def test_a_rank_that_dies_ends_what_runs() -> None:
         list(stream)
     llm.close()
     assert not alive(rank)
+
+
+LEFT = """
+import os, signal, threading
+from roseinfer.engine.llm import LLM
+
+llm = LLM("tiny", device="cpu", tensor_parallel_size=2, num_kv_blocks=20, threads=1)
+(rank,) = llm.core._runner._others.pids
+print(rank, flush=True)
+os.kill(rank, signal.SIGSTOP)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+llm.generate("x")
+"""
+
+
+def test_a_script_that_is_interrupted_ends_though_a_rank_is_stopped() -> None:
+    """It has not closed its LLM, and what it was about to do is under way."""
+    script = subprocess.Popen([sys.executable, "-c", LEFT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, errors = script.communicate(timeout=60)
+    finally:
+        script.kill()
+        script.wait()
+    assert errors.rstrip().endswith("KeyboardInterrupt") and not alive(int(said))
