@@ -54,8 +54,8 @@ prefix, kernels may read it from the card's cache and be faster than this.
 
 STARTS = """\
 ## Start
-Seconds from the start of the process to the first 200 from `/health`. Kernels are compiled once on a machine: a server's
-first start is as a new machine's for what none before it in its setup had compiled.
+Seconds from the start of the process to the first 200 from `/health`. Kernels are compiled once on a machine: a
+server's first start is as a new machine's for what none before it in its setup had compiled.
 """
 
 
