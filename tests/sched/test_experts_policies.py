@@ -155,6 +155,14 @@ def test_demand_counts_one_more_as_it_counts_all() -> None:
         assert grown.taken_s(seconds, COST) == pytest.approx(whole.taken_s(seconds, COST))
 
 
+def test_rows_that_are_ahead_by_no_more_than_their_pace_leave_prompts_no_time_of_it() -> None:
+    """They need a step in each pace all the same; of what is left for prompts, an error of 5% would be half."""
+    pace_s, rows = 0.0095, 60
+    demand = Demand.of([pace_s] * rows, [COST.row_s / pace_s] * rows, [pace_s] * rows, pace_s, experts=True)
+    for seconds in (0.05, 0.1, 0.3):
+        assert demand.taken_s(seconds, COST) == pytest.approx(seconds * COST.rows_s(rows, 0) / pace_s)
+
+
 def test_the_paces_are_compared_by_what_a_full_machine_does_at_each() -> None:
     """Requests of 100 tokens: 5 rows fill 4 ms, which is 12 a second; 100 rows fill 10 ms, which is 100."""
     price = PriceLimit(window_s=10.0)

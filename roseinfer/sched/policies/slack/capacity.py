@@ -39,7 +39,8 @@ class Demand:
 
     What a step costs whatever it holds depends, for a model with experts, on how many rows it has: `visits` are the
     rows that decode per second, in each horizon, empty for other models. Experts that a prompt needs beyond theirs are
-    part of its work.
+    part of its work. It is most of the tightest pace, too, so slack counts as far as it exceeds a request's pace, in
+    which that has to have a token anyway: else prompts would start into time that is not there.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Demand:
     ) -> "Demand":
         """experts: whether the model has some."""
         horizons_s = [smallest_s * horizon for horizon in HORIZONS]
+        if experts:
+            slacks = [min(slack, max(0.0, slack - pace_s)) for slack, pace_s in zip(slacks, paces_s, strict=True)]
         rows = list(zip(slacks, weights, paces_s, strict=True))
         decoding = [sum([(h - s) * w for s, w, _ in rows if s < h]) / h for h in horizons_s]
         least = 1 / (LONGEST_STEP * smallest_s)
