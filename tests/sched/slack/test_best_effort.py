@@ -7,11 +7,13 @@ from itertools import pairwise
 import pytest
 
 from roseinfer.core.slo import Slo
+from roseinfer.sched.cost import CostParams
 from roseinfer.sched.policies.slack.tuning import Tuning
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import Lifetime, simulate
 from roseinfer.sim.workload import Arrival
+from tests.sched.slack.test_slack import state
 
 AGEING_S, EVERY_S = Tuning().ageing_s, Tuning().idle_limit_s
 
@@ -42,6 +44,17 @@ def test_one_seat_in_a_second_is_theirs_though_others_wait_for_all_of_them() -> 
         assert wait_s < AGEING_S + number * EVERY_S + 1.0
     starts = sorted(life.token_s[0] for life in found)
     assert all(later - earlier > 0.9 * EVERY_S for earlier, later in pairwise(starts))
+
+
+@pytest.mark.parametrize(("planned", "cached"), [(4000, 0), (1000, 0), (4000, 1500)])
+def test_the_next_one_follows_after_ten_times_what_the_prompt_takes(planned: int, cached: int) -> None:
+    """Whatever the step that it starts in holds of it; the scheduler tells of a start when that is planned."""
+    made = state(CostParams(0.010, 1e-4, 0.0, 0.001, 0.0))
+    made.run("promised", tpot_s=0.050)
+    rest = made.wait("rest", 4000)
+    rest.computed, rest.planned, rest.pending = cached, planned, planned == 4000
+    made.start(rest)
+    assert made.policy.state.rest_again_s == pytest.approx(10 * (4000 - cached) * 1e-4)
 
 
 def test_kv_blocks_are_kept_for_the_one_whose_turn_it_is() -> None:

@@ -120,6 +120,7 @@ class SlackState:
             self.backlog.watch(track, track.due_s - p.prefill_s(0, len(track.tokens)) - p.step_s)
 
     def admitted(self, track: Track, now_s: float) -> None:
+        """It has its first row, which is planned: `to_fill_s` is what comes behind that."""
         self.preempted.pop(track.request.request_id, None)
         if track.owed and not track.request.begun:
             self.price.decided(refused=False)
@@ -128,9 +129,11 @@ class SlackState:
         self.growth += track.length
         unpriced_s = self._decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
         self.tenants.charge(track.request.tenant, track.work_s + unpriced_s, now_s)
-        self._arrive(fill_s + self.cost.params.experts_s(len(track.tokens), self.beside), now_s)
+        left = len(track.tokens) - track.request.computed
+        self._arrive(fill_s + self.cost.params.experts_s(left, self.beside), now_s)
         if track.request.slo is None:
-            self.rest_again_s = now_s + max(self.tuning.idle_limit_s, fill_s / self.tuning.rest_share)
+            whole_s = self.cost.params.prefill_s(track.request.computed, left, self.beside)
+            self.rest_again_s = now_s + max(self.tuning.idle_limit_s, whole_s / self.tuning.rest_share)
 
     def ended(self, track: Track, event: Ended) -> None:
         request = track.request
