@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
 
+from roseinfer.parallel.forks import keep_in_forks
+
 # After which its watchdog ends the process. Whoever watches the ranks does so long before.
 TIMEOUT_S = 600.0
 # All ranks are of one machine: sockets only to find each other, over loopback, and neither multicast nor NVLink SHARP.
@@ -38,6 +40,7 @@ class Nccl:
         options._timeout = timedelta(seconds=TIMEOUT_S)
         self._size = size
         self._nccl = kind(store, rank, size, options)
+        keep_in_forks(self._nccl)
         self._sum, self._columns = AllreduceOptions(), AllgatherOptions()
         self._sum.asyncOp = self._columns.asyncOp = False
         self.all_reduce(torch.zeros(1, device=device))  # connects, which must not happen within a capture

@@ -1,9 +1,7 @@
 """A group over gloo: the processes of a CPU, and what those of GPUs tell each other through their hosts."""
 
 import contextlib
-import ctypes
 import math
-import os
 import threading
 import weakref
 from datetime import timedelta
@@ -14,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from roseinfer.core.errors import EngineDeadError
+from roseinfer.parallel.forks import keep_in_forks
 from roseinfer.parallel.rendezvous import Rendezvous
 
 # For others to come, which are about to, and for them to be as far as this one, which have a model to load first.
@@ -45,7 +44,8 @@ class ProcessGroup:
         store = dist.PrefixStore("hosts", rendezvous.store)
         # Its threads must have ended before the interpreter does, or the process aborts.
         self._gloo = [gloo(store, self.rank, self.size, options)]
-        self._end = weakref.finalize(self, _drop, self._gloo, os.getpid())
+        keep_in_forks(self._gloo[0])
+        self._end = weakref.finalize(self, self._gloo.clear)
         self._options = AllgatherOptions()
         self._options.timeout = _NEVER
         self.patience_s = patience_s
@@ -98,11 +98,3 @@ class ProcessGroup:
     def close(self) -> None:
         """Waits for what another rank has yet to do, until that ends."""
         self._end()
-
-
-def _drop(gloo: list[Any], owner: int) -> None:
-    """A fork of the process `owner` has none of its threads, and would wait for them: there it is never dropped."""
-    if os.getpid() != owner:
-        for group in gloo:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-    gloo.clear()

@@ -45,10 +45,10 @@ def what_a_child_gets(llm: LLM, stream: Any) -> list[str]:
     return said
 
 
-def main(record: str) -> None:
+def main(record: str, ranks: str) -> None:
     """A program of a user's, which forks in the middle of a stream; both processes end as Python does."""
     options = {"num_kv_blocks": 24, "max_model_len": 96, "device": "cpu", "threads": 2, "kv_offloading_size": 0.01}
-    llm = LLM("tiny", **options, record=record)
+    llm = LLM("tiny", **options, record=record, tensor_parallel_size=int(ranks))
     first = tokens(llm)
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
     begun = [token for chunk in (next(stream), next(stream)) for token in chunk.token_ids]
@@ -69,9 +69,10 @@ def main(record: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
-def test_a_fork_is_told_and_its_parent_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_fork_is_told_and_its_parent_goes_on(ranks: int, tmp_path: Path) -> None:
     record = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "tests.engine.test_forked", str(record)]
+    command = [sys.executable, "-m", "tests.engine.test_forked", str(record), str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     came = json.loads(done.stdout)
@@ -84,4 +85,4 @@ def test_a_fork_is_told_and_its_parent_goes_on(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
