@@ -1,5 +1,6 @@
 """A group of GPUs: sums and columns by our own kernels while one trip is enough, beyond that by NCCL."""
 
+import contextlib
 import logging
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol
@@ -89,7 +90,8 @@ class CudaGroup:
         self._host.abort()
 
     def close(self) -> None:
-        self._end_library().join(CLOSE_S)
+        with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can be had, nor is one needed
+            self._end_library().join(CLOSE_S)
         if self._memory is not None:
             self._memory.close()
         self._host.close()

@@ -121,6 +121,21 @@ def test_a_library_that_does_not_end_keeps_nobody(monkeypatch: pytest.MonkeyPatc
     over.set()
 
 
+def test_at_the_end_of_the_interpreter_all_but_the_library_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has no threads to give any more."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    closed: list[str] = []
+    host = Two(0)
+    object.__setattr__(host, "close", lambda: closed.append("host"))
+    monkeypatch.setattr(SharedMemory, "close", lambda memory: closed.append(memory.name))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    CudaGroup(host, Mirror(), None, SharedMemory("gpus", [0, 0], ())).close()
+    assert closed == ["gpus", "host"]
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_more_ranks_leave_more_to_the_library(size: int) -> None:
     assert own_limit(size) >= 1 << 18
