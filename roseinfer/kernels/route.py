@@ -39,17 +39,18 @@ class RouteCut(NamedTuple):
 
 
 def _cut_of(tokens: int) -> RouteCut:
-    """By reasoning, not measured yet: about as many programs as there are multiprocessors, and of the shapes with so
-    many the one that reads least. Whoever comes last adds up all splits of its tokens, so there are few of those."""
-    if tokens <= 128:
+    """The fastest for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23), measured at 1, 8,
+    16, 64, 256, 512, 1,024, 2,048, 2,304 and 8,192 tokens: 5.9 us at 16, 10 at 256, 26 at 2,048, 59 at 8,192. Whoever
+    comes last adds up all splits of its tokens, so there are few of those."""
+    if tokens <= 32:
         return RouteCut(16, 32, 4, 256, 3, 4)
     if tokens <= 256:
-        return RouteCut(32, 32, 4, 128, 3, 4)
+        return RouteCut(16, 64, 4, 256, 3, 4)
     if tokens <= 512:
-        return RouteCut(64, 32, 4, 128, 2, 4)
+        return RouteCut(32, 64, 4, 128, 3, 4)
     if tokens <= 1024:
-        return RouteCut(64, 64, 4, 64, 3, 4)
-    return RouteCut(64, 128, 4, 32, 3, 4) if tokens <= 4096 else RouteCut(128, 128, 2, 32, 4, 8)
+        return RouteCut(64, 128, 4, 64, 3, 4)
+    return RouteCut(64, 128, 4, 64, 2, 4) if tokens <= 4096 else RouteCut(64, 128, 2, 32, 3, 4)
 
 
 class Routed(NamedTuple):

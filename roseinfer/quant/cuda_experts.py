@@ -64,7 +64,8 @@ class CudaExperts:
 
     def _many(self, norm: SkinnyNorm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens, codes = self._shape, x.shape[0], self._gate_up.scales is not None
-        config = choose_experts_config(tokens, shape.top_k, shape.count, codes=codes)
+        width = self._down.weights.shape[2]
+        config = choose_experts_config(tokens, shape.top_k, shape.count, width, codes=codes)
         rows: torch.Tensor | Fp8Rows
         if codes:
             rows = Fp8Rows.empty(tokens, shape.hidden, True, x.device)

@@ -114,7 +114,7 @@ def test_cuts_that_cannot_work_are_not_tried():
             assert gate_up_fits(config.gate_up, size.hidden, size.width, element)
             assert down_fits(config.down, size.top_k, size.hidden, size.width, element)
         for tokens in (8, 64, 128, 256, 512, 2048, 8192):
-            config = choose_experts_config(tokens, size.top_k, size.experts, codes=element == 1)
+            config = choose_experts_config(tokens, size.top_k, size.experts, size.width, codes=element == 1)
             way = Way(config.tile, config.weight_first, config.spread)
             assert way in ways_of(tokens * size.top_k / size.experts, codes=element == 1)
             assert cut_fits(config.gate_up, way, 2, codes=element == 1)

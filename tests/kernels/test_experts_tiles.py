@@ -134,15 +134,17 @@ def test_a_row_does_not_depend_on_the_others(codes, kind, device):
 
 
 @pytest.mark.parametrize("codes", [False, True])
-@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2)])
-def test_every_number_of_tokens_has_a_config(experts, top_k, codes):
-    chosen = [choose_experts_config(tokens, top_k, experts, codes=codes) for tokens in (1, 16, 64, 256, 1024, 16384)]
+@pytest.mark.parametrize(("experts", "top_k", "width"), [(128, 8, 768), (8, 2, 14336)])
+def test_every_number_of_tokens_has_a_config(experts, top_k, width, codes):
+    numbers = (1, 16, 64, 256, 1024, 16384)
+    chosen = [choose_experts_config(tokens, top_k, experts, width, codes=codes) for tokens in numbers]
     tiles = [config.tile for config in chosen]
     assert tiles == sorted(tiles) and tiles[0] == 16 and tiles[-1] >= 64
     for config in chosen:
         assert config.tile >= (16 if config.weight_first else 64)
         for cut in (config.gate_up, config.down):
-            assert cut.block_n >= 64 and (not codes or (cut.block_n, cut.block_k) == (128, 128))
+            assert cut.block_n >= 64 and (not codes or cut.block_k == 128)
+        assert not codes or config.gate_up.block_n == 128, "it is written in groups of 128"
 
 
 @pytest.mark.parametrize("scaled_by", ["none", "block"])
