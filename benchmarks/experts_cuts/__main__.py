@@ -8,7 +8,7 @@ by themselves; then, of `--parts`, a search goes from these to their neighbours,
 its result is that of the reference in float32, but for rounding; which are not, or do not run, is told. What matters
 most comes first, and all ends within `--seconds`. DIR/results.jsonl has a line for each result as soon as it is known,
 DIR/summary.json the tables that are printed last. Needs a GPU of compute capability 9.0; `--tiny` runs the same on
-small layers in Triton's interpreter. What is in DIR is known: a second call goes on from there.
+small layers in Triton's interpreter.
 
 A bound counts, of a layer, the weights of the experts that are chosen at 4.27 TB/s, or the arithmetic at 711 TFLOP/s in
 bf16 and 1538 in FP8, whichever takes longer.
@@ -71,14 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=160.0, help="that all of it may take")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of which better cuts are searched")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of weights")
-    parser.add_argument("--specialised", action="store_true", help="tiles also with warps that only copy")
     parser.add_argument("--tiny", action="store_true", help="small layers, few cuts, no GPU")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
     until = args.until or time.time() + args.seconds - GRACE_S - 4.0
     plan = replace(TINY if args.tiny else Plan(), parts=tuple(args.parts), kinds=tuple(args.kinds))
-    plan = replace(plan, specialised=args.specialised)
     if args.until or args.tiny:
         from benchmarks.experts_cuts.phases import work  # who watches a process needs no torch
 
@@ -86,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if args.until else report(args.out, plan.size)
     print({**gpu(), **host(), **torch_versions()}, flush=True)
     command = [sys.executable, "-m", "benchmarks.experts_cuts", "--out", str(args.out), "--until", str(until)]
-    command += ["--parts", *args.parts, "--kinds", *args.kinds, *["--specialised"] * args.specialised]
+    command += ["--parts", *args.parts, "--kinds", *args.kinds]
     starts = supervise(command, args.out, until)
     print(f"the process that measures was started {starts} times")
     return report(args.out, plan.size)

@@ -130,13 +130,12 @@ class TileCell:
     def __post_init__(self) -> None:
         codes, size = self.kind == "fp8", self.bench.plan.size
         self.matrices, axes = (2, TILES_CODES) if self.product == "gate_up" else (1, TILES_CODES_DOWN)
-        axes = (axes if codes else TILES_WIDE) | ({"specialised": (False, True)} if self.bench.plan.specialised else {})
         self.default = choose_experts_config(self.tokens, size.top_k, size.experts, size.width, codes=codes)
         ours = self.default.tile, self.default.weight_first
         start = start_cut(self.way, codes=codes)
         if (self.way.tile, self.way.weight_first) == ours:
             start = getattr(self.default, self.product)
-        self.search = Search(start, axes, self._fits)
+        self.search = Search(start, axes if codes else TILES_WIDE, self._fits)
         self.case = self.bench.case(self.kind, self.tokens, round_rows=codes)
 
     def _fits(self, cut: Cut) -> bool:
@@ -189,7 +188,10 @@ class ManyCell:
     def __init__(self, bench: Bench, kind: str, tokens: int) -> None:
         self.bench, self.kind, self.tokens = bench, kind, tokens
         size, self.codes = bench.plan.size, kind == "fp8"
-        self.top_k, self.default = size.top_k, choose_experts_config(tokens, size.top_k, size.experts, size.width, codes=self.codes)
+        self.top_k, self.default = (
+            size.top_k,
+            choose_experts_config(tokens, size.top_k, size.experts, size.width, codes=self.codes),
+        )
         self.case = bench.case(kind, tokens, round_rows=self.codes)
         self.residual = torch.zeros_like(self.case.x)
         ways = ways_of(tokens * size.top_k / size.experts, codes=self.codes)

@@ -78,10 +78,6 @@ def start_cut(way: Way, *, codes: bool) -> Cut:
 
 def cut_fits(cut: Cut, way: Way, matrices: int, *, codes: bool) -> bool:
     """matrices: that a program multiplies by. Its sums are in registers, of codes also the products that are added."""
-    if cut.specialised and (
-        (way.tile, way.weight_first, cut.warps) != (128, False, 8) or not (way.spread or matrices == 1)
-    ):
-        return False
     shared = cut.stages * (way.tile + matrices * cut.block_n) * cut.block_k * (1 if codes else 2)
     sums = matrices * way.tile * cut.block_n // (32 * cut.warps)
     # The last of these spills a little, and is the only one of its tile.

@@ -29,8 +29,7 @@ class Plan:
     """What is measured.
 
     few, many: numbers of tokens; of many, groups whose cells are searched together, what matters most first. parts: of
-    which better cuts are searched. specialised: of tiles, also cuts with warps that only copy. most_cuts: of a cell,
-    that a step tries. tiny: a dry run, without a GPU.
+    which better cuts are searched. most_cuts: of a cell, that a step tries. tiny: a dry run, without a GPU.
     """
 
     size: Size = field(default_factory=Size)
@@ -38,7 +37,6 @@ class Plan:
     many: tuple[tuple[int, ...], ...] = ((2048, 8192), (64, 128, 256), (32, 16, 512), (8,))
     parts: tuple[str, ...] = PARTS
     kinds: tuple[str, ...] = KINDS
-    specialised: bool = False
     tiny: bool = False
     most_cuts: int | None = None
 

@@ -76,7 +76,6 @@ def gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    SPECIALISED: tl.constexpr,
     SCALES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
@@ -103,7 +102,7 @@ def gate_up_kernel(
         HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
         WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
         gate, up = tl.zeros([HEIGHT, WIDTH], tl.float32), tl.zeros([HEIGHT, WIDTH], tl.float32)
-        for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES, warp_specialize=SPECIALISED):
+        for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
             k = step * BLOCK_K
             if GATHER:
                 at = x + source.to(tl.int64)[:, None] * x_stride + (k + column)[None, :]
@@ -154,7 +153,6 @@ def down_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    SPECIALISED: tl.constexpr,
     SCALES: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -170,7 +168,7 @@ def down_kernel(
         HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
         WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
         sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
-        for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES, warp_specialize=SPECIALISED):
+        for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
             k = step * BLOCK_K
             x, w = x_blocks.load([first, k]), w_blocks.load([w_row, k])
             scale = 1.0

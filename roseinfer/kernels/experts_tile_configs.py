@@ -6,21 +6,12 @@ from dataclasses import dataclass, replace
 @dataclass(frozen=True, slots=True)
 class Cut:
     """block_n: outputs of a program, at least 64 if the weight is first; 128 for what is written as codes. block_k:
-    columns taken at a time, 128 of codes. stages: how many blocks of columns are on their way. specialised: four more
-    warps start the copies and multiply nothing; for 8 warps, a tile of 128 rows, its rows first, for gate and
-    up spread."""
+    columns taken at a time, 128 of codes. stages: how many blocks of columns are on their way."""
 
     block_n: int
     block_k: int
     warps: int
     stages: int
-    specialised: bool = False
-
-    @property
-    def launched_warps(self) -> int:
-        """Of which the compiler makes three times as many: two groups that multiply half of a tile each, and one that
-        copies."""
-        return self.warps // 2 if self.specialised else self.warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +30,9 @@ class ExpertsConfig:
     down: Cut
 
 
-# Rows of an expert on average, up to which a config serves: the fastest for Qwen3-30B-A3B (2,048 columns, width 768, 128
-# experts of which a token has 8, scales by blocks) on an H200 (torch 2.11, Triton 3.6; 2026-11-23), measured at .5, 1, 2,
-# 4, 8, 16, 32, 128 and 512.
+# Rows of an expert on average, up to which a config serves: the fastest for Qwen3-30B-A3B (2,048 columns, width 768,
+# 128 experts of which a token has 8, scales by blocks) on an H200 (torch 2.11, Triton 3.6; 2026-11-23), measured at .5,
+# 1, 2, 4, 8, 16, 32, 128 and 512.
 _WIDE: tuple[tuple[float, ExpertsConfig], ...] = (
     (10, ExpertsConfig(16, True, False, Cut(64, 128, 4, 3), Cut(128, 64, 4, 3))),
     (24, ExpertsConfig(32, True, False, Cut(64, 64, 4, 3), Cut(64, 64, 4, 3))),
@@ -63,7 +54,7 @@ _SPREAD_ROWS, _SPREAD_WIDTH = 256, 1536
 
 
 def choose_experts_config(tokens: int, top_k: int, experts: int, width: int, *, codes: bool) -> ExpertsConfig:
-    """For `tokens` tokens that each choose `top_k` of `experts` of `width`, weights of codes in 8 bits or in 16 bits."""
+    """For `tokens` tokens that each choose `top_k` of `experts` of `width`, weights of codes or in 16 bits."""
     rows = tokens * top_k / experts
     config = next(config for most, config in (_CODES if codes else _WIDE) if rows <= most)
     return replace(config, spread=rows > _SPREAD_ROWS and width >= _SPREAD_WIDTH)

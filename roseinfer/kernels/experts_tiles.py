@@ -61,7 +61,6 @@ def gate_up_product(
     width, pairs, cut = outs // 2, order.pairs.shape[0], config.gate_up
     codes, scales = _codes(x)
     _check(gate_up, codes, cut, config)
-    assert config.spread or not cut.specialised
     h: torch.Tensor | Fp8Rows
     if gate_up.scales is None:
         h = torch.empty((pairs, width), dtype=codes.dtype, device=codes.device)
@@ -89,12 +88,11 @@ def gate_up_product(
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,
         STAGES=cut.stages,
-        SPECIALISED=cut.specialised,
         SCALES=gate_up.scaled_by,
         ACTIVATION=activation,
         WEIGHT_FIRST=config.weight_first,
         GATHER=not config.spread,
-        num_warps=cut.launched_warps,
+        num_warps=cut.warps,
         **early_start.options(codes.device),
     )
     return h
@@ -135,10 +133,9 @@ def down_product(
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,
         STAGES=cut.stages,
-        SPECIALISED=cut.specialised,
         SCALES=down.scaled_by,
         WEIGHT_FIRST=config.weight_first,
-        num_warps=cut.launched_warps,
+        num_warps=cut.warps,
         **early_start.options(codes.device),
     )
     return out
@@ -206,8 +203,6 @@ def _check(stack: Stack, x: torch.Tensor, cut: Cut, config: ExpertsConfig) -> No
     columns = stack.weights.shape[2]
     assert x.shape[1] == columns and x.stride(1) == 1 and x.dtype == stack.weights.dtype
     assert config.tile >= (16 if config.weight_first else 64) and columns % 8 == 0
-    if cut.specialised:
-        assert (config.tile, config.weight_first, cut.warps) == (128, False, 8)
     if stack.scales is not None:
         assert columns % SCALE_BLOCK == 0 and cut.block_k == SCALE_BLOCK and cut.block_n <= SCALE_BLOCK
         assert stack.scaled_by == "channel" or stack.weights.shape[1] % SCALE_BLOCK == 0

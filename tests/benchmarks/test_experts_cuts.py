@@ -14,7 +14,7 @@ from benchmarks.experts_cuts.report import report, whole_rows
 from benchmarks.experts_cuts.results import TRYING, add_result, read_results
 from benchmarks.experts_cuts.size import TINY, Size
 from roseinfer.kernels.experts_few_configs import choose_few_config
-from roseinfer.kernels.experts_tile_configs import Cut, choose_experts_config
+from roseinfer.kernels.experts_tile_configs import choose_experts_config
 from roseinfer.kernels.triton_support import HAS_TRITON
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 
@@ -119,10 +119,6 @@ def test_cuts_that_cannot_work_are_not_tried():
             assert way in ways_of(tokens * size.top_k / size.experts, codes=element == 1)
             assert cut_fits(config.gate_up, way, 2, codes=element == 1)
             assert cut_fits(config.down, way, 1, codes=element == 1)
-    special = Cut(128, 64, 8, 3, specialised=True)
-    assert cut_fits(special, Way(128, False, True), 2, codes=False)
-    assert not cut_fits(special, Way(128, False, False), 2, codes=False), "nothing is copied by the copy engine"
-    assert not cut_fits(special, Way(64, False, True), 2, codes=False)
     assert not cut_fits(config.gate_up, Way(256, False, True), 2, codes=True), "its sums would not be in registers"
 
 

@@ -98,7 +98,6 @@ def read_tiles(scales, weight_first, gathers) -> None:
         "BLOCK_N": 128,
         "BLOCK_K": 128,
         "STAGES": 3,
-        "SPECIALISED": not (weight_first or gathers),
         "SCALES": scales,
         "ACTIVATION": "silu",
         "WEIGHT_FIRST": weight_first,

@@ -145,20 +145,3 @@ def test_every_number_of_tokens_has_a_config(experts, top_k, width, codes):
         for cut in (config.gate_up, config.down):
             assert cut.block_n >= 64 and (not codes or cut.block_k == 128)
         assert not codes or config.gate_up.block_n == 128, "it is written in groups of 128"
-
-
-@pytest.mark.parametrize("scaled_by", ["none", "block"])
-def test_warps_that_only_copy_change_nothing(scaled_by, device):
-    """They are for tiles of 128 rows, rows first, and, of gate and up, spread."""
-    codes, tokens = scaled_by != "none", 90
-    gate_up, down = stack(256, 128, device, scaled_by)[0], stack(128, 128, device, scaled_by)[0]
-    x = torch.randn(tokens, 128, device=device)
-    rows = rows_reference(x, grouped=True) if codes else x.half()
-    ids, weights = choice(tokens, device)
-    cuts = [Cut(128, 128 if codes else 64, 8, 2, specialised) for specialised in (False, True)]
-    one, other = (run(rows, gate_up, down, ids, weights, config(cut, 128, False, True))[-1] for cut in cuts)
-    assert_close(other, one.double())
-    with pytest.raises(AssertionError):
-        run(rows, gate_up, down, ids, weights, config(cuts[1], 64, False, True))
-    with pytest.raises(AssertionError):
-        run(rows, gate_up, down, ids, weights, config(cuts[1], 128, False, False))
