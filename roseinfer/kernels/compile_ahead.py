@@ -6,6 +6,7 @@ compiled by a fork of this process, which leaves it in Triton's cache on disk; f
 touch no GPU: to compile takes none.
 """
 
+import gc
 import os
 import signal
 import time
@@ -66,7 +67,7 @@ class Forks(Executor):
         with warnings.catch_warnings():
             # Other threads of this process do not run in the fork, which takes no lock of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
+            child = _fork()
         if child == 0:
             _call_and_exit(fn)
         self._running[child] = time.monotonic() + PATIENCE_S
@@ -105,6 +106,19 @@ class Forks(Executor):
                 continue
             os.waitpid(child, 0)
             del self._running[child]
+
+
+def _fork() -> int:
+    """As os.fork, but what nobody needs any longer stays in the fork: tensors of a GPU, which are the parent's to free,
+    would end it."""
+    collecting, child = gc.isenabled(), -1
+    gc.disable()
+    try:
+        child = os.fork()
+    finally:
+        if child != 0 and collecting:
+            gc.enable()
+    return child
 
 
 def _call_and_exit(fn: Callable[[], Any]) -> None:

@@ -1,5 +1,6 @@
 """Kernels that are compiled at once, by forks of the process that needs them."""
 
+import gc
 import os
 import select
 import subprocess
@@ -43,6 +44,29 @@ def test_forks_run_beside_each_other_and_leave_only_files(tmp_path: Path) -> Non
     forks.finish()
     found = {future.result() for future in futures}
     assert here == [1, 0] and len(found) == 2 and os.getpid() not in found
+
+
+def test_a_fork_leaves_what_nobody_needs_to_its_parent(tmp_path: Path) -> None:
+    """Tensors of a GPU in it are freed by the process that made them: a fork that does so ends."""
+
+    class Circle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    def allocate() -> None:
+        kept = [[] for _ in range(200_000)]
+        kept.clear()
+
+    gc.collect()
+    forks = Forks(2)
+    Circle()
+    forks.submit(allocate)
+    forks.finish()
+    gc.collect()
+    assert gc.isenabled() and [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 def test_a_fork_that_fails_or_hangs_leaves_it_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
