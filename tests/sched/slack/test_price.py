@@ -206,3 +206,15 @@ def test_whoever_has_begun_goes_on_at_a_pace_that_would_be_given_up() -> None:
     price = made.policy.state.price
     price.pace_s, price.gain = 0.100, 1.6
     assert "strict" in made.admitted(made.begin())
+
+
+def test_other_samples_of_one_that_runs_start_at_its_pace() -> None:
+    """Nobody can turn them away, and without them its request does not end."""
+    made = state()
+    made.run("loose", tpot_s=0.100)
+    made.run("first sample", tpot_s=0.050)
+    made.wait("second sample", tpot_s=0.050).fork_of = "first sample"
+    made.begin()
+    price = made.policy.state.price
+    price.pace_s, price.gain = 0.100, 1.6
+    assert "second sample" in made.admitted(made.begin())

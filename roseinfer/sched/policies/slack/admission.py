@@ -186,7 +186,7 @@ class SlackAdmission:
             if self._seats <= 0:
                 self._hold(track, Cause.SEATS)
                 continue
-            if state.gives_up(track) and not track.request.begun and (self._view.running or self.admitted):
+            if state.gives_up(track) and rejectable(track.request) and (self._view.running or self.admitted):
                 self._hold(track, Cause.UTILISATION)  # else it would start to be given up at once
                 continue
             prompt = self._prompt_in_time(track)
