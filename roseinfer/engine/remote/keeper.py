@@ -14,7 +14,7 @@ from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.promise import Promise
 from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord, Visitors
+from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord, Visitors
 from roseinfer.engine.crew import EngineCrew, Make
 from roseinfer.engine.life import Process
 from roseinfer.engine.own_process import Place, ProcessTransport
@@ -73,6 +73,7 @@ class EngineKeeper:
         self._told = Standing()
         self._up = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
+        self._replace = 0  # the newest process that somebody wants another one for
 
     @property
     def failure(self) -> "asyncio.Future[None]":
@@ -162,12 +163,16 @@ class EngineKeeper:
     def _renew(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):  # it has hung up, having said all that it wanted
             log.info("a server at %s wants the engine to be started anew", connection.getpeername()[0])
+        standing = self._crew.standing(0)
+        # One that starts is new. One that is up is not, though it may be what somebody else has asked for just before.
+        self._replace = standing.number - (standing.state is EngineState.STARTING)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.get_running_loop().create_task(self._roll_when_up())
 
     async def _roll_when_up(self) -> None:
         await self._up.wait()
-        await self.roll()
+        while self._number() <= self._replace:
+            await self.roll()
 
     # --- telling how it does ------------------------------------------------------------------------------------
     def _stepped(self, engine: int, step: StepRecord) -> None:

@@ -128,6 +128,19 @@ def test_asking_twice_starts_it_anew_once(tmp_path: Path, caplog: pytest.LogCapt
     run(work())
 
 
+def test_an_engine_that_another_server_has_just_renewed_is_not_waited_for_in_vain(tmp_path: Path) -> None:
+    """Its keeper waits for it to settle, and starts it anew once more."""
+
+    async def work() -> None:
+        async with keeper(priced_config(tmp_path)) as (kept, address), following(address) as engines:
+            (await tcp.connect(address, SECRET, Purpose.RENEW)).socket.close()
+            await until(lambda: engines.standing(0) == Standing(EngineState.READY, 2))
+            await renewal.renew_all([address], engines, SECRET, lost_s=30.0)
+            assert engines.standing(0) == Standing(EngineState.READY, 3) and kept.report().restarts == 2
+
+    run(work())
+
+
 class Said:
     """What is heard of engines, as a test has it."""
 
