@@ -63,6 +63,17 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", source, folder / "made")
 
 
+def test_an_editable_install_puts_the_tree_on_the_path(sdist: Path, tmp_path: Path):
+    """Not a finder of its own, which is asked last: the clone's folder, which may well be called roseinfer, would hide
+    the package from scripts beside it."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    with zipfile.ZipFile(build("editable", source, tmp_path / "made")) as archive:
+        (name,) = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert name.endswith(".pth") and archive.read(name).decode().strip() == str(source)
+
+
 @pytest.fixture(scope="module")
 def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
