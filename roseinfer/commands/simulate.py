@@ -4,7 +4,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ OPTIONS = OptionSet(
 PERCENTILES = (50, 95, 99)
 # What goes with random loads, beside options of the scheduler and of policies.
 OF_RANDOM_LOADS = frozenset({"random_loads", "traces", "cache", "policies", "jobs", "seed", "json"})
+# With one of these runs are compared, be they of one policy.
+OF_COMPARISON = frozenset(each.name for each in fields(SweepConfig))
 # What names one policy where none are compared.
 NAMING = ("scheduling_policy", "prefill_admission_policy")
 # Column of the table -> member of a point.
@@ -78,7 +80,7 @@ def run(args: Namespace) -> int:
         if fleet.active:
             raise ConfigError("replicas does not go with replay: the recording says how many engines there were")
         result = run_replay(workload.replay)
-    elif not (fleet.active or workload.setup or workload.file or sweep.policy_list or sweep.capacity):
+    elif not (fleet.active or workload.setup or workload.file or given.keys() & OF_COMPARISON):
         result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
     else:
         result = run_comparison(workload, sweep, cost, fleet, given)
@@ -292,7 +294,10 @@ def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any])
         capacity = find_capacity(replace(sweep, loads=[], fleets=[plan]), name, at_rate, target)
         tight = describe_class(classes, capacity.tight)
         who = name if plan is None else f"{name}, {plan.router}, {plan.size} engines"
-        print(f"{who}: {capacity.rate:.2f} req/s at {target:.1%}; just above, {tight} is the tight one")
+        kept = f"{capacity.rate:.2f} req/s at {target:.1%}; just above"
+        if capacity.adherence is None:
+            kept = f"does not meet {target:.1%} at any rate; with one request after the other"
+        print(f"{who}: {kept}, {tight} is the tight one")
         where = {} if plan is None else {"router": plan.router, "replicas": plan.size}
         found.append({**asdict(capacity), **where, "target": target, "tight_objective": tight})
     return {"capacity": found}

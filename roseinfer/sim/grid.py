@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -18,6 +18,7 @@ from roseinfer.sim.choices import space
 from roseinfer.sim.random_loads import COMMON, RandomLoad, TraceNeededError, capacity_of, draw_load
 from roseinfer.sim.simulator import Lifetime, Simulation
 from roseinfer.sim.sweep import Sweep, check_given, contender, settings_of, simulate_as
+from roseinfer.sim.workers import processes
 from roseinfer.sim.workload import Arrival
 
 POLICIES = ("slack", "qoserve", "fifo", "sarathi", "scorpio", "scorpio-tuned")
@@ -83,7 +84,7 @@ def _run_all(grid: Grid) -> Iterator[tuple[int, dict[str, Any] | None]]:
     if grid.jobs == 1:
         yield from ((number, judge(grid, number)) for number in range(grid.count))
         return
-    with ProcessPoolExecutor(grid.jobs) as pool:
+    with processes(grid.jobs) as pool:
         running = {pool.submit(judge, grid, number): number for number in range(grid.count)}
         for future in as_completed(running):
             yield running[future], future.result()

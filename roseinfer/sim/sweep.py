@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -20,6 +19,7 @@ from roseinfer.sim.fleet_report import summarise_fleet, with_all_reasons
 from roseinfer.sim.fleets import simulate_fleet
 from roseinfer.sim.report import mean_of, summarise
 from roseinfer.sim.simulator import Simulation, simulate
+from roseinfer.sim.workers import processes
 from roseinfer.sim.workload import Arrival
 
 # A contender's name may end in what it knows of output lengths instead of what the others do.
@@ -157,7 +157,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None) -> list[dict[str, 
     workers = min(len(jobs), workers or os.cpu_count() or 1)
     if workers <= 1:
         return _counted(map(run_job, jobs), len(jobs))
-    with ProcessPoolExecutor(workers) as pool:
+    with processes(workers) as pool:
         return _counted(pool.map(run_job, jobs), len(jobs))
 
 
@@ -221,11 +221,12 @@ def _told(arrival: Arrival, lengths: str) -> Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`rate` requests a second meet the target; `tight` is the class that misses most just above it."""
+    """`rate` requests a second meet the target; `tight` is the class that misses most just above it. `adherence` is
+    None, and `rate` 0, if the target is not met at any rate."""
 
     policy: str
     rate: float
-    adherence: float
+    adherence: float | None
     tight: str
     reasons: Mapping[str, float]
 
@@ -233,7 +234,8 @@ class Capacity:
 def find_capacity(
     sweep: Sweep, name: str, at_rate: Callable[[float], Load], target: float, *, steps: int = 7
 ) -> Capacity:
-    """Bisection between a rate that is met and one that is not, to within 1%. Raises `ConfigError` if none is met."""
+    """Bisection between a rate that is met and one that is not, to within 1%. Raises `ConfigError` if every rate is
+    met, or nobody has objectives."""
 
     def point(rate: float) -> dict[str, Any]:
         found = run_sweep(replace(sweep, loads=[at_rate(rate)], policies=[name]))[0]
@@ -257,11 +259,9 @@ def find_capacity(
             low, best = middle, found
         else:
             high, worst = middle, found
-    if best is None:
-        raise ConfigError(f"{name} does not meet the target even at {high:g} req/s")
     kept = {name: entry["adherence"] for name, entry in worst["classes"].items()}
     misses = {name: 1 - share for name, share in kept.items() if share is not None}
-    return Capacity(name, low, best["adherence"], max(misses, key=misses.__getitem__), misses)
+    return Capacity(name, low, best["adherence"] if best else None, max(misses, key=misses.__getitem__), misses)
 
 
 def describe(classes: Sequence[Slo], name: str) -> str:

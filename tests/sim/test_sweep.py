@@ -360,3 +360,30 @@ def test_capacity_at_objectives_of_ones_own(tmp_path: Path, capsys: pytest.Captu
     file.write_text(file.read_text().replace("20", "9"))
     assert cli.main([*flags.split(), "--rates", "1", "--jobs", "1", "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["points"][0]["adherence"] < 0.5
+
+
+def test_a_policy_that_keeps_nothing_does_not_end_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step takes 10 ms, and 9 ms a token are asked for."""
+    file, out = tmp_path / "classes.toml", tmp_path / "out.json"
+    file.write_text("[classes.chat]\nttft_ms = 500\ntpot_ms = 9\n")
+    flags = (
+        f"simulate --slo-classes {file} --step-ms 10 --row-us 100 --context-ns 0 --requests 20 --policies fifo,slack"
+    )
+    assert cli.main([*flags.split(), "--capacity", "--target", "0.9", "--jobs", "1", "--json", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["fifo", "slack"]
+    assert all("does not meet 90.0% at any rate" in line and "class chat" in line for line in lines)
+    found = json.loads(out.read_text())["capacity"]
+    assert [(entry["rate"], entry["adherence"]) for entry in found] == [(0.0, None)] * 2
+
+
+def test_what_is_for_a_comparison_compares_without_being_told_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--requests", "20", "--rates", "5,10", "--jobs", "1"]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["slack", "5.00"],
+        ["slack", "10.00"],
+    ]
+    assert cli.main(["simulate", "--requests", "20", "--seeds", "3"]) == 2
+    assert "--rates" in capsys.readouterr().err
