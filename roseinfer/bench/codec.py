@@ -104,6 +104,8 @@ class ServerCodec:
             async with gate, session.post(self._url + path, json=named, headers=self._headers) as response:
                 if response.status != 200:
                     told = (await response.text())[:200]
+                    if response.status == 404 and "does not exist" in told:  # ours and vLLM's words
+                        raise ConfigError(f"model: the server has none of the name {self._model!r}")
                     raise ConfigError(f"tokenizer: the server answers {path} with {response.status} ({told}); name one")
                 return (await response.json())[key]
 

@@ -8,12 +8,14 @@ import asyncio
 import gc
 import json
 import multiprocessing
+import signal
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -121,10 +123,9 @@ def check_client() -> None:
 
 def first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None = None) -> str:
     """The first model that the server lists. Raises `ConfigError`."""
-    request = urllib.request.Request(
-        f"{config.url.rstrip('/')}/v1/models", headers={**authorization(config.api_key), **(headers or {})}
-    )
+    every = {**authorization(config.api_key), **(headers or {})}
     try:
+        request = urllib.request.Request(f"{config.url.rstrip('/')}/v1/models", headers=every)
         with urllib.request.urlopen(request, timeout=LIST_PATIENCE_S) as response:
             return str(json.load(response)["data"][0]["id"])
     except (OSError, ValueError, LookupError, urllib.error.URLError) as error:
@@ -189,12 +190,18 @@ def _processes(
     config: OpenLoopConfig, model: str, shares: Sequence[list[Planned]], shape: RequestShape
 ) -> Iterator[list[Connection]]:
     context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # its start would let signals in again
     processes, connections = [], []
     try:
         for share in shares:
             ours, theirs = context.Pipe()
             process = context.Process(target=_worker, args=(theirs, config, model, share, shape))
-            process.start()
+            # Ctrl+C goes to all processes of a terminal: ours ends them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()  # or nobody would notice its end
             processes.append(process)
             connections.append(ours)

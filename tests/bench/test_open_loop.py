@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,9 @@ from roseinfer.bench.exchange import NO_DONE, NO_FINISH_REASON, NO_USAGE, EventR
 from roseinfer.bench.open_loop import Outcome, StreamClient, run
 from roseinfer.bench.open_loop_report import as_text, summarise
 from roseinfer.core.server_config import ServerConfig
+from tests.bench.slo_stub import stub
 from tests.server.live import LiveServer
+from tests.terminal.pseudo_terminal import PseudoTerminal
 from tests.text.tokenizers import byte_level
 
 PLANNED = Planned(3, 0.0, [11, 12], 7)
@@ -244,3 +247,29 @@ def test_a_share_of_the_requests_follows_a_schema_and_the_others_are_the_same(ca
         "free": (3, 15),
     }
     assert summary["out_tokens"] == 30 and "constrained: 3 requests, 15 output tokens" in as_text(summary)
+
+
+def test_an_interrupt_ends_the_load_and_says_nothing():
+    """At a terminal, where the client processes get it too."""
+    with stub() as (url, asked):
+        load = ("--workload", "uniform", "--rate", "20", "--num", "2000", "--procs", "2")
+        with PseudoTerminal("bench", "serve", "--url", url, *load) as terminal:
+            deadline = time.monotonic() + 60
+            while not asked:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            terminal.type("\x03")
+            assert terminal.exit_code() == 130
+            assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.parametrize("url", ["nowhere", "http://[::1", "ftp:/x"])
+def test_what_is_no_address(url, capsys):
+    assert cli.main(["bench", "serve", "--url", url, "--num", "1"]) == 2
+    assert f"--url: {url} lists no model" in capsys.readouterr().err
+
+
+def test_a_model_that_the_server_does_not_have(capsys):
+    with LiveServer(byte_level()) as live:
+        assert cli.main(["bench", "serve", "--url", live.url, "--num", "1", "--model", "nope"]) == 2
+    assert "--model: the server has none of the name 'nope'" in capsys.readouterr().err
