@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -192,6 +193,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
             return ErrorResponse(_wrong_method(_methods(app, request.scope)))
+        if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
+            return ErrorResponse(_no_such_path(app, request.scope))
         response = ErrorResponse(_from_http(error))
         response.headers.update(error.headers or {})
         return response
@@ -213,6 +216,14 @@ def _methods(app: FastAPI, scope: Scope) -> list[str]:
 def _wrong_method(allowed: list[str]) -> ApiError:
     named = ", ".join(allowed)
     return ApiError(405, f"This path has no such method, only {named}", more_headers={"Allow": named})
+
+
+def _no_such_path(app: FastAPI, scope: Scope) -> ApiError:
+    """Clients that were given an address without `/v1`, or with one too many, are told so."""
+    path = scope["path"]
+    near = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    meant = f"; {near} is there" if _methods(app, {**scope, "path": near}) else ""
+    return ApiError(404, f"There is no {path[:100]} here{meant}", type="not_found_error")
 
 
 def _from_http(error: HTTPException) -> ApiError:

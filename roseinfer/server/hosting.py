@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -194,7 +195,8 @@ def listen(config: ServerConfig) -> socket.socket:
         listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}") from error
+        hint = "; stop what listens there, or choose another --port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}{hint}") from error
     # Connections inherit it. Without it the second of two small writes, as a header and its body are, waits for the
     # client's delayed acknowledgement: 40 ms an answer.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -208,4 +208,4 @@ def test_an_engine_that_does_not_start(start: Callable[..., Process]) -> None:
 def test_an_address_in_use(start: Callable[..., Process]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, _, err = start(port=taken.getsockname()[1]).end()
-    assert code == 1 and err.startswith("ConfigError: cannot listen on 127.0.0.1 port")
+    assert code == 1 and err.startswith("ConfigError: cannot listen on 127.0.0.1 port") and "--port" in err

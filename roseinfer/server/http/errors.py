@@ -1,7 +1,7 @@
 """Errors as they go over the wire: `{"error": {"message", "type", "param", "code"}}` with a status and retry advice."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,10 +94,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def model_not_found(name: str) -> ApiError:
+def model_not_found(name: str, served: Sequence[str]) -> ApiError:
+    """`served`: the names that there are."""
     return ApiError(
         404,
-        f"The model {name[:100]!r} does not exist",
+        f"The model {name[:100]!r} does not exist; there is {', '.join(repr(name[:100]) for name in served[:4])}",
         type="not_found_error",
         param="model",
         code="model_not_found",

@@ -148,7 +148,8 @@ def _class_name(request: Wishes, classes: SloClasses, model: str, key: str | Non
     named = None if request.slo is None else request.slo.class_
     if named is not None:
         if named != NO_CLASS and named not in classes.classes:
-            raise bad_request(f"slo.class: the server has no class {named[:64]!r}", "slo.class")
+            known = ", ".join(map(repr, list(classes.classes)[:16])) or "none at all"
+            raise bad_request(f"slo.class: the server has no class {named[:64]!r}, but {known}", "slo.class")
         return named
     tier = classes.service_tiers.get(request.service_tier or "")
     return tier or default_class(classes, model, key)

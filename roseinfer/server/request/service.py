@@ -209,7 +209,7 @@ class Service:
         if name is None:
             return self.served_names[0]
         if name not in self.served_names:
-            raise model_not_found(name)
+            raise model_not_found(name, self.served_names)
         return name
 
     def warm_up(self) -> None:

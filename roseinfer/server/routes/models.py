@@ -33,7 +33,7 @@ def add(app: FastAPI, service: Service) -> None:
 
     async def retrieve_model(model_id: str) -> Response:
         if model_id not in service.served_names:
-            raise model_not_found(model_id)
+            raise model_not_found(model_id, service.served_names)
         return JsonResponse(card(model_id))
 
     app.add_api_route("/v1/models", list_models, tags=["models"], **docs(ModelList, 401, 503))

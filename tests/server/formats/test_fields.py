@@ -268,7 +268,7 @@ def test_unknown_model(server: LiveServer) -> None:
         answer = server.post(path, body | {"model": "nope"})
         assert answer.status_code == 404
         assert answer.json()["error"] == {
-            "message": "The model 'nope' does not exist",
+            "message": "The model 'nope' does not exist; there is 'fake'",
             "type": "not_found_error",
             "param": "model",
             "code": "model_not_found",
@@ -280,3 +280,19 @@ def test_error_text_is_bounded(server: LiveServer) -> None:
     answer = server.post("/v1/completions", {"prompt": "x"} | huge)
     assert answer.status_code == 400 and len(answer.content) < 4000
     assert "yyy" not in answer.text and "zzz" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "; /v1/chat/completions is there"),
+        ("/v1/v1/completions", "; /v1/completions is there"),
+        ("/v1/embeddings", ""),
+        ("/" + "x" * 9999, ""),
+    ],
+)
+def test_a_path_that_is_not_there(server: LiveServer, path: str, meant: str) -> None:
+    answer = server.post(path, {"prompt": "x"})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error["message"] == f"There is no {path[:100]} here{meant}" and error["type"] == "not_found_error"
