@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"roseinfer {__version__}")
     _add_commands(parser, COMMANDS)
     args = parser.parse_args(argv)
+    if args.command is None:
+        args.parser.print_help(sys.stderr)
+        args.parser.exit(EXIT_USAGE)
     return _run(args.command, args, args.parser)
 
 
@@ -45,14 +48,17 @@ def run_alone(command: Command, prog: str, argv: Sequence[str] | None = None) ->
 
 
 def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
-    """Commands named by two words get a parser for the first word and one of its own below that."""
-    parents = {"": parser.add_subparsers(title="commands", metavar="COMMAND", required=True)}
+    """Commands named by two words get a parser for the first word and one of its own below that. Where the command is
+    missing, `parser` of the namespace is the one that knows which there are."""
+    parser.set_defaults(command=None, parser=parser)
+    parents = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
     for command in commands:
         group, _, name = command.NAME.rpartition(" ")
         if group not in parents:
             names = [other.NAME.split()[-1] for other in commands if other.NAME.startswith(f"{group} ")]
             group_parser = parents[""].add_parser(group, help=" | ".join(names))
-            parents[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+            group_parser.set_defaults(parser=group_parser)
+            parents[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND")
         add_parser = partial(parents[group].add_parser, name, help=command.HELP)
         own = _described(add_parser, command, f"roseinfer {command.NAME}")
         own.set_defaults(command=command, parser=own)

@@ -88,6 +88,8 @@ def _local(name: str, gguf_file: str | None) -> Path | None:
             hint = "; of a repository of that name, name a file with --gguf-file" if may_be_id else ""
             raise ModelNotFoundError(f"{name}: no such file{hint}")
         return path
+    if path.is_file():
+        raise ModelNotFoundError(f"{name}: a model is a folder, a file that ends in {SUFFIX}, or a Hugging Face id")
     if not may_be_id:
         raise ModelNotFoundError(f"{name}: no such folder")
     return None

@@ -7,6 +7,7 @@ times. A flag beats the file given by `--config`, which beats the default.
 
 import argparse
 import dataclasses
+import difflib
 import re
 import sys
 import types
@@ -235,13 +236,28 @@ class OptionSet:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Accepts `--max_num_seqs` for `--max-num-seqs`, and no abbreviations."""
+    """Accepts `--max_num_seqs` for `--max-num-seqs`, and no abbreviations.
+
+    Of an option that a command does not have, its own parser, `parser` in the namespace, says so and names one that is
+    much like it.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_known_args(with_dashes(sys.argv[1:] if args is None else args), namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser: OptionParser = getattr(known, "parser", self)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{parser._meant(unknown[0])}")
+        return known
+
+    def _meant(self, unknown: str) -> str:
+        near = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 def with_dashes(args: Iterable[str]) -> list[str]:

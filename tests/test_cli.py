@@ -72,6 +72,22 @@ def test_usage_errors(argv, capsys):
 
 
 @pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "train-predictor"),
+        (["bench"], "throughput"),
+        (["serve", "--prot", "9000"], "roseinfer serve: error: unrecognized arguments: --prot; did you mean --port?"),
+        (["serve", "--zzz"], "roseinfer serve: error: unrecognized arguments: --zzz\n"),
+        (["bench", "serve", "--requst_rate=3"], "did you mean --request-rate?"),
+    ],
+)
+def test_who_is_close_is_told_what_there_is(argv, said, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(argv)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["serve", "--max_num_seqs", "0"], "--max-num-seqs must be positive"),

@@ -103,6 +103,13 @@ def test_what_looks_like_a_folder_is_not_looked_up(no_hub, name):
         resolve_model(name)
 
 
+def test_a_file_that_is_no_model_is_not_looked_up(no_hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("text")
+    with pytest.raises(ModelNotFoundError, match=r"README\.md: a model is a folder, a file that ends in \.gguf"):
+        resolve_model("README.md")
+
+
 def test_downloads_only_what_is_needed(monkeypatch, tmp_path):
     stand_in = use(monkeypatch, Hub(tmp_path))
     assert resolve_model("org/model", revision="v1", download_dir="/downloads") == tmp_path
