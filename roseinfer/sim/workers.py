@@ -1,16 +1,17 @@
 """Processes that simulate."""
 
 import signal
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
 def processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of `count`. Ctrl+C, which goes to all processes of a terminal, ends them at once with whoever waits for
     them, and nothing else is said; otherwise they come to their end with the block."""
-    pool = ProcessPoolExecutor(count, initializer=_let_ours_decide)
+    pool = _Pool(count, initializer=_ignore_interrupts)
     try:
         yield pool
     except BaseException:
@@ -21,5 +22,15 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
     pool.shutdown()
 
 
-def _let_ours_decide() -> None:
+class _Pool(ProcessPoolExecutor):
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        """Processes that it starts have SIGINT blocked from the beginning, where they are forked."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(fn, *args, **more)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
