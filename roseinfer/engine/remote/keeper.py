@@ -73,6 +73,7 @@ class EngineKeeper:
         self._told = Standing()
         self._up = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
+        self._draining = False
         self._replace = 0  # the newest process that somebody wants another one for
 
     @property
@@ -113,7 +114,12 @@ class EngineKeeper:
         return self._crew.promise(0)
 
     async def drain(self, drain_s: float) -> None:
-        """It gets no more requests. Returns when it has none left, or after `drain_s` seconds."""
+        """It gets no more requests, and is started anew by nobody. Returns when it has none left, or after `drain_s`
+        seconds.
+        """
+        self._draining = True
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._crew.drain(drain_s)
 
     async def roll(self) -> None:
@@ -152,8 +158,9 @@ class EngineKeeper:
             self._followers.add(_Follower(connection, greeted, self._followers, self._tidings([])))
             return True
         if greeted.purpose is Purpose.RENEW:
-            self._renew(connection)
-            return True
+            if not self._draining:
+                self._renew(connection)
+            return not self._draining
         if self._door is None or greeted.number != self._number():
             return False
         passed = pass_on(self._door[0], connection, greeted.keys)

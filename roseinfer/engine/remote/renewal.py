@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from roseinfer.engine.api import EngineState
 from roseinfer.engine.member import SETTLE_S, SETTLED_STEPS
@@ -31,7 +32,7 @@ async def renew_all(
             before = before._replace(number=before.number - 1)  # it is new anyway: nothing is asked of it
         elif not await _asked(address, secret):
             continue
-        if not await _is_back(engines, number, before.number, lost_s):
+        if not await _is_back(engines, number, before.number, lost_s, partial(_asked, address, secret)):
             log.error("the engine at %s does not come back: the rolling restart ends here", address)
             return
         await _settled(engines, number)
@@ -57,18 +58,27 @@ async def _asked(address: HostPort, secret: SecretSource) -> bool:
     return True
 
 
-async def _is_back(engines: RemoteEngines, number: int, before: int, lost_s: float) -> bool:
+async def _is_back(
+    engines: RemoteEngines, number: int, before: int, lost_s: float, ask_again: Callable[[], Awaitable[bool]]
+) -> bool:
     """Whether a process after `before` is up."""
     now = asyncio.get_running_loop().time
-    heard_s = now()
+    heard_s, lost = now(), False
     while now() - heard_s < lost_s:
         standing = engines.standing(number)
         if standing.final:
             return False
-        if not standing.cut_off:
+        if standing.cut_off:
+            lost = True
+        else:
             heard_s = now()
-            if standing.number > before and standing.state is EngineState.READY:
-                return True
+            if standing.state is EngineState.READY:
+                if standing.number > before:
+                    return True
+                if lost:  # perhaps another keeper, which counts from 1 and was asked nothing
+                    before, lost = standing.number, False
+                    if not await ask_again():
+                        return False
         await asyncio.sleep(LOOK_S)
     return False
 

@@ -141,6 +141,19 @@ def test_an_engine_that_another_server_has_just_renewed_is_not_waited_for_in_vai
     run(work())
 
 
+def test_one_that_is_about_to_stop_is_not_started_anew(tmp_path: Path) -> None:
+    """It ends what it has, and that would be cut short."""
+
+    async def work() -> None:
+        async with keeper(priced_config(tmp_path)) as (kept, address):
+            await kept.drain(30.0)
+            (await tcp.connect(address, SECRET, Purpose.RENEW)).socket.close()
+            await until(lambda: kept.report().visitors.refused == 1)
+            assert (kept.report().restarts, kept.report().state) == (0, EngineState.DRAINING)
+
+    run(work())
+
+
 class Said:
     """What is heard of engines, as a test has it."""
 
@@ -214,5 +227,29 @@ def test_the_last_that_takes_requests_is_not_restarted_before_another_one_does(m
         said.standings[1] = Standing(EngineState.READY, 2)
         await rolling
         assert len(asked) == 2
+
+    run(work())
+
+
+def test_one_whose_keeper_was_lost_meanwhile_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new keeper counts from 1, and knows nothing of what the one before was asked."""
+    asked = []
+
+    async def work() -> None:
+        said = Said(Standing(EngineState.READY, 1))
+
+        async def ask(address: HostPort, secret: Any) -> bool:
+            asked.append(address)
+            said.standings[0] = Standing(EngineState.DEAD, 1, cut_off=True)
+            return True
+
+        monkeypatch.setattr(renewal, "_asked", ask)
+        rolling = asyncio.create_task(renewal.renew_all([nobody()], said, SECRET, lost_s=30.0))  # type: ignore[arg-type]
+        await until(lambda: len(asked) == 1)
+        await asyncio.sleep(0.2)
+        said.standings[0] = Standing(EngineState.READY, 1)
+        await until(lambda: len(asked) == 2)
+        said.standings[0] = Standing(EngineState.READY, 2)
+        await rolling
 
     run(work())
