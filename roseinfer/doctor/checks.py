@@ -55,7 +55,7 @@ def judge(facts: Facts) -> list[Check]:
     checks = [_python(facts), *_packages(facts), _torch(facts.torch)]
     if facts.torch.error is None:
         checks += [_device(facts), *_kernels(facts)]
-    checks += [_cores(facts), _memory(facts), _files(facts), _temporary(facts), _port(facts), *_extras(facts)]
+    checks += [_cores(facts), _memory(facts), _files(facts), _temporary(facts), *_port(facts), *_extras(facts)]
     if facts.model is not None:
         checks.append(_model(facts.model, facts))
     if facts.hosts is not None:
@@ -177,11 +177,12 @@ def _temporary(facts: Facts) -> Check:
     return ok("temporary files", f"in {facts.temporary}")
 
 
-def _port(facts: Facts) -> Check:
+def _port(facts: Facts) -> Iterator[Check]:
     if facts.port_error is not None:
         advice = "stop what listens there, or choose another with --port"
-        return problem("port", f"{facts.port} cannot be used: {facts.port_error}", advice)
-    return ok("port", f"{facts.port} is free")
+        yield problem("port", f"{facts.port} cannot be used: {facts.port_error}", advice)
+    elif facts.port is not None:
+        yield ok("port", f"{facts.port} is free")
 
 
 def _extras(facts: Facts) -> Iterator[Check]:

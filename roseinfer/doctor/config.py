@@ -16,7 +16,7 @@ class DoctorConfig:
     gguf_file: str | None = option(None, "the GGUF file of MODEL, a folder or an id, to look at", metavar="NAME")
     revision: str | None = option(None, "the branch, tag or commit of MODEL on the hub to look at")
     download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
-    port: int = option(8000, "the port that a server is to listen on")
+    port: int | None = option(None, "the port that a server is to listen on; default: 8000, and none with --bind")
     engines: str | None = option(
         None, "engines on other hosts that `serve` is to use; each is asked how it does", metavar="HOST:PORT,..."
     )
@@ -28,10 +28,15 @@ class DoctorConfig:
     json: bool = option(False, "print the result as JSON")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
+        if self.port is not None and not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
         if self.engines is not None and self.secret_file is None:
             raise ConfigError("engines: others' engines ask for a secret: give a secret_file")
+
+    @property
+    def server_port(self) -> int | None:
+        """None: no server is to listen here, as on a host that has an engine."""
+        return 8000 if self.port is None and self.bind is None else self.port
 
     @property
     def engine_list(self) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ class Facts:
     """`gpu_files`: whether the kernel shows NVIDIA GPUs. `cpu_quota`: cores that a container may use, None = all.
 
     `files`: soft and hard limit on open files, None without one. `temporary_error`: why sockets cannot live there.
-    `port_error`: why the port cannot be listened on. `hosts`: None if nobody asked.
+    `port`: where a server is to listen, None if none is. `port_error`: why it cannot. `hosts`: None if nobody asked.
     """
 
     roseinfer: str
@@ -120,7 +120,7 @@ class Facts:
     files: tuple[int | None, int | None] = (None, None)
     temporary: str = ""
     temporary_error: str | None = None
-    port: int = 8000
+    port: int | None = 8000
     port_error: str | None = None
     model: Model | None = None
     hosts: Hosts | None = None

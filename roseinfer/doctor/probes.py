@@ -40,8 +40,8 @@ def find_out(config: DoctorConfig) -> Facts:
         files=_files(),
         temporary=tempfile.gettempdir(),
         temporary_error=_temporary_error(),
-        port=config.port,
-        port_error=_port_error(config.port),
+        port=config.server_port,
+        port_error=None if config.server_port is None else _port_error(config.server_port),
         model=None
         if config.model is None
         else look_at(config.model, config.gguf_file, revision=config.revision, download_dir=config.download_dir),

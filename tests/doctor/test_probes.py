@@ -154,3 +154,12 @@ def test_a_problem_is_in_the_exit_code(asked: None, capsys: pytest.CaptureFixtur
     (check,) = (check for check in said["checks"] if check["state"] == "problem")
     assert said["works"] is False and check["name"] == "port" and "in use" in check["found"]
     assert cli.main(["doctor", "--port", "70000"]) == 2
+
+
+def test_an_engine_for_others_needs_no_port_of_a_server(asked: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for more, code in (([], 0), (["--port", port], 1)):
+            assert cli.main(["doctor", "--bind", "127.0.0.1:0", "--json", *more]) == code
+            names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
+            assert ("port" in names) == bool(more) and "bind" in names
