@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
         )
         chat = Chat(remote, conversation, screen, stats=stats)
         if question is not None:
-            return 0 if chat.ask(question) else 1
+            return 0 if chat.ask(question, once=True) else 1
         screen.note(_welcome(conversation.model, None if own is not None else remote.url))
         chat.converse(own.check if own is not None else lambda lost: None)
     return 0

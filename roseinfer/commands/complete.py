@@ -38,5 +38,5 @@ def run(args: Namespace) -> int:
         outcome = stream_to(screen, reply)
     if not outcome.nothing:
         tell(screen, reply.answer, slo, stats=screen.stats_wanted(answers.stats))
-    explain(screen, outcome)
+    explain(screen, outcome, once=True)
     return 0 if outcome.error is None else 1

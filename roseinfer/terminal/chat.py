@@ -31,8 +31,9 @@ class Chat:
         self.unanswered: str | None = None
         self.lost = False  # the connection, at the last question
 
-    def ask(self, question: str) -> bool:
-        """One turn; whether there is an answer, if only a part of one. Ctrl+C ends it with what there is."""
+    def ask(self, question: str, *, once: bool = False) -> bool:
+        """One turn; whether there is an answer, if only a part of one. Ctrl+C ends it with what there is. `once`: it is
+        the only one."""
         self.conversation.ask(question)
         asking = Asking(self.remote, PATH, self.conversation.body())
         outcome = stream_to(self.screen, asking)
@@ -43,7 +44,7 @@ class Chat:
         else:
             self.conversation.answered(asking.answer.text)
             self.last = tell(self.screen, asking.answer, self.conversation.slo, stats=self.stats)
-        explain(self.screen, outcome)
+        explain(self.screen, outcome, once=once)
         return outcome.error is None
 
     def converse(self, check: Callable[[bool], None] = lambda lost: None) -> None:
@@ -110,15 +111,15 @@ def tell(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: 
     return line
 
 
-def explain(screen: Screen, outcome: Outcome) -> None:
-    """Why there is no more of it, and what to do about that."""
+def explain(screen: Screen, outcome: Outcome, *, once: bool) -> None:
+    """Why there is no more of it, and what to do about that. `once`: nothing can be typed any more."""
     if outcome.stopped:
         screen.note("stopped")
     if outcome.error is None:
         return
     screen.complaint(str(outcome.error))
     if isinstance(outcome.error, RefusedError):
-        for line in advice(outcome.error):
+        for line in advice(outcome.error, once=once):
             screen.note(line)
 
 

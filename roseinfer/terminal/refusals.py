@@ -27,13 +27,20 @@ _DO = {
     "queue_full": "the server has too many requests: /retry in a moment",
     "draining": "the server is shutting down",
 }
+# The same where there is no conversation to type in.
+_DO_ONCE = _DO | {
+    "context_length_exceeded": "a shorter text, or a smaller --max-tokens",
+    "loading": "the model is still loading: try again in a moment",
+    "queue_full": "the server has too many requests: try again in a moment",
+}
 
 
-def advice(error: RefusedError) -> Iterator[str]:
-    """Lines for the person who asked: why, and what could be kept instead."""
+def advice(error: RefusedError, *, once: bool = False) -> Iterator[str]:
+    """Lines for the person who asked: why, and what could be kept instead. `once`: by a command for one question."""
     if error.code != "slo_unattainable":
-        if error.code in _DO:
-            yield _DO[str(error.code)]
+        known = _DO_ONCE if once else _DO
+        if error.code in known:
+            yield known[str(error.code)]
         return
     fields = error.error
     cause = _STOOD_AGAINST.get(str(fields.get("cause")))
@@ -43,7 +50,10 @@ def advice(error: RefusedError) -> Iterator[str]:
     if attainable_ms is None and objective == "ttft":
         attainable_ms = fields.get("predicted_ttft_ms")
     if objective and attainable_ms:
-        yield f"what could be kept now: /slo {objective}={_rounded_up(attainable_ms):g}ms, then /retry"
+        wanted = f"{objective}={_rounded_up(attainable_ms):g}ms"
+        yield f"what could be kept now: {f'--slo {wanted}' if once else f'/slo {wanted}, then /retry'}"
+    elif once:
+        yield "a looser objective (--slo), or none"
     else:
         yield "a looser objective (/slo), or none (/slo off), then /retry"
 

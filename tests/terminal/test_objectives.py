@@ -29,8 +29,17 @@ def test_wrong_words_are_named(word: str) -> None:
         parse_objectives(f"tpot=30ms {word}")
 
 
-def refusal(**fields: object) -> list[str]:
-    return list(advice(RefusedError(429, {"code": "slo_unattainable", "reason": "ttft", "cause": "queue", **fields})))
+def refusal(once: bool = False, **fields: object) -> list[str]:
+    error = RefusedError(429, {"code": "slo_unattainable", "reason": "ttft", "cause": "queue", **fields})
+    return list(advice(error, once=once))
+
+
+def test_who_asked_once_is_told_options_and_no_commands() -> None:
+    assert refusal(once=True, attainable_ms=301.2)[1] == "what could be kept now: --slo ttft=320ms"
+    assert refusal(once=True, cause="new") == ["a looser objective (--slo), or none"]
+    for code in ("loading", "queue_full", "context_length_exceeded"):
+        (line,) = advice(RefusedError(503, {"code": code}), once=True)
+        assert "/" not in line
 
 
 def test_what_could_be_kept_is_offered_with_a_margin() -> None:
