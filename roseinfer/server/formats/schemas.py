@@ -4,6 +4,7 @@ Null means "not given" everywhere; unknown fields are kept apart and named in `w
 values are used (`SamplingParams`, and the second half of this file), so that each has one home.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
@@ -239,12 +240,19 @@ def unknown_fields(request: RequestModel) -> dict[str, Any]:
 
 def _as_bad_request(error: ValidationError) -> ApiError:
     details = error.errors(include_url=False, include_input=False, include_context=False)
-    listed = [f"{_place(d['loc'])}: {d['msg']}"[:MAX_ERROR_CHARS] for d in details[:MAX_LISTED_ERRORS]]
+    listed = [f"{_place(d['loc'])}: {_said(d)}"[:MAX_ERROR_CHARS] for d in details[:MAX_LISTED_ERRORS]]
     if len(details) > MAX_LISTED_ERRORS:
         listed.append(f"and {len(details) - MAX_LISTED_ERRORS} more")
     loc = details[0]["loc"]
     param = _place(loc) if loc[:1] == ("slo",) else str(loc[0])[:100] if loc else None
     return bad_request("; ".join(listed), param)
+
+
+def _said(detail: Mapping[str, Any]) -> str:
+    if detail["type"] == "extra_forbidden" and detail["loc"][:1] == ("slo",):
+        known = ", ".join(field.alias or name for name, field in SloFields.model_fields.items())
+        return f"there is no such field, only {known}"
+    return str(detail["msg"])
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

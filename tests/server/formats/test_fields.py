@@ -296,3 +296,10 @@ def test_a_path_that_is_not_there(server: LiveServer, path: str, meant: str) -> 
     assert answer.status_code == 404
     error = answer.json()["error"]
     assert error["message"] == f"There is no {path[:100]} here{meant}" and error["type"] == "not_found_error"
+
+
+def test_an_objective_that_is_none_is_told_which_there_are(server: LiveServer) -> None:
+    answer = server.post("/v1/completions", {"prompt": "x", "slo": {"ttft": 200}})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "slo.ttft")
+    assert error["message"] == "slo.ttft: there is no such field, only ttft_ms, tpot_ms, e2e_ms, class, report, why"
