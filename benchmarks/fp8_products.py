@@ -1,12 +1,12 @@
 """A layer's products on a GPU with weights in bf16 and in FP8, by the number of rows, and their results.
 
-    python -m benchmarks.fp8_products [--tune]
+    python -m benchmarks.fp8_products [--tune [--of MODEL ...]]
 
 Microseconds of a layer of Qwen3-8B without its attention: norms, products, activation and what is added, as the model
 runs them, in a CUDA graph of several layers, each with weights of its own, so that none are found in the L2 cache. The
 products are compared with float64 on the widened weight: most of the difference is the rounding of activations.
-`--tune` tries cuts of `tile_product` beside cuBLAS, shape by shape. Needs torch, Triton and a GPU of compute
-capability 9.0; ends with an error if a result is wrong. Takes a minute; five with `--tune`.
+`--tune` tries cuts of `tile_product` beside cuBLAS, shape by shape, of the models named. Needs torch, Triton and a GPU
+of compute capability 9.0; ends with an error if a result is wrong. Takes a minute; five with `--tune`.
 """
 
 import argparse
@@ -30,6 +30,11 @@ from roseinfer.quant.fp8_weight import Fp8Weight
 
 HIDDEN, INNER, QKV = 4096, 12288, 6144  # Qwen3-8B
 SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
+# [outputs, columns], and whether a residual is added. Of a model with experts, what is beside those.
+TUNED = {
+    "qwen3-8b": {name: (*shape, shape[0] == HIDDEN) for name, shape in SHAPES.items()},
+    "qwen3-30b-a3b": {"qkv": (5120, 2048, False), "o": (2048, 4096, True)},
+}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 TUNED_ROWS = (16, 32, 64, 128, 256)
 LAYERS, COLD_BYTES = 5, 200e6
@@ -165,13 +170,13 @@ def by_library(factor: Fp8Factor, x: Fp8Rows, residual: torch.Tensor | None) -> 
         residual.add_(found)
 
 
-def tune_shape(outs: int, columns: int, *, blocks: bool) -> None:
+def tune_shape(outs: int, columns: int, adds: bool, *, blocks: bool) -> None:
     count = max(2, round(COLD_BYTES / (outs * columns)))
     weights = [Fp8Weight.of(draw_weight(outs, columns), block=blocks) for _ in range(count)]
     factors = [Fp8Factor(weight.codes, weight.scales, parts()) for weight in weights]
     for rows in TUNED_ROWS:
         x = plain_rows(torch.randn(rows, columns, device=DEVICE, dtype=torch.bfloat16), grouped=blocks)
-        residual = torch.randn(rows, outs, device=DEVICE, dtype=torch.bfloat16) if outs == HIDDEN else None
+        residual = torch.randn(rows, outs, device=DEVICE, dtype=torch.bfloat16) if adds else None
         library = timed_us([partial(by_library, factor, x, residual) for factor in factors])
         found = []
         for config in configs(rows, outs, columns, blocks):
@@ -187,15 +192,16 @@ def tune_shape(outs: int, columns: int, *, blocks: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="try cuts of the tiles of each shape")
+    parser.add_argument("--of", nargs="+", choices=TUNED, default=["qwen3-8b"], help="whose shapes (default: qwen3-8b)")
     args = parser.parse_args()
     torch.manual_seed(0)
     print({**gpu(), **host(), **torch_versions()})
     check_products()
     compare_layers()
     if args.tune:
-        for outs, columns in SHAPES.values():
+        for outs, columns, adds in (shape for model in args.of for shape in TUNED[model].values()):
             for blocks in (False, True):
-                tune_shape(outs, columns, blocks=blocks)
+                tune_shape(outs, columns, adds, blocks=blocks)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.base import Tool, grammar
 from roseinfer.text.tools.registry import tool_format
 from tests.helpers.fragile_engine import POISON, FragileTransport
+from tests.helpers.in_loop import until
 
 Work = Callable[[LiveFleet], Coroutine[Any, Any, None]]
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 60}}, "required": ["city"]}
@@ -90,11 +91,6 @@ def check_same(streams: list[Stream], expected: list[Stream]) -> None:
 def begun(streams: list[Stream]) -> int:
     """Of how many requests every choice has begun: each takes its own seat."""
     return sum(len(stream.ids) == stream.request.n and all(stream.ids.values()) for stream in streams)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 def test_two_engines_say_what_one_says(run: Callable[[Work], None]) -> None:

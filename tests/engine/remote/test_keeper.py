@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,8 @@ from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret, SecretFile
 from roseinfer.engine.routed import RoutedEngine
+from tests.helpers.in_loop import PATIENCE_S, run, until
 from tests.helpers.remote import LOOPBACK, SECRET, client, keeper, priced_config
-
-PATIENCE_S = 60.0
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await work
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def ask(name: str, tokens: int = 12) -> GenerateRequest:

@@ -30,6 +30,7 @@ from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.slot import Way
 from roseinfer.engine.start import load_tokenizer
 from tests.helpers.distant_engine import AHEAD_S
+from tests.helpers.in_loop import until
 from tests.helpers.network import Wire, wire
 from tests.helpers.remote import LOOPBACK, SECRET, client, priced_config, tiny_config
 
@@ -80,11 +81,6 @@ class Hosts:
 
         await until(empty)
         assert self.engine.num_live == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def ask(name: str, number: int, tokens: int, **meta: Any) -> GenerateRequest:

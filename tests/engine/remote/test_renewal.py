@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.handshake import HandshakeError, Purpose
 from roseinfer.engine.remote.secret import Secret
 from roseinfer.engine.standing import Standing
+from tests.helpers.in_loop import run, until
 from tests.helpers.remote import SECRET, keeper, priced_config
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -27,19 +26,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     monkeypatch.setattr(renewal, "SETTLE_S", 0.1)
     monkeypatch.setattr(follow, "LONGEST_WAIT_S", 0.05)
     caplog.set_level(logging.INFO, "roseinfer.engine.remote")
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await work
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
