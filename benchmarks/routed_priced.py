@@ -40,7 +40,7 @@ from benchmarks.fleet_load import (
 )
 from roseinfer.bench.report import header, host, table, write_json
 from roseinfer.core.option import positive_numbers
-from roseinfer.sched.cost import CostModel
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import CalibratedLengths, EcdfLengths
 from roseinfer.sched.registry import scheduler_config

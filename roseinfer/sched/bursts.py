@@ -15,7 +15,7 @@ from math import inf
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.option import check_positive, option
-from roseinfer.sched.cost import CostModel
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.policy import View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 from roseinfer.sched.rotation import decodes, prompt_token_s

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.option import check_choices, option
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
 from roseinfer.sched.cost_file import read_cost
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.lengths import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)

@@ -21,7 +21,8 @@ from roseinfer.core.request import Request
 from roseinfer.kv.blocks import Entry, PrefixHit
 from roseinfer.kv.host import HostCache
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.cost import CostModel, work_of
+from roseinfer.sched.cost import work_of
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.estimates import CostOptions, Estimates
 

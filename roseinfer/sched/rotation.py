@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from roseinfer.core.request import Request
-from roseinfer.sched.cost import CostModel
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.policy import View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 

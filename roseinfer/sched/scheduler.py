@@ -18,7 +18,6 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.cost import StepClock
 from roseinfer.sched.draft import StepDraft
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.growing import Growing
@@ -37,6 +36,7 @@ from roseinfer.sched.policy import (
 )
 from roseinfer.sched.roster import Roster
 from roseinfer.sched.seating import Seating, chunk
+from roseinfer.sched.step_clock import StepClock
 
 
 class Scheduler:

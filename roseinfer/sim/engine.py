@@ -14,7 +14,7 @@ from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostModel
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import Offloading
 from roseinfer.sched.policy import Decision, Policy, Promising, View

@@ -9,8 +9,9 @@ import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
-from roseinfer.sched.cost import CostModel, CostParams, Work, pairs
+from roseinfer.sched.cost import CostParams, Work, pairs
 from roseinfer.sched.cost_file import cost_as_json, read_cost
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.fit import Sample, fit_cost
 from roseinfer.sched.registry import options_of, scheduler_config

@@ -14,7 +14,8 @@ from roseinfer.priced.machine import Machine
 from roseinfer.router.base import Ask
 from roseinfer.router.view import EngineView
 from roseinfer.sched.bursts import FIXED_SHARE, LONGEST_STEP_S, QUIET_S, Bursts
-from roseinfer.sched.cost import CostModel, CostParams, Work, pairs
+from roseinfer.sched.cost import CostParams, Work, pairs
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.fit import Sample, fit_cost
 from roseinfer.sched.lengths import OracleLengths

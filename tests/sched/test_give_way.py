@@ -11,7 +11,8 @@ from roseinfer.core.events import StepDone
 from roseinfer.core.plan import Row, StepPlan
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.slack.policy import SlackPolicy
 from roseinfer.sched.policies.slack.tuning import SlackOptions

@@ -7,7 +7,8 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
-from roseinfer.sched.cost import CostModel, CostParams, Work, work_of
+from roseinfer.sched.cost import CostParams, Work, work_of
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.offload import Offloading
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner

@@ -16,7 +16,8 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Track
 from roseinfer.sched.lengths import OracleLengths

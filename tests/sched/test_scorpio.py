@@ -6,7 +6,8 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.scorpio import ScorpioPolicy, VirtualBatch

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from roseinfer.sched.cost import STALLS_WINDOW_S, CostModel, CostParams, StallStats, Work
+from roseinfer.sched.cost import CostParams, Work
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import FAST
-from tests.sched.test_cost import TRUE, draw, error
+from roseinfer.sched.speed import STALLS_WINDOW_S, StallStats
+from tests.sched.test_cost_model import TRUE, draw, error
 
 PLAIN = Work(0, 0.0, 20, 10_000)
 

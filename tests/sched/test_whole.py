@@ -8,7 +8,8 @@ from roseinfer.core.events import Ended
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.qoserve import LONGEST_CHUNK, QoServePolicy

@@ -18,7 +18,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostModel
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import Offloading
 from roseinfer.sched.registry import make_policy, options_of

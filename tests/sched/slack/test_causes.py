@@ -11,7 +11,8 @@ from roseinfer.core.events import Ended, Queued
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.slack.capacity import PriceLimit

@@ -6,7 +6,8 @@ import pytest
 
 from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import OracleLengths
 from roseinfer.sched.policies.slack.capacity import Offer, PriceLimit

@@ -10,7 +10,8 @@ from roseinfer.core.config import SchedulerConfig
 from roseinfer.core.events import Ended, Queued
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
-from roseinfer.sched.cost import CostModel, CostParams
+from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost_model import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths import LengthEstimator, OracleLengths, peak_tokens
 from roseinfer.sched.policies.slack.capacity import Demand, Margins, Offer, PriceLimit

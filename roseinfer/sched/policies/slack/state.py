@@ -8,13 +8,14 @@ from roseinfer.core.events import Ended
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost import STALL_FACTOR, Work
+from roseinfer.sched.cost import Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.ledger import Batch, Ledger, Track
 from roseinfer.sched.policies.slack.backlog import Backlog
 from roseinfer.sched.policies.slack.capacity import PRICED, Demand, Margins, Offer, PriceLimit
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.policy import View, rejectable
+from roseinfer.sched.speed import STALL_FACTOR
 from roseinfer.sched.tenants import TenantShares
 
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
@@ -59,8 +60,7 @@ class SlackState:
         self.rest_again_s = -inf
         self.preempted: dict[str, Track] = {}
         self._unseen: dict[str, Track] = {}  # whose first token is still on its way
-        self._refreshed_s = self._repriced_s = -inf
-        self._stalled_s = -inf
+        self._refreshed_s = self._repriced_s = self._stalled_s = -inf
         self.stall_s = self.stalled = 0.0
         self._arriving = self._arrived_s = 0.0
 
