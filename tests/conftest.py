@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +20,10 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 # put to the device files: torch is not imported here, as most tests have no need of it.
 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Who is started in the background by a shell is deaf to Ctrl+C, as is every process that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a machine of any speed: no deadlines, and a failure is told at once, with what reproduces it, instead of being made
 # smaller for minutes, which would take a whole run beyond its time. `--hypothesis-profile=default` makes it smaller.

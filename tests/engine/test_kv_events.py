@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -80,9 +81,11 @@ def test_a_subscriber_learns_what_an_engine_holds_and_asks_for_what_it_has_misse
     options = {"num_kv_blocks": 12, "max_model_len": 96, "threads": 1, "device": "cpu"}
     with connected(zmq.SUB, endpoint) as subscriber, connected(zmq.DEALER, replay) as question:
         with closing(LLM("tiny", **options, kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay)) as llm:
-            for start in range(4):
-                prompt = [start + 3] * 64
+            prompts = ([3 + number % 90] * 64 for number in count())
+            for number, prompt in enumerate(prompts):
                 llm.generate([prompt], SamplingParams(max_tokens=4, ignore_eos=True))
+                if number >= 3 and subscriber.poll(10):  # it may be heard of only when some events are gone
+                    break
             kept = replayed(question, 0)
             index = llm.core.scheduler.kv._index
             expected = {int.from_bytes(entry.key[-8:], "big") for entry in index._full if entry is not None}

@@ -45,7 +45,8 @@ def nobody() -> HostPort:
 
 
 def told(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
-    return [record.getMessage() for record in caplog.records if words in record.getMessage()]
+    ours = [record.getMessage() for record in caplog.records if record.name == "roseinfer.engine.remote"]
+    return [message for message in ours if words in message]
 
 
 def test_one_after_the_other_and_always_one_takes_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
