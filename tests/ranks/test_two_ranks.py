@@ -147,9 +147,13 @@ def test_who_is_interrupted_waits_no_longer_for_a_rank_that_is_stopped() -> None
     leader_of(llm)._group.patience_s = 3600  # type: ignore[attr-defined]
     os.kill(rank, signal.SIGSTOP)
     interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt), llm:
-        llm.generate(PROMPTS[0])
+    others = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever another test has left
+    try:
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt), llm:
+            llm.generate(PROMPTS[0])
+    finally:
+        signal.signal(signal.SIGINT, others)
     assert not alive(rank)
 
 
