@@ -7,6 +7,8 @@ from statistics import median
 
 import torch
 
+from roseinfer.runner.device import device_seconds
+
 REPEATS = 7
 # Runs that do not count: an idle GPU takes a while to raise its clocks.
 WARM_UP_RUNS = {"cuda": 50, "cpu": 2}
@@ -50,7 +52,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """Median of single runs."""
     for _ in range(WARM_UP_RUNS[device.type]):
         work()
-    timed = _timed_on_cuda if device.type == "cuda" else _timed
+    timed = device_seconds if device.type == "cuda" else _timed
     return median(timed(work) for _ in range(REPEATS))
 
 
@@ -58,13 +60,3 @@ def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def _timed_on_cuda(work: Callable[[], object]) -> float:
-    """Of the device alone: the host's part in launching and waiting would make it look slower."""
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
-    work()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / 1000

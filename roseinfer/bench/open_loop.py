@@ -8,7 +8,6 @@ import asyncio
 import gc
 import json
 import multiprocessing
-import signal
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +23,7 @@ from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import Clock, Exchange, exchange
 from roseinfer.bench.requests import RequestShape, authorization, fixed_work
 from roseinfer.core.errors import ConfigError, RoseinferError
+from roseinfer.core.interrupts import kept_from_children
 
 START_DELAY_S = 0.1
 LIST_PATIENCE_S = 30.0
@@ -196,12 +196,8 @@ def _processes(
         for share in shares:
             ours, theirs = context.Pipe()
             process = context.Process(target=_worker, args=(theirs, config, model, share, shape))
-            # Ctrl+C goes to all processes of a terminal: ours ends them.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with kept_from_children():
                 process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()  # or nobody would notice its end
             processes.append(process)
             connections.append(ours)

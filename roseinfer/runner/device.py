@@ -1,6 +1,6 @@
 """Between host and device: small values moved without making either wait for the other, and steps timed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Protocol
@@ -151,3 +151,13 @@ class StepTimers:
             return HostTimer()
         torch.cuda.set_stream(self._streams[0])
         return CudaTimer(*self._streams)
+
+
+def device_seconds(work: Callable[[], object]) -> float:
+    """Of what a GPU is given by `work`: the host's part in launching and waiting would make it look slower."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1000

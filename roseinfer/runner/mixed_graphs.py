@@ -16,6 +16,7 @@ from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
 from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
+from roseinfer.runner.device import device_seconds
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 
 if TYPE_CHECKING:  # needs triton
@@ -160,7 +161,8 @@ class MixedGraphs:
         Of prompts, not of padding: its tokens are all the same, and would all read the same few of a model's experts.
         """
         self._stage_prompts(bucket)
-        return _device_seconds(graph.replay)
+        graph.replay()
+        return device_seconds(graph.replay)
 
     def _stage_prompts(self, bucket: int) -> None:
         """The spare seat's tokens from position 0 on, so often as fills the bucket; no K/V is written."""
@@ -182,14 +184,3 @@ class MixedGraphs:
             yield
         finally:
             seats.tokens[seats.spare] = 0
-
-
-def _device_seconds(work: Callable[[], None]) -> float:
-    """Of the second of two runs."""
-    work()
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
-    work()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / 1000

@@ -6,6 +6,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from roseinfer.core.interrupts import kept_from_children
+
 
 @contextmanager
 def processes(count: int) -> Iterator[ProcessPoolExecutor]:
@@ -25,11 +27,8 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
 class _Pool(ProcessPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
         """Processes that it starts have SIGINT blocked from the beginning, where they are forked."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with kept_from_children():
             return super().submit(fn, *args, **more)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ignore_interrupts() -> None:

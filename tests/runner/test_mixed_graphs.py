@@ -136,7 +136,7 @@ def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch
 
     monkeypatch.setattr(graphs, "_record", record)
     monkeypatch.setattr(graphs, "_launch_seconds", lambda: 1.0)
-    monkeypatch.setattr(mixed_graphs, "_device_seconds", lambda work: work() or 1.0)
+    monkeypatch.setattr(mixed_graphs, "device_seconds", lambda work: work() or 1.0)
     graphs.capture(None)
     assert [contexts for contexts, _ in read.values()] == [[16], [24, 24, 8]]
     assert all(different > 10 for _, different in read.values())
