@@ -10,6 +10,7 @@ of compute capability 9.0; ends with an error if a result is wrong. Takes a minu
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -40,6 +41,7 @@ TUNED_ROWS = (16, 32, 64, 128, 256)
 LAYERS, COLD_BYTES = 5, 200e6
 TOLERANCE = 0.05  # of the norm of a result: activations have been rounded to FP8
 SHARED_BYTES = 228_000
+AHEAD_BYTES = 110_000  # of a program, so that two of them fit a multiprocessor
 DEVICE = torch.device("cuda")
 
 Call = Callable[[], object]
@@ -162,6 +164,15 @@ def configs(rows: int, outs: int, columns: int, blocks: bool) -> Iterator[TileCo
                             continue
                         warps = 8 if block_m * block_n > 64 * 128 else 4
                         yield TileConfig(block_m, block_n, block_k, shares, warps, stages, weight_first)
+    yield from _ahead(rows, outs, columns)
+
+
+def _ahead(rows: int, outs: int, columns: int) -> Iterator[TileConfig]:
+    """With the weight asked for before the input is there, which shows in a chain of layers rather than here."""
+    for block_m, shares, warps in itertools.product({16, min(rows, 64)}, (2, 4, 8), (4, 8)):
+        held = (block_m + 64) * columns // shares
+        if columns // 128 % shares == 0 and held <= AHEAD_BYTES and block_m * columns // shares <= 16384 * warps:
+            yield TileConfig(block_m, 64, 128, shares, warps, 0, True, ahead=True)
 
 
 def by_library(factor: Fp8Factor, x: Fp8Rows, residual: torch.Tensor | None) -> None:

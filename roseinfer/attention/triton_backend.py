@@ -17,7 +17,7 @@ from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv, turning
 from roseinfer.kernels.decode_attention import DecodeWorkspace, decode_attention, plan_decode
 from roseinfer.kernels.decode_config import choose_decode_config
-from roseinfer.kernels.decode_few import MOST_ROWS, FewWorkspace, decode_few
+from roseinfer.kernels.decode_few import FewWorkspace, decode_few, few_pays
 from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.kernels.prefill_attention import (
     SMALL_STEP,
@@ -160,7 +160,8 @@ class TritonAttention:
         self._takes_bulk = self._bulk and not self._divides and True in kinds
         self._takes_tiles = not self._bulk or self._divides or False in kinds
         self._plans = self._workspaces if self._block_map is None or self._divides else self._beside
-        self._few = 0 < decodes == batch.num_rows <= MOST_ROWS and batch.decode_len is None
+        only_decodes = decodes == batch.num_rows and batch.decode_len is None
+        self._few = only_decodes and few_pays(decodes, self._spec.kv_heads)
         if decodes and not self._few:
             for workspace in self._plans.values():
                 plan_decode(self._lengths, decodes, workspace)

@@ -196,13 +196,16 @@ def sum_kernel(
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """out = the sum of a token's parts, in their order, and of what it was if that is a residual.
 
-    Program (token, columns).
+    Program (token, columns). EARLY: there is room for what comes next beside all programs.
     """
     if OVERLAP:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -21,6 +21,8 @@ from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tensor_descr
 # Bytes of an expert's weight that programs of its tiles share before others take the next outputs: they are read from
 # memory once, and for further tiles from the L2 cache.
 _SHARED = 8 << 20
+# Tokens up to which what follows `add_experts` is brought up while that runs: it reads its weight meanwhile.
+_FEW_SUMS = 256
 # Columns that a program of `add_experts` and `spread` takes at most.
 _COLUMNS = 2048
 
@@ -159,6 +161,7 @@ def add_experts(parts: torch.Tensor, top_k: int, residual: torch.Tensor | None) 
         N=width,
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
+        EARLY=tokens <= _FEW_SUMS,
         num_warps=min(max(block // 256, 1), 8),
         **early_start.options(parts.device),
     )

@@ -13,7 +13,9 @@ class TileConfig:
     block_m: rows of the input of a tile, a power of two; at least 16, or 64 unless `weight_first`. block_n: rows of the
     weight, at least 64 if `weight_first`. block_k: columns taken at a time, 128 with scales by blocks. shares: programs
     that divide a tile's columns among them. stages: how many blocks of columns are on their way. weight_first: the
-    weight's rows are the long side of the matrix units, so that few rows of the input do not leave them idle.
+    weight's rows are the long side of the matrix units, so that few rows of the input do not leave them idle. ahead: a
+    program's part of the weight is read before its input is there, all of it at once, whatever `stages` says; only
+    where the weight is first, and the part fits shared memory.
     """
 
     block_m: int
@@ -23,6 +25,7 @@ class TileConfig:
     warps: int
     stages: int
     weight_first: bool
+    ahead: bool = False
 
 
 # Numbers of rows that are compiled and measured apart, each for all up to it; more are the library's.
@@ -89,6 +92,19 @@ MEASURED: dict[Shape, TileConfig | None] = {
     (128, 4096, 12288, True): TileConfig(64, 64, 128, 2, 4, 6, False),  # 22.7 us, cuBLAS 37.6
     (192, 4096, 12288, True): TileConfig(64, 128, 128, 2, 4, 4, False),  # 31.0 us
     (256, 4096, 12288, True): TileConfig(64, 128, 128, 2, 4, 4, False),  # 33.1 us, cuBLAS 38.7
+    # Qwen3-30B-A3B, scales by blocks, in a chain of layers at contexts of 600 tokens
+    (16, 5120, 2048, True): TileConfig(16, 64, 128, 2, 8, 0, True, True),
+    (32, 5120, 2048, True): TileConfig(32, 64, 128, 2, 4, 0, True, True),
+    (64, 5120, 2048, True): TileConfig(64, 64, 128, 2, 4, 6, False),
+    (128, 5120, 2048, True): TileConfig(64, 64, 128, 1, 4, 6, False),
+    (192, 5120, 2048, True): TileConfig(64, 64, 128, 1, 4, 6, False),
+    (256, 5120, 2048, True): None,
+    (16, 2048, 4096, True): TileConfig(16, 64, 128, 4, 4, 0, True, True),
+    (32, 2048, 4096, True): TileConfig(16, 64, 128, 4, 4, 0, True, True),
+    (64, 2048, 4096, True): TileConfig(32, 64, 128, 4, 8, 0, True, True),
+    (128, 2048, 4096, True): TileConfig(64, 64, 128, 2, 4, 8, False),
+    (192, 2048, 4096, True): TileConfig(64, 64, 128, 1, 4, 8, False),
+    (256, 2048, 4096, True): TileConfig(64, 64, 128, 1, 4, 8, False),
 }
 
 

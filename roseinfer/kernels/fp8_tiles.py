@@ -1,8 +1,9 @@
 """Products of some rows by an FP8 weight, where reading the weight is most of the work: `tile_product`.
 
 The library's products take tiles of 128 rows, mostly empty here, and have too little of the weight on its way. Here a
-tile may have as few as 16 rows; its inputs come by the tensor memory accelerator, several blocks of columns ahead; bias
-and residual are added before the result is written. A program takes all columns of its tile, or a share of them: then
+tile may have as few as 16 rows; its inputs come by the tensor memory accelerator, several blocks of columns ahead, or
+the weight all at once, while the kernel that makes the input still runs; bias and residual are added before the result
+is written. A program takes all columns of its tile, or a share of them: then
 whoever comes last adds up the shares, in their order. So results are deterministic, and a row's does not depend on the
 other rows (it may differ in the last bit between numbers of rows that are compiled apart).
 """
@@ -53,10 +54,44 @@ def _finish(
     tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _product_ahead(
+    x_ptr, w_ptr, x_scales, w_scales, m, first_n, first_k, rows, x_scale_stride,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STEPS: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The sums of a tile, weight first. Its weight is read before its input is there, all of it at once: from then on
+    nothing is waited for but the input, which is asked for in one go."""
+    n, column = first_n + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + first_k + column[None, :]
+    x_rows = x_ptr + tl.minimum(m, rows - 1).to(tl.int64)[:, None] * K + first_k + column[None, :]
+    kept, factors, inputs, scales = (), (), (), ()
+    for i in tl.static_range(STEPS):
+        kept += (tl.load(w_rows + i * BLOCK_K, eviction_policy="evict_first"),)
+        if BLOCKS:
+            factors += (tl.load(w_scales + (first_k + i * BLOCK_K) // 128),)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    for i in tl.static_range(STEPS):
+        inputs += (tl.load(x_rows + i * BLOCK_K),)
+    if BLOCKS:
+        for i in tl.static_range(STEPS):
+            scales += (tl.load(x_scales + (first_k + i * BLOCK_K) // 128 * x_scale_stride) * factors[i],)
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for i in tl.static_range(STEPS):
+        if BLOCKS:
+            sums += tl.dot(kept[i], tl.trans(inputs[i])) * scales[i][None, :]
+        else:
+            sums = tl.dot(kept[i], tl.trans(inputs[i]), sums)
+    return sums
+
+
 @triton.jit(do_not_specialize=["rows", "x_scale_stride"])
 def _tile_kernel(
     x_blocks,
+    x_ptr,
     w_blocks,
+    w_ptr,
     x_scales_ptr,
     w_scales_ptr,
     bias_ptr,
@@ -77,6 +112,7 @@ def _tile_kernel(
     HAS_BIAS: tl.constexpr,
     ADD: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
+    AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (m, n, share): a tile of BLOCK_M rows and BLOCK_N outputs, over a share of the columns.
@@ -86,7 +122,8 @@ def _tile_kernel(
     if OVERLAP:
         if WEIGHT_FIRST:
             tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+        if not AHEAD:
+            tl.extra.cuda.gdc_wait()
     STEPS: tl.constexpr = K // BLOCK_K // SHARES
     HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
     WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
@@ -94,20 +131,26 @@ def _tile_kernel(
     m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     x_scales = x_scales_ptr + tl.minimum(m, rows - 1)
     w_scales = w_scales_ptr + first_n // 128 * (K // 128)
-    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        k = (share * STEPS + step) * BLOCK_K
-        x, w = x_blocks.load([first_m, k]), w_blocks.load([first_n, k])
-        if BLOCKS:
-            scale = tl.load(x_scales + k // 128 * x_scale_stride) * tl.load(w_scales + k // 128)
-            if WEIGHT_FIRST:
-                sums += tl.dot(w, tl.trans(x)) * scale[None, :]
+    if AHEAD:
+        sums = _product_ahead(
+            x_ptr, w_ptr, x_scales, w_scales, m, first_n, share * STEPS * BLOCK_K, rows, x_scale_stride,
+            N, K, BLOCK_M, BLOCK_N, BLOCK_K, STEPS, BLOCKS, OVERLAP,
+        )  # fmt: skip
+    else:
+        sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+        for step in tl.range(0, STEPS, num_stages=STAGES):
+            k = (share * STEPS + step) * BLOCK_K
+            x, w = x_blocks.load([first_m, k]), w_blocks.load([first_n, k])
+            if BLOCKS:
+                scale = tl.load(x_scales + k // 128 * x_scale_stride) * tl.load(w_scales + k // 128)
+                if WEIGHT_FIRST:
+                    sums += tl.dot(w, tl.trans(x)) * scale[None, :]
+                else:
+                    sums += tl.dot(x, tl.trans(w)) * scale[:, None]
+            elif WEIGHT_FIRST:
+                sums = tl.dot(w, tl.trans(x), sums)
             else:
-                sums += tl.dot(x, tl.trans(w)) * scale[:, None]
-        elif WEIGHT_FIRST:
-            sums = tl.dot(w, tl.trans(x), sums)
-        else:
-            sums = tl.dot(x, tl.trans(w), sums)
+                sums = tl.dot(x, tl.trans(w), sums)
     if OVERLAP and not WEIGHT_FIRST:
         # Where programs are many, a successor that were there already would take the place of some of them.
         tl.extra.cuda.gdc_launch_dependents()
@@ -182,6 +225,7 @@ def tile_product(
     assert x.scales.shape[1] == (columns // SCALE_BLOCK if blocks else 1)
     assert columns % (config.block_k * config.shares) == 0
     assert config.block_k == SCALE_BLOCK or not blocks
+    assert config.weight_first or not config.ahead
     out = torch.empty((x.rows, outs), dtype=dtype, device=codes.device) if residual is None else residual
     assert out.stride(1) == 1
     grid = (cdiv(x.rows, config.block_m), cdiv(outs, config.block_n), config.shares)
@@ -190,7 +234,9 @@ def tile_product(
         assert tiles <= MAX_TILES and tiles * config.shares * config.block_n * config.block_m <= MAX_SUMS
     _tile_kernel[grid](
         tensor_descriptor(x.codes, config.block_m, config.block_k),
+        x.codes,
         tensor_descriptor(codes, config.block_n, config.block_k),
+        codes,
         x.scales,
         scales,
         scales if bias is None else bias,
@@ -211,6 +257,7 @@ def tile_product(
         HAS_BIAS=bias is not None,
         ADD=residual is not None,
         WEIGHT_FIRST=config.weight_first,
+        AHEAD=config.ahead,
         num_warps=config.warps,
         **early_start.options(codes.device),
     )

@@ -25,7 +25,7 @@ if not HAS_TRITON:
 
 from roseinfer.attention.triton_backend import TritonAttention
 
-LAYERS, MAX_ROWS, MAX_LEN = 2, 20, 256
+LAYERS, MAX_ROWS, MAX_LEN = 2, 40, 256
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -27,9 +27,9 @@ def test_a_config_fits_its_shape_and_the_hardware(shape, config):
     bucket, outs, columns, blocks = shape
     assert columns % (config.block_k * config.shares) == 0 and (config.block_k == 128 or not blocks)
     assert config.block_m >= (16 if config.weight_first else 64) and config.block_n >= 64
-    assert (
-        config.block_m + config.block_n
-    ) * config.block_k * config.stages + 4 * config.block_m * config.block_n < SHARED
+    held = columns // config.shares if config.ahead else config.block_k * config.stages
+    assert (config.block_m + config.block_n) * held + 4 * config.block_m * config.block_n < SHARED
+    assert config.weight_first or not config.ahead
     if config.shares > 1:
         tiles = cdiv(bucket, config.block_m) * cdiv(outs, config.block_n)
         assert tiles <= MAX_TILES and tiles * config.block_m * config.block_n * config.shares <= MAX_SUMS

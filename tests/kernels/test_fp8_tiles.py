@@ -11,6 +11,8 @@ from tests.kernels.test_fp8_product import weight, widened
 CONFIGS = {
     "weight first": TileConfig(16, 64, 128, 1, 4, 4, True),
     "weight first, shares": TileConfig(32, 64, 128, 3, 4, 3, True),
+    "weight ahead": TileConfig(16, 64, 128, 1, 4, 0, True, ahead=True),
+    "weight ahead, shares": TileConfig(32, 128, 128, 3, 4, 0, True, ahead=True),
     "rows first": TileConfig(64, 64, 128, 1, 4, 3, False),
     "rows first, shares": TileConfig(64, 128, 128, 3, 8, 2, False),
 }
