@@ -23,7 +23,7 @@ from tests.helpers.skinny import CONFIGS
 TARGET = GPUTarget("cuda", 90, 32)
 NUMBERS = ("rows", "tokens", "width", "stride_x", "stride_residual", "stride_out")
 SCALARS = dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32"}
-SCALARS |= dict.fromkeys(("pairs", "count", "rounds", "out_stride", "blocks", "flags"), "i32")
+SCALARS |= dict.fromkeys(("pairs", "count", "chunk", "rounds", "out_stride", "blocks", "flags"), "i32")
 SCALARS |= dict.fromkeys(("places", "stride", "x_stride", "scale_stride", "x_scale_stride", "h_scale_stride"), "i32")
 SCALARS |= {"out_scale_stride": "i32"}
 INTEGERS = ("ids_ptr", "pairs_ptr", "tiles_ptr")
@@ -80,11 +80,16 @@ def main() -> None:
     for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):
         read_tiles(scales, weight_first, gathers)
     read_tiles("block", True, True)
-    read(
-        experts_order._order_kernel,
-        {"TILE": 16, "BLOCK": 64, "PLACES": 32, "OVERLAP": True},
-        dict.fromkeys(INTEGERS, "*i32"),
-    )
+    for padded, chunks in ((32, 128), (256, 64)):
+        read_order(padded, chunks)
+
+
+def read_order(padded, chunks) -> None:
+    """Of experts some fewer than the next power of two."""
+    constants = {"E": padded - 3, "E_PAD": padded, "TILE": 16, "BLOCK": 64, "PLACES": 32, "CHUNKS": chunks}
+    pointers = dict.fromkeys(INTEGERS, "*i32") | {"counts_ptr": "*i16"}
+    for kernel in (experts_order._order_kernel, experts_order._count_kernel, experts_order._place_kernel):
+        read(kernel, constants | {"OVERLAP": True}, pointers)
 
 
 def read_tiles(scales, weight_first, gathers) -> None:
