@@ -7,7 +7,7 @@ OTHER = "other"
 # The first kind whose pattern is found in the lower-case name. Order matters: flash attention is built on cutlass, and
 # the copy of an index is no index.
 _PATTERNS = (
-    ("choice of experts", r"^_?(logits|route|order|count|place)_kernel"),
+    ("choice of experts", r"^_?(logits|route(_products|_choice)?|order|count|place)_kernel"),
     ("experts", r"experts|^_?(gate_up|down)_kernel"),
     ("rows of experts", r"^_?(spread|sum)_kernel"),
     ("between GPUs", r"push_(blocks|words)|all_?reduce|nccl"),

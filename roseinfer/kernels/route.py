@@ -6,15 +6,16 @@ to 16 bits for it: x itself is multiplied by `RouterTerms`, whose products are e
 root mean square. Sums, softmax and weights are float32.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels import early_start
-from roseinfer.kernels.expert_order import read_logits, sort_keys
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
-from roseinfer.kernels.fp8_rows import Fp8Rows, code_of, scale_of
+from roseinfer.kernels.fp8_rows import Fp8Rows
+from roseinfer.kernels.route_many import route_choice_kernel, route_products_kernel
+from roseinfer.kernels.route_parts import choose, columns_of, norm_rows, partial_logits
 from roseinfer.kernels.route_terms import RouterTerms
 from roseinfer.kernels.skinny_kernel import prefetch_rows
 from roseinfer.kernels.skinny_linear import SkinnyNorm
@@ -28,7 +29,8 @@ _ROW_ELEMENTS = 8192
 
 class RouteCut(NamedTuple):
     """A program takes so many tokens and experts and one of `splits` of the columns, `columns` at a time, of which
-    `stages` are on their way."""
+    `stages` are on their way. rows: of a program of a launch of its own, which norms and chooses; 0: all is one
+    launch."""
 
     tokens: int
     experts: int
@@ -36,6 +38,7 @@ class RouteCut(NamedTuple):
     columns: int
     stages: int
     warps: int
+    rows: int = 0
 
 
 def _cut_of(tokens: int) -> RouteCut:
@@ -67,103 +70,6 @@ def route_reference(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor, top
     weights, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     weights, ids = weights[:, :top_k], ids[:, :top_k]
     return Routed(ids.int(), weights / weights.sum(-1, keepdim=True) if renormalise else weights)
-
-
-@triton.jit
-def _columns(pointers, k, H: tl.constexpr, MASKED: tl.constexpr):
-    if MASKED:
-        return tl.load(pointers, mask=k < H, other=0.0).to(tl.float32)
-    else:
-        return tl.load(pointers).to(tl.float32)
-
-
-@triton.jit
-def _tile(pointers, k, H: tl.constexpr, MASKED: tl.constexpr, COMPILED: tl.constexpr):
-    """For a product: as it is, but in float32 for the interpreter, which has no bfloat16."""
-    if MASKED:
-        tile = tl.load(pointers, mask=k < H, other=0.0)
-    else:
-        tile = tl.load(pointers)
-    return tile if COMPILED else tile.to(tl.float32)
-
-
-@triton.jit
-def _partial_logits(
-    x_ptr, terms_ptr, sums_ptr, tokens, stride_x, first_token, first_expert, split,
-    E: tl.constexpr, H: tl.constexpr, SPAN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Of TOKENS tokens and BLOCK_E experts, over the SPAN columns of a split: to sums [splits, tokens, E]."""
-    token = first_token + tl.arange(0, TOKENS)
-    expert = first_expert + tl.arange(0, BLOCK_E)
-    column = tl.arange(0, BLOCK_K)[None, :]
-    # Rows past the end are copies of the last one, and not written.
-    x_rows = x_ptr + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * stride_x + column
-    high_rows = terms_ptr + tl.minimum(expert, E - 1)[:, None] * H + column
-    low_rows = high_rows + E * H
-    sums = tl.zeros([TOKENS, BLOCK_E], tl.float32)
-    for step in tl.range(0, SPAN, BLOCK_K, num_stages=STAGES):
-        at = split * SPAN + step
-        x = _tile(x_rows + at, at + column, H, MASKED, COMPILED)
-        sums = tl.dot(x, tl.trans(_tile(high_rows + at, at + column, H, MASKED, COMPILED)), sums)
-        sums = tl.dot(x, tl.trans(_tile(low_rows + at, at + column, H, MASKED, COMPILED)), sums)
-    out = sums_ptr + (split * tokens + token).to(tl.int64)[:, None] * E + expert[None, :]
-    tl.store(out, sums, mask=(token < tokens)[:, None] & (expert < E)[None, :])
-
-
-@triton.jit
-def _norm_rows(
-    x_ptr, norm_ptr, scale_ptr, factors_ptr, normed_ptr, scales_ptr, first, end, stride_x, scale_stride, eps,
-    H: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, NORMED: tl.constexpr,
-):  # fmt: skip
-    """Of up to ROWS tokens before `end`: what their sums are multiplied by, and what NORMED asks for."""
-    token = first + tl.arange(0, ROWS)
-    there = token < end
-    # Groups of 128 columns, each with a scale.
-    column = tl.arange(0, GROUPS)[None, :, None] * 128 + tl.arange(0, 128)[None, None, :]
-    x_rows = x_ptr + tl.minimum(token, end - 1).to(tl.int64)[:, None, None] * stride_x
-    x = _columns(x_rows + column, column, H, GROUPS * 128 != H)
-    rstd = tl.rsqrt(tl.sum(tl.sum(x * x, 2), 1) / H + eps)
-    tl.store(factors_ptr + token, rstd / tl.load(scale_ptr), mask=there)
-    if NORMED != "none":
-        y = x * rstd[:, None, None] * _columns(norm_ptr + column, column, H, GROUPS * 128 != H)
-        if NORMED == "codes":
-            scale = scale_of(tl.max(tl.abs(y), 2))
-            group = tl.arange(0, GROUPS)[None, :]
-            out = scales_ptr + group * scale_stride + token[:, None]
-            tl.store(out, scale, mask=there[:, None] & (group * 128 < H))
-            y = code_of(y, scale[:, :, None])
-        normed = normed_ptr + token.to(tl.int64)[:, None, None] * H + column
-        tl.store(normed, y.to(normed_ptr.dtype.element_ty), mask=there[:, None, None] & (column < H))
-
-
-@triton.jit
-def _choose(
-    sums_ptr, factors_ptr, ids_ptr, weights_ptr, first, tokens, SPLITS: tl.constexpr,
-    E: tl.constexpr, E_PAD: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
-):  # fmt: skip
-    """Ids and weights of the TOP_K first experts of ROWS tokens."""
-    token = first + tl.arange(0, ROWS)
-    row = tl.minimum(token, tokens - 1).to(tl.int64)
-    expert = tl.arange(0, E_PAD)[None, :]
-    logits = read_logits(sums_ptr + row[:, None] * E, expert, E)
-    for split in tl.static_range(1, SPLITS):
-        logits += read_logits(sums_ptr + (split * tokens + row)[:, None] * E, expert, E)
-    logits *= tl.load(factors_ptr + row, cache_modifier=".cg")[:, None]
-    keys = sort_keys(logits, expert, E_PAD)
-    shares = tl.exp(logits - tl.max(logits, 1)[:, None])
-    # Only the largest key is looked for again and again; who holds it writes its id and weight in the end.
-    place = tl.full([ROWS, E_PAD], TOP_K, tl.int32)
-    for i in tl.static_range(TOP_K):
-        largest = keys == tl.max(keys, 1)[:, None]
-        place = tl.where(largest, i, place)
-        keys = tl.where(largest, -2147483648, keys)
-    chosen = place < TOP_K
-    weights = shares / tl.sum(tl.where(chosen, shares, 0.0) if RENORMALISE else shares, 1)[:, None]
-    pick = token.to(tl.int64)[:, None] * TOP_K + place
-    chosen = chosen & (token < tokens)[:, None]
-    tl.store(ids_ptr + pick, tl.minimum(expert, E - 1) + tl.zeros_like(place), mask=chosen)
-    tl.store(weights_ptr + pick, weights, mask=chosen)
 
 
 @triton.jit(do_not_specialize=["tokens", "scale_stride"])
@@ -202,10 +108,7 @@ def _route_kernel(
     COMPILED: tl.constexpr,
 ):
     """The first programs are products, each of TOKENS tokens and some experts over some columns; the others norm ROWS
-    rows each. Whoever is the last of its TOKENS tokens chooses, CHOSEN of them at a time.
-
-    NORMED: what else is written, "none", "plain" (norm(x)) or "codes" (that rounded, in groups of 128 columns).
-    """
+    rows each. Whoever is the last of its TOKENS tokens chooses, CHOSEN of them at a time."""
     TILES: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     PRODUCTS: tl.constexpr = TILES * SPLITS
     NORMS: tl.constexpr = TOKENS // ROWS
@@ -225,7 +128,7 @@ def _route_kernel(
             prefetch_rows(part + E * H, rows, H * SIZE, SPAN * SIZE)
         tl.extra.cuda.gdc_wait()
     if multiplies:
-        _partial_logits(
+        partial_logits(
             x_ptr, terms_ptr, sums_ptr, tokens, stride_x, first, first_expert, split,
             E, H, SPAN, TOKENS, BLOCK_E, BLOCK_K, STAGES, H != SPAN * SPLITS, COMPILED,
         )  # fmt: skip
@@ -233,18 +136,21 @@ def _route_kernel(
         row = first + (number - products) % NORMS * ROWS
         end = tl.minimum(first + TOKENS, tokens)
         if row < end:
-            _norm_rows(
-                x_ptr, norm_ptr, scale_ptr, factors_ptr, normed_ptr, scales_ptr, row, end, stride_x, scale_stride, eps,
-                H, ROWS, GROUPS, NORMED,
-            )  # fmt: skip
+            rstd = norm_rows(
+                x_ptr, norm_ptr, normed_ptr, scales_ptr, row, end, stride_x, scale_stride, eps, H, ROWS, GROUPS, NORMED
+            )
+            token = row + tl.arange(0, ROWS)
+            tl.store(factors_ptr + token, rstd / tl.load(scale_ptr), mask=token < end)
 
     tl.debug_barrier()  # all threads have written before one of them says so
     arrived = arrived_ptr + together
     if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == PRODUCTS + NORMS - 1:
         tl.store(arrived, 0)
         for start in tl.range(first, tl.minimum(first + TOKENS, tokens), CHOSEN):
-            _choose(
-                sums_ptr, factors_ptr, ids_ptr, weights_ptr, start, tokens,
+            token = tl.minimum(start + tl.arange(0, CHOSEN), tokens - 1)
+            factors = tl.load(factors_ptr + token, cache_modifier=".cg")
+            choose(
+                sums_ptr, factors, ids_ptr, weights_ptr, start, tokens,
                 SPLITS, E, E_PAD, CHOSEN, TOP_K, RENORMALISE,
             )  # fmt: skip
 
@@ -274,7 +180,7 @@ def _logits_kernel(
     kept = ()
     for chunk in tl.static_range(CHUNKS):
         at = chunk * BLOCK_K + k
-        kept += (_columns(rows + at, at, H, MASKED) * _columns(norm_ptr + at, at, H, MASKED),)
+        kept += (columns_of(rows + at, at, H, MASKED) * columns_of(norm_ptr + at, at, H, MASKED),)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         # Behind the wait: a kernel that starts now finds all that is older than this one done.
@@ -283,7 +189,7 @@ def _logits_kernel(
     squares = tl.zeros([1, BLOCK_K], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         at = chunk * BLOCK_K + k
-        x = _columns(x_ptr + token * stride_x + at, at, H, MASKED)
+        x = columns_of(x_ptr + token * stride_x + at, at, H, MASKED)
         squares += x * x
         sums += x * kept[chunk]
     rstd = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / H + eps)
@@ -322,47 +228,53 @@ def route(
     splits = min(cut.splits, cdiv(hidden, cut.columns))
     span = cdiv(cdiv(hidden, splits), cut.columns) * cut.columns
     groups, padded = next_power_of_2(cdiv(hidden, 128)), next_power_of_2(experts)
-    rows = max(1, min(4 if tokens > 128 else 2, _ROW_ELEMENTS // (groups * 128)))
+    most_rows = max(1, _ROW_ELEMENTS // (groups * 128))
     block_e = min(cut.experts, max(16, padded))
+    products = cdiv(experts, block_e) * splits
     sums = torch.empty((splits, tokens, experts), dtype=torch.float32, device=x.device)
+    out, scale_stride = (ids, weights, wanted, scales), 0 if scales is None else scales.stride(1)
+    multiplies: dict[str, Any] = {
+        "E": experts,
+        "H": hidden,
+        "TOKENS": cut.tokens,
+        "BLOCK_E": block_e,
+        "SPLITS": splits,
+        "SPAN": span,
+        "BLOCK_K": cut.columns,
+        "STAGES": cut.stages,
+        "COMPILED": x.is_cuda,
+        "num_warps": cut.warps,
+    }
+    chooses: dict[str, Any] = {
+        "E": experts,
+        "E_PAD": padded,
+        "TOP_K": top_k,
+        "H": hidden,
+        "SPLITS": splits,
+        "GROUPS": groups,
+        "RENORMALISE": renormalise,
+        "NORMED": "none" if wanted is None else "plain" if scales is None else "codes",
+    } | early_start.options(x.device)
+    if cut.rows:
+        rows = min(cut.rows, most_rows)
+        route_products_kernel[(cdiv(tokens, cut.tokens) * products,)](
+            x, terms.values, sums, tokens, x.stride(0), **multiplies, **early_start.options(x.device)
+        )
+        route_choice_kernel[(cdiv(tokens, rows),)](
+            x, norm.weight, terms.scale, sums, *out, tokens, x.stride(0), scale_stride, norm.eps,
+            ROWS=rows, **chooses, num_warps=4,
+        )  # fmt: skip
+        return Routed(ids, weights)
+    rows = min(4 if tokens > 128 else 2, most_rows)
     factors = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    programs = cdiv(experts, block_e) * splits + cut.tokens // rows
-    _route_kernel[(cdiv(tokens, cut.tokens) * programs,)](
-        x,
-        norm.weight,
-        terms.values,
-        terms.scale,
-        sums,
-        factors,
-        arrived,
-        ids,
-        weights,
-        wanted,
-        scales,
-        tokens,
-        x.stride(0),
-        0 if scales is None else scales.stride(1),
-        norm.eps,
-        E=experts,
-        E_PAD=padded,
-        TOP_K=top_k,
-        H=hidden,
-        TOKENS=cut.tokens,
-        BLOCK_E=block_e,
-        SPLITS=splits,
-        SPAN=span,
-        BLOCK_K=cut.columns,
-        STAGES=cut.stages,
+    _route_kernel[(cdiv(tokens, cut.tokens) * (products + cut.tokens // rows),)](
+        x, norm.weight, terms.values, terms.scale, sums, factors, arrived, *out,
+        tokens, x.stride(0), scale_stride, norm.eps,
         ROWS=rows,
-        GROUPS=groups,
         CHOSEN=min(cut.tokens, cut.warps * max(1, min(4, 1024 // padded))),
-        RENORMALISE=renormalise,
-        NORMED="none" if wanted is None else "plain" if scales is None else "codes",
-        COMPILED=x.is_cuda,
-        num_warps=cut.warps,
         maxnreg=None if cut.warps == 4 else 128,  # so that there is room for norms beside a product
-        **early_start.options(x.device),
-    )
+        **(multiplies | chooses),
+    )  # fmt: skip
     return Routed(ids, weights)
 
 

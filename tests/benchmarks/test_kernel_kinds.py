@@ -47,7 +47,15 @@ def launched() -> list[str]:
 
 
 OURS = {
-    "choice of experts": {"_count_kernel", "_logits_kernel", "_order_kernel", "_place_kernel", "_route_kernel"},
+    "choice of experts": {
+        "_count_kernel",
+        "_logits_kernel",
+        "_order_kernel",
+        "_place_kernel",
+        "_route_kernel",
+        "route_choice_kernel",
+        "route_products_kernel",
+    },
     "experts": {"down_kernel", "gate_up_kernel"},
     "rows of experts": {"spread_kernel", "sum_kernel"},
     "between GPUs": {"push_blocks_kernel", "push_words_kernel"},

@@ -15,6 +15,7 @@ from roseinfer.kernels import experts_kernels, experts_order, route
 from roseinfer.kernels.experts_few_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.push_blocks import push_blocks_kernel
 from roseinfer.kernels.push_words import push_words_kernel
+from roseinfer.kernels.route_many import route_choice_kernel, route_products_kernel
 from roseinfer.kernels.skinny_fp8_configs import slices
 from roseinfer.kernels.skinny_kernel import skinny_kernel
 from roseinfer.kernels.skinny_pairs import skinny_pairs_kernel
@@ -163,8 +164,8 @@ def read_experts(scales, hidden, top_k) -> None:
         pointers["w_ptr"] = "*fp8e4nv"
     elif constants["NORMED"] == "codes":
         pointers["normed_ptr"] = "*fp8e4nv"
-    kernels = (gate_up_kernel, down_kernel) if scales != "none" else (route._logits_kernel, route._route_kernel)
-    for kernel in kernels:
+    routers = (route._logits_kernel, route._route_kernel, route_products_kernel, route_choice_kernel)
+    for kernel in (gate_up_kernel, down_kernel) if scales != "none" else routers:
         read(kernel, constants, pointers)
     if scales == "none":
         for kernel in (gate_up_kernel, down_kernel):

@@ -43,6 +43,7 @@ CUTS = [
     route_module.RouteCut(16, 16, 3, 32, 2, 4),  # the last split has fewer columns
     route_module.RouteCut(32, 64, 1, 64, 2, 4),
     route_module.RouteCut(64, 32, 2, 64, 3, 8),  # chooses in two parts
+    route_module.RouteCut(32, 32, 2, 32, 2, 4, rows=4),  # as two launches
 ]
 
 
@@ -93,12 +94,13 @@ def test_two_terms_are_the_router_with_the_norm(device, dtype):
     assert split_router(norm, torch.zeros_like(router)).values.eq(0).all()
 
 
-def test_the_normed_input_as_codes(device):
+@pytest.mark.parametrize("cut", [None, CUTS[-1]], ids=["one launch", "two"])
+def test_the_normed_input_as_codes(cut, device):
     round_codes()
     inputs = router_case(device, 19, 20, 384, torch.float16)
     rounded = Fp8Rows.empty(19, 384, True, device)
     arrived = arrived_of(19, device)
-    routed = route(**inputs, top_k=3, renormalise=True, arrived=arrived, normed=rounded)
+    routed = route(**inputs, top_k=3, renormalise=True, arrived=arrived, normed=rounded, cut=cut)
     assert torch.equal(routed.ids, route(**inputs, top_k=3, renormalise=True, arrived=arrived).ids)
     norm = inputs["norm"]
     expected = normed_rows_reference(inputs["x"], norm.weight, None, norm.eps, grouped=True)
