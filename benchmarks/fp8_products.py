@@ -37,7 +37,7 @@ TUNED = {
     "qwen3-30b-a3b": {"qkv": (5120, 2048, False), "o": (2048, 4096, True)},
 }
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-TUNED_ROWS = (16, 32, 64, 128, 256)
+TUNED_ROWS = (16, 32, 64, 128, 192, 256, 384, 576, 832, 1088)
 LAYERS, COLD_BYTES = 5, 200e6
 TOLERANCE = 0.05  # of the norm of a result: activations have been rounded to FP8
 SHARED_BYTES = 228_000

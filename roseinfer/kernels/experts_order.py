@@ -20,7 +20,7 @@ from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
 # Pairs up to which each program looks at all of them; chunks of more, about one for each multiprocessor, and the
 # fewest pairs of one.
-_FEW, _CHUNKS, _LEAST = 4096, 128, 64
+_FEW, _CHUNKS, _LEAST = 8192, 128, 64
 # Pairs that a program counts together, and pairs that it places one after the other.
 _COUNTED, _PLACED = 512, 32
 # Places of tiles that a program fills together.
@@ -54,7 +54,9 @@ class OrderCut(NamedTuple):
 
 
 def _cut_of(pairs: int, experts: int) -> OrderCut:
-    for most, warps in ((512, 4), (2048, 8), (_FEW, 8)):
+    """The fastest of 128 experts on an H200 (torch 2.11, Triton 3.6; 2026-11-23), one order after the other in a graph:
+    1.4 us for 24 tokens of 8 experts, 2.4 for 256, 5.0 for 536, 7.1 for 1,088, 7.5 for 2,048, 13 for 8,192."""
+    for most, warps in ((512, 4), (2048, 4), (4096, 8), (_FEW, 16)):
         if pairs <= most:
             return OrderCut(most, warps)
     chunk = max(_LEAST, cdiv(cdiv(pairs, _CHUNKS), _PLACED) * _PLACED)

@@ -28,9 +28,10 @@ class TileConfig:
     ahead: bool = False
 
 
-# Numbers of rows that are compiled and measured apart, each for all up to it; more are the library's.
-BUCKETS = (16, 32, 64, 128, 192, 256)
-MAX_ROWS = BUCKETS[-1]
+# Numbers of rows that are compiled and measured apart, each for all up to it. Of shapes that were not measured the
+# first are ours, more are the library's.
+BUCKETS = (16, 32, 64, 128, 192, 256, 384, 576, 832, 1088)
+MAX_ROWS, RULED_ROWS = BUCKETS[-1], 256
 # Programs that keep an H200's memory busy: about one for each of its multiprocessors.
 _LEAST_PROGRAMS = 128
 _SHARES = (1, 2, 3, 4, 6, 8)
@@ -99,12 +100,17 @@ MEASURED: dict[Shape, TileConfig | None] = {
     (128, 5120, 2048, True): TileConfig(64, 64, 128, 1, 4, 6, False),
     (192, 5120, 2048, True): TileConfig(64, 64, 128, 1, 4, 6, False),
     (256, 5120, 2048, True): None,
+    (576, 5120, 2048, True): TileConfig(64, 128, 128, 1, 4, 3, False),
+    (832, 5120, 2048, True): TileConfig(64, 128, 128, 1, 4, 4, False),
     (16, 2048, 4096, True): TileConfig(16, 64, 128, 4, 4, 0, True, True),
     (32, 2048, 4096, True): TileConfig(16, 64, 128, 4, 4, 0, True, True),
     (64, 2048, 4096, True): TileConfig(32, 64, 128, 4, 8, 0, True, True),
     (128, 2048, 4096, True): TileConfig(64, 64, 128, 2, 4, 8, False),
     (192, 2048, 4096, True): TileConfig(64, 64, 128, 1, 4, 8, False),
     (256, 2048, 4096, True): TileConfig(64, 64, 128, 1, 4, 8, False),
+    (384, 2048, 4096, True): TileConfig(128, 64, 128, 1, 4, 6, False),
+    (576, 2048, 4096, True): TileConfig(64, 64, 128, 1, 4, 4, False),
+    (1088, 2048, 4096, True): TileConfig(64, 128, 128, 1, 4, 3, False),
 }
 
 
@@ -118,6 +124,8 @@ def choose_tile_config(rows: int, outs: int, columns: int, *, blocks: bool) -> T
 
 def rule(bucket: int, outs: int, columns: int, blocks: bool) -> TileConfig | None:
     """Shares of the columns until every multiprocessor has some. Many tiles of many rows are the library's."""
+    if bucket > RULED_ROWS:
+        return None
     weight_first = bucket <= (32 if blocks else 64)
     block_m, block_k = min(bucket, 64), 256 if columns % 256 == 0 and not blocks else 128
     tiles = cdiv(outs, 64) * cdiv(bucket, block_m)

@@ -42,18 +42,19 @@ class RouteCut(NamedTuple):
 
 
 def _cut_of(tokens: int) -> RouteCut:
-    """The fastest for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23), measured at 1, 8,
-    16, 64, 256, 512, 1,024, 2,048, 2,304 and 8,192 tokens: 5.9 us at 16, 10 at 256, 26 at 2,048, 59 at 8,192. Whoever
-    comes last adds up all splits of its tokens, so there are few of those."""
+    """The fastest for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23): up to 128 tokens
+    alone, at 1, 8, 16 and 64; of more in layers of Qwen3-30B-A3B in FP8, at 256, 536, 800, 1,048, 2,048, 4,096 and
+    8,192. In one launch whoever comes last has all of its tokens' sums to add up, so there are few of those; of many
+    tokens that takes longer than a second launch."""
     if tokens <= 32:
         return RouteCut(16, 32, 4, 256, 3, 4)
-    if tokens <= 256:
+    if tokens <= 128:
         return RouteCut(16, 64, 4, 256, 3, 4)
-    if tokens <= 512:
-        return RouteCut(32, 64, 4, 128, 3, 4)
-    if tokens <= 1024:
-        return RouteCut(64, 128, 4, 64, 3, 4)
-    return RouteCut(64, 128, 4, 64, 2, 4) if tokens <= 4096 else RouteCut(64, 128, 2, 32, 3, 4)
+    if tokens <= 256:
+        return RouteCut(64, 128, 4, 64, 3, 4, rows=4)
+    if tokens <= 1280:
+        return RouteCut(32, 64, 4, 64, 3, 4, rows=4)
+    return RouteCut(64, 128, 4, 64, 3, 4, rows=4) if tokens <= 4608 else RouteCut(128, 128, 2, 64, 4, 8, rows=4)
 
 
 class Routed(NamedTuple):

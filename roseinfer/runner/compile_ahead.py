@@ -33,10 +33,10 @@ def compile_ahead(assembly: Assembly, model: CausalLM, limits: StepLimits) -> No
 
 
 def _chunks(model: CausalLM, most: int) -> set[int]:
-    """Lengths of prompt chunks. Products of experts are cut by the number of tokens, those of dense layers are not."""
+    """Lengths of prompt chunks. Products of experts are cut by the number of tokens, and so are some in between."""
     if model.spec.experts is None:
         return {min(2, most), most}
-    return {min(1 << power, most) for power in range(1, most.bit_length() + 1)}
+    return {min(tokens, most) for tokens in (384, 768, *(1 << power for power in range(1, most.bit_length() + 1)))}
 
 
 def _forward(assembly: Assembly, model: CausalLM, choice: CudaChoice, counts: list[int]) -> None:

@@ -31,8 +31,11 @@ _TIMED_PROMPTS = 32
 
 
 def mixed_buckets(max_tokens: int) -> list[int]:
-    """Numbers of tokens to capture: a step is padded by a quarter at most, and mostly by far less."""
-    sizes = [16, 32, 48, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, 4097, 256)]
+    """Numbers of tokens to capture: a step is padded by an eighth or less, but for the smallest.
+
+    536 tokens padded to 640 cost .6 ms more in a step of 13 of Qwen3-30B-A3B in FP8 on an H200, padded to 576 .3.
+    """
+    sizes = [16, 32, 48, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256)]
     return [*(size for size in sizes if size < max_tokens), max_tokens]
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from roseinfer.kernels.fp8_tile_configs import BUCKETS, MAX_ROWS, MEASURED, choose_tile_config, rule
+from roseinfer.kernels.fp8_tile_configs import BUCKETS, MAX_ROWS, MEASURED, RULED_ROWS, choose_tile_config, rule
 from roseinfer.kernels.fp8_tiles import MAX_SUMS, MAX_TILES
 
 # What a program of an H100 or H200 has of shared memory, in bytes.
@@ -37,8 +37,10 @@ def test_a_config_fits_its_shape_and_the_hardware(shape, config):
 
 @pytest.mark.parametrize("blocks", [False, True])
 def test_what_is_left_to_the_library(blocks):
-    assert choose_tile_config(MAX_ROWS, 1024, 1024, blocks=blocks) is not None
-    assert choose_tile_config(MAX_ROWS + 1, 1024, 1024, blocks=blocks) is None
+    assert choose_tile_config(RULED_ROWS, 1024, 1024, blocks=blocks) is not None
+    assert choose_tile_config(RULED_ROWS + 1, 1024, 1024, blocks=blocks) is None
+    for outs, columns in SHAPES:
+        assert choose_tile_config(MAX_ROWS + 1, outs, columns, blocks=blocks) is None
     assert choose_tile_config(0, 1024, 1024, blocks=blocks) is None
     assert choose_tile_config(8, 1024, 1040, blocks=blocks) is None, "no whole groups of columns"
 
