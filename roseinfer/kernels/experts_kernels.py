@@ -80,6 +80,7 @@ def gate_up_kernel(
     ACTIVATION: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     GATHER: tl.constexpr,
+    HALVES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """h = activation(x @ gate.T) * (x @ up.T), rows in the order of `pairs`.
@@ -92,52 +93,75 @@ def gate_up_kernel(
         tl.extra.cuda.gdc_wait()
     expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
     if first < end and first_n < N:
-        row = first + tl.arange(0, BLOCK_M)
-        there = row < end
-        source = row
+        # Of a tile that is half full at most the other half is not computed.
+        if HALVES and end - first <= BLOCK_M // 2:
+            _gate_up_tile(
+                x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
+                x_stride, x_scale_stride, h_scale_stride,
+                TOP_K, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, ACTIVATION, WEIGHT_FIRST, GATHER, OVERLAP,
+            )  # fmt: skip
+        else:
+            _gate_up_tile(
+                x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
+                x_stride, x_scale_stride, h_scale_stride,
+                TOP_K, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, ACTIVATION, WEIGHT_FIRST, GATHER, OVERLAP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _gate_up_tile(
+    x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n, x_stride,
+    x_scale_stride, h_scale_stride, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, ACTIVATION: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, GATHER: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = first + tl.arange(0, BLOCK_M)
+    there = row < end
+    source = row
+    if GATHER:
+        source = tl.load(pairs_ptr + row, mask=there, other=0) // TOP_K
+    column = tl.arange(0, BLOCK_K)
+    gate_row = expert * (2 * N) + first_n
+    HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
+    WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
+    gate, up = tl.zeros([HEIGHT, WIDTH], tl.float32), tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
+        k = step * BLOCK_K
         if GATHER:
-            source = tl.load(pairs_ptr + row, mask=there, other=0) // TOP_K
-        column = tl.arange(0, BLOCK_K)
-        gate_row = expert * (2 * N) + first_n
-        HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
-        WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
-        gate, up = tl.zeros([HEIGHT, WIDTH], tl.float32), tl.zeros([HEIGHT, WIDTH], tl.float32)
-        for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
-            k = step * BLOCK_K
-            if GATHER:
-                at = x + source.to(tl.int64)[:, None] * x_stride + (k + column)[None, :]
-                if K % BLOCK_K == 0:
-                    rows = tl.load(at, mask=there[:, None], other=0.0)
-                else:
-                    rows = tl.load(at, mask=there[:, None] & (k + column < K)[None, :], other=0.0)
+            at = x + source.to(tl.int64)[:, None] * x_stride + (k + column)[None, :]
+            if K % BLOCK_K == 0:
+                rows = tl.load(at, mask=there[:, None], other=0.0)
             else:
-                rows = x.load([first, k])
-            gate_w, up_w = w_blocks.load([gate_row, k]), w_blocks.load([gate_row + N, k])
-            scale = 1.0
-            if SCALES != "none":
-                scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + source, mask=there, other=0.0)
-            gate_scale = scale * _of_block(w_scales_ptr, gate_row, step, BLOCK_K, K, SCALES)
-            up_scale = scale * _of_block(w_scales_ptr, gate_row + N, step, BLOCK_K, K, SCALES)
-            gate = _add_product(gate, rows, gate_w, gate_scale, SCALES, WEIGHT_FIRST)
-            up = _add_product(up, rows, up_w, up_scale, SCALES, WEIGHT_FIRST)
-        if OVERLAP:
-            tl.extra.cuda.gdc_launch_dependents()  # not before: programs are many, and successors would take their room
-        n = first_n + tl.arange(0, BLOCK_N)
-        inside = n < N
-        gate = _rows_first(gate, w_scales_ptr, expert * (2 * N) + n, inside, SCALES, WEIGHT_FIRST)
-        up = _rows_first(up, w_scales_ptr, expert * (2 * N) + N + n, inside, SCALES, WEIGHT_FIRST)
-        h = activate(gate, ACTIVATION) * up
+                rows = tl.load(at, mask=there[:, None] & (k + column < K)[None, :], other=0.0)
+        else:
+            rows = x.load([first, k])
+        gate_w, up_w = w_blocks.load([gate_row, k]), w_blocks.load([gate_row + N, k])
+        scale = 1.0
         if SCALES != "none":
-            largest = scale_of(tl.max(tl.abs(h), 1))
-            tl.store(h_scales_ptr + first_n // 128 * h_scale_stride + row, largest, mask=there)
-            h = code_of(h, largest[:, None])
-        at = h_ptr + row.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(at, h.to(h_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
+            scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + source, mask=there, other=0.0)
+        gate_scale = scale * _of_block(w_scales_ptr, gate_row, step, BLOCK_K, K, SCALES)
+        up_scale = scale * _of_block(w_scales_ptr, gate_row + N, step, BLOCK_K, K, SCALES)
+        gate = _add_product(gate, rows, gate_w, gate_scale, SCALES, WEIGHT_FIRST)
+        up = _add_product(up, rows, up_w, up_scale, SCALES, WEIGHT_FIRST)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()  # not before: programs are many, and successors would take their room
+    n = first_n + tl.arange(0, BLOCK_N)
+    inside = n < N
+    gate = _rows_first(gate, w_scales_ptr, expert * (2 * N) + n, inside, SCALES, WEIGHT_FIRST)
+    up = _rows_first(up, w_scales_ptr, expert * (2 * N) + N + n, inside, SCALES, WEIGHT_FIRST)
+    h = activate(gate, ACTIVATION) * up
+    if SCALES != "none":
+        largest = scale_of(tl.max(tl.abs(h), 1))
+        tl.store(h_scales_ptr + first_n // 128 * h_scale_stride + row, largest, mask=there)
+        h = code_of(h, largest[:, None])
+    at = h_ptr + row.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, h.to(h_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["places", "x_scale_stride"])
 def down_kernel(
     x_blocks,
+    half_blocks,
     x_scales_ptr,
     w_blocks,
     w_scales_ptr,
@@ -155,6 +179,7 @@ def down_kernel(
     STAGES: tl.constexpr,
     SCALES: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
+    HALVES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """out = weight * (x @ down.T), x sorted, out and the weights in the order of tokens; programs as above."""
@@ -162,29 +187,48 @@ def down_kernel(
         tl.extra.cuda.gdc_wait()
     expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
     if first < end and first_n < N:
-        row = first + tl.arange(0, BLOCK_M)
-        there = row < end
-        w_row = expert * N + first_n
-        HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
-        WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
-        sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
-        for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
-            k = step * BLOCK_K
-            x, w = x_blocks.load([first, k]), w_blocks.load([w_row, k])
-            scale = 1.0
-            if SCALES != "none":
-                scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + row, mask=there, other=0.0)
-                scale *= _of_block(w_scales_ptr, w_row, step, BLOCK_K, K, SCALES)
-            sums = _add_product(sums, x, w, scale, SCALES, WEIGHT_FIRST)
-        if OVERLAP:
-            tl.extra.cuda.gdc_launch_dependents()
-        n = first_n + tl.arange(0, BLOCK_N)
-        inside = n < N
-        sums = _rows_first(sums, w_scales_ptr, expert * N + n, inside, SCALES, WEIGHT_FIRST)
-        pair = tl.load(pairs_ptr + row, mask=there, other=0)
-        sums *= tl.load(weights_ptr + pair, mask=there, other=0.0)[:, None]
-        at = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
+        if HALVES and end - first <= BLOCK_M // 2:
+            _down_tile(
+                half_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
+                first_n, x_scale_stride, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, WEIGHT_FIRST, OVERLAP,
+            )  # fmt: skip
+        else:
+            _down_tile(
+                x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
+                first_n, x_scale_stride, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, WEIGHT_FIRST, OVERLAP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _down_tile(
+    x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end, first_n,
+    x_scale_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = first + tl.arange(0, BLOCK_M)
+    there = row < end
+    w_row = expert * N + first_n
+    HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
+    WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
+    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
+        k = step * BLOCK_K
+        x, w = x_blocks.load([first, k]), w_blocks.load([w_row, k])
+        scale = 1.0
+        if SCALES != "none":
+            scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + row, mask=there, other=0.0)
+            scale *= _of_block(w_scales_ptr, w_row, step, BLOCK_K, K, SCALES)
+        sums = _add_product(sums, x, w, scale, SCALES, WEIGHT_FIRST)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    n = first_n + tl.arange(0, BLOCK_N)
+    inside = n < N
+    sums = _rows_first(sums, w_scales_ptr, expert * N + n, inside, SCALES, WEIGHT_FIRST)
+    pair = tl.load(pairs_ptr + row, mask=there, other=0)
+    sums *= tl.load(weights_ptr + pair, mask=there, other=0.0)[:, None]
+    at = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
 
 
 @triton.jit

@@ -29,6 +29,12 @@ class ExpertsConfig:
     gate_up: Cut
     down: Cut
 
+    @property
+    def halves(self) -> bool:
+        """Of a tile whose second half is empty, an expert's last one, only the first is computed: where tiles are so
+        large that a half still fills the matrix units. 2% of a layer of 4,096 or 8,192 tokens in 16 bits."""
+        return self.tile >= 128 and not self.weight_first and not self.spread
+
 
 # Rows of an expert on average, up to which a config serves: the fastest for Qwen3-30B-A3B (2,048 columns, width 768,
 # 128 experts of which a token has 8, scales by blocks) on an H200 (torch 2.11, Triton 3.6; 2026-11-23), measured at .5,

@@ -94,6 +94,7 @@ def gate_up_product(
         ACTIVATION=activation,
         WEIGHT_FIRST=config.weight_first,
         GATHER=not config.spread,
+        HALVES=config.halves,
         num_warps=cut.warps,
         **early_start.options(codes.device),
     )
@@ -120,6 +121,7 @@ def down_product(
     out = torch.empty((pairs, outs), dtype=dtype, device=codes.device)
     down_kernel[_grid(outs, columns, down, order, cut)](
         tensor_descriptor(codes, config.tile, cut.block_k),
+        tensor_descriptor(codes, config.tile // 2, cut.block_k) if config.halves else None,
         scales,
         down.blocks(cut),
         down.scales,
@@ -137,6 +139,7 @@ def down_product(
         STAGES=cut.stages,
         SCALES=down.scaled_by,
         WEIGHT_FIRST=config.weight_first,
+        HALVES=config.halves,
         num_warps=cut.warps,
         **early_start.options(codes.device),
     )

@@ -108,11 +108,17 @@ def read_tiles(scales, weight_first, gathers) -> None:
         "ACTIVATION": "silu",
         "WEIGHT_FIRST": weight_first,
         "GATHER": gathers,
+        "HALVES": gathers,
+        "EARLY": weight_first,
         "OVERLAP": True,
     }
     block = f"tensordesc<{codes[1:]}[64, 128]>"
     pointers = dict.fromkeys(INTEGERS, "*i32") | {"weights_ptr": "*fp32", "w_blocks": block.replace("64", "128")}
     pointers |= {"x": codes if gathers else block, "x_blocks": block, "h_ptr": codes}
+    if gathers:
+        pointers["half_blocks"] = block.replace("64", "32")
+    else:
+        constants["half_blocks"] = None
     scaled = ("x_scales_ptr", "w_scales_ptr", "h_scales_ptr")
     if scales == "none":
         constants |= dict.fromkeys(scaled)

@@ -58,6 +58,14 @@ def test_plain_rows(rows, width, grouped, dtype, device):
     check(plain_rows(x, grouped=grouped), rows_reference(x, grouped=grouped))
 
 
+@pytest.mark.parametrize("rows", [257, 1025])
+def test_many_plain_rows(rows, device):
+    """Their programs are cut otherwise."""
+    round_codes()
+    x = torch.randn(rows, 384, device=device)
+    check(plain_rows(x, grouped=True), rows_reference(x, grouped=True))
+
+
 def test_a_width_of_no_whole_groups(dtype, device):
     round_codes()
     x = rows_apart(3, 200, dtype, device)
