@@ -8,8 +8,8 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -163,7 +163,7 @@ class Bench:
         self.check_time()
         (self.out / TRYING).write_text(json.dumps(key.line()))
         try:
-            with _filled(True):
+            with _filled():
                 error = check()
             self._wait()
             if not error.within(CODES_TOLERANCE if codes else TOLERANCE):
@@ -241,17 +241,14 @@ class Bench:
         return first.elapsed_time(last) * 1000 / repeats
 
 
-class _filled:
-    """While `on`, new memory is NaN, or the largest integer: what a kernel leaves out shows."""
-
-    def __init__(self, on: bool) -> None:
-        self._on = on
-
-    def __enter__(self) -> None:
-        warnings.filterwarnings("ignore", message=".*deterministic")
-        torch.use_deterministic_algorithms(self._on, warn_only=True)
-
-    def __exit__(self, *error: object) -> None:
+@contextmanager
+def _filled() -> Iterator[None]:
+    """New memory is NaN, or the largest integer: what a kernel leaves out shows."""
+    warnings.filterwarnings("ignore", message=".*deterministic")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
         torch.use_deterministic_algorithms(False)
 
 

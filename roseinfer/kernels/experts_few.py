@@ -91,8 +91,8 @@ def few_pays(tokens: int, weights: ExpertWeights, top_k: int) -> bool:
     """Whether `experts_few` takes so many tokens for these weights, and is faster than tiles of tokens that have an
     expert in common: while most chosen experts have one token.
 
-    Of Qwen3-30B-A3B on an H200 (torch 2.11, Triton 3.6; 2026-11-23) 8 tokens take 126 us here and 140 us in tiles, of
-    weights in FP8 69 and 89; 16 tokens take 216 and 208.
+    Of Qwen3-30B-A3B on an H200 (torch 2.11, Triton 3.6; 2026-11-23) 8 tokens take 124 us here and 123 us in tiles, of
+    weights in FP8 68 and 76; 16 tokens take 216 and 191, and 117 and 110.
     """
     return few_supports(tokens, weights) and tokens * top_k <= weights.down.shape[0] // 2
 

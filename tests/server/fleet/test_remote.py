@@ -153,13 +153,18 @@ def test_a_hangup_has_all_engines_started_anew_under_requests(hosts: Hosts) -> N
 def test_a_stranger_is_refused_counted_and_told_of_once(hosts: Hosts) -> None:
     server, kept = hosts.server, hosts.kept[1]
     host, _, port = kept.address.rpartition(":")
+
+    def refused() -> float:
+        return sum(server.metrics("roseinfer:engine_refused_peers_total", engine="1"))
+
+    before = refused()  # on a machine that is busy, one of the server's own that came too late may be among them
     for _ in range(5):
         with socket.create_connection((host, int(port)), PATIENCE_S) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n" + bytes(80))
             with contextlib.suppress(ConnectionResetError):
                 while stranger.recv(4096):
                     pass
-    until(lambda: server.metrics("roseinfer:engine_refused_peers_total", engine="1") == [5.0])
+    until(lambda: refused() >= before + 5)
     assert kept.log().count("a connection from 127.0.0.1 was refused: it speaks another protocol") == 1
 
 
