@@ -1,5 +1,5 @@
-"""Which experts a token goes to, with the norm before the router, in one launch: `route`; their logits alone, for
-`experts_few`, which puts them in order itself: `router_logits`.
+"""Which experts a token goes to, with the norm before the router, in one launch or, of many tokens, two: `route`; their
+logits alone, for `experts_few`, which puts them in order itself: `router_logits`.
 
 Choosing is no product: a rounded logit may change the expert, and all that follows. So the normed input is not rounded
 to 16 bits for it: x itself is multiplied by `RouterTerms`, whose products are exact, and the sums are divided by its

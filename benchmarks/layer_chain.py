@@ -1,0 +1,212 @@
+"""What a layer of a model takes in a step, by the step's shape, and which kernels it takes it for.
+
+    python -m benchmarks.layer_chain MODEL [--steps 24x600 256x600 24x600+512 +8192] [--layers 4] [--profile]
+
+A few layers of a model of the GPU table run one after the other in a CUDA graph, as in an engine: each with weights and
+K/V of its own, so that none are found in the L2 cache, and kernels that start while their predecessors end. A step is
+rows x context that decode, + tokens of prompts of at most 1,024. A change to a kernel shows here as the engine will see
+it, in a tenth of the time that an engine takes to start. Needs a CUDA GPU and Triton.
+"""
+
+import argparse
+import json
+import random
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.gpu_table import gpu, torch_versions
+from benchmarks.model_folders import write_folder
+from roseinfer.attention.base import AttentionShape
+from roseinfer.attention.batch import ForwardBatch, Paging
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.triton_backend import TritonAttention
+from roseinfer.bench.report import host
+from roseinfer.kernels.compile_ahead import compiling
+from roseinfer.models.base import CausalLM
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
+
+STEPS = ("24x600", "64x600", "256x600", "24x600+512", "+8192")
+BLOCK_SIZE, LONGEST_PROMPT, MAX_MODEL_LEN = 16, 1024, 4096
+SAMPLES, REPLAYS = 7, 3
+
+
+class Part(NamedTuple):
+    """A row of a step: the position of its first token, and how many it has."""
+
+    start: int
+    tokens: int
+
+
+def read_step(text: str) -> list[Part]:
+    """ROWSxCONTEXT, +TOKENS, or both. Contexts vary by 30 tokens around what is said. Raises ValueError."""
+    found = re.fullmatch(r"(?:(\d+)x(\d+))?(?:\+(\d+))?", text)
+    if not text or found is None:
+        raise ValueError(f"{text}: ROWSxCONTEXT, +TOKENS of prompts, or both are wanted")
+    rows, context, prompts = (int(number or 0) for number in found.groups())
+    decodes = [Part(max(0, context + i * 37 % 61 - 30), 1) for i in range(rows)]
+    count = -(-prompts // LONGEST_PROMPT)
+    return decodes + [Part(0, prompts * (i + 1) // count - prompts * i // count) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers with an attention backend and a store of K and V, full of noise."""
+
+    model: CausalLM
+    attention: TritonAttention
+    store: KVStore
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        self.attention.prepare_capture(batch, self.store)
+        return self.model.forward(batch, self.attention)
+
+
+def make_chain(name: str, layers: int, blocks: int, tokens: int, rows: int, device: torch.device) -> Chain:
+    """The first layers of the table's model `name`, dummy weights, for steps of so many tokens and rows at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_folder(name, Path(folder))
+        config = json.loads((path / "config.json").read_text()) | {"num_hidden_layers": layers}
+        (path / "config.json").write_text(json.dumps(config))
+        spec = read_model_spec(path, MAX_MODEL_LEN)
+        model = load_model(path, spec, dtype="bfloat16", device=device, load_format="dummy", seed=0)
+    store = KVStore(blocks, BLOCK_SIZE, model.attention, torch.bfloat16, device)
+    store.data.normal_()
+    shape = AttentionShape(
+        specs=model.attention,
+        max_rows=rows,
+        max_tokens=tokens,
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        dtype=torch.bfloat16,
+        kept=torch.bfloat16,
+        device=device,
+    )
+    return Chain(model, TritonAttention(shape), store)
+
+
+def blocks_of(step: Sequence[Part]) -> int:
+    """KV blocks that its rows need, each as many as the longest."""
+    return len(step) * -(-max(part.start + part.tokens for part in step) // BLOCK_SIZE)
+
+
+def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0) -> ForwardBatch:
+    """Different tokens, blocks scattered over the store; what a captured step reads of its rows is on the device."""
+    device, generator = chain.model.device, torch.Generator().manual_seed(seed)
+    counts = [part.tokens for part in step]
+    contexts = [part.start + part.tokens for part in step]
+    rows, decodes, tokens = len(step), counts.count(1), sum(counts)
+    tables = torch.randperm(chain.store.num_blocks, generator=generator)[: blocks_of(step)].view(rows, -1)
+    positions = torch.cat([torch.arange(part.start, part.start + part.tokens) for part in step])
+    row_of = torch.repeat_interleave(torch.arange(rows), torch.tensor(counts))
+    slots = tables[row_of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    batch = ForwardBatch(
+        input_ids=torch.randint(chain.model.spec.vocab_size, (tokens,), generator=generator).to(device),
+        positions=positions.to(device),
+        query_start=torch.tensor([0, *counts]).cumsum(0).int().to(device),
+        context_len=torch.tensor(contexts, dtype=torch.int32).to(device),
+        table_rows=torch.arange(rows, dtype=torch.int32, device=device),
+        paging=(Paging(tables.int().to(device), slots.to(device)),),
+        logits_at=torch.empty(0, dtype=torch.int64, device=device),
+        query_lens=counts,
+        context_lens=contexts,
+        max_query=max(counts),
+        max_context=max(contexts),
+        num_decodes=decodes,
+    )
+    if decodes == rows:
+        return batch
+    chunks = chain.attention.map_chunks(tokens, decodes, counts[decodes:], contexts[decodes:])
+    lengths = torch.tensor(contexts[:decodes] + [0] * (rows - decodes), dtype=torch.int32).to(device)
+    ones = [1] * rows
+    return replace(
+        batch,
+        query_lens=ones,
+        context_lens=ones,
+        num_decodes=rows,
+        decode_len=lengths,
+        chunk_map=torch.from_numpy(chunks).to(device),
+    )
+
+
+def capture(chain: Chain, batch: ForwardBatch) -> torch.cuda.CUDAGraph:
+    chain.forward(batch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain.forward(batch)
+    return graph
+
+
+def timed_us(graph: torch.cuda.CUDAGraph) -> float:
+    """Of one replay, the median of some samples."""
+    samples = []
+    for _ in range(SAMPLES):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()  # gives the host a start
+        first.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        last.record()
+        last.synchronize()
+        samples.append(first.elapsed_time(last) * 1000 / REPLAYS)
+    return median(samples)
+
+
+def profiled_us(graph: torch.cuda.CUDAGraph) -> list[tuple[str, float]]:
+    """Kernels of one replay, the longest first. One that starts early counts from then on, its waiting included."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watched:
+        for _ in range(REPLAYS):
+            graph.replay()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        watched.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    sums: defaultdict[str, float] = defaultdict(float)
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            sums[event["name"][:60]] += event["dur"] / REPLAYS
+    return sorted(sums.items(), key=lambda item: -item[1])
+
+
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="of the GPU table, in bfloat16 or FP8 by blocks")
+    parser.add_argument("--steps", nargs="+", default=STEPS, help=f"default: {' '.join(STEPS)}")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--profile", action="store_true", help="show each step's kernels")
+    args = parser.parse_args(arguments)
+    steps = {text: read_step(text) for text in args.steps}
+    print({**gpu(), **host(), **torch_versions()})
+    tokens = max(sum(part.tokens for part in step) for step in steps.values())
+    chain = make_chain(
+        args.model,
+        args.layers,
+        max(blocks_of(step) for step in steps.values()),
+        tokens,
+        max(len(step) for step in steps.values()),
+        torch.device("cuda"),
+    )
+    batches = {text: make_batch(step, chain, random.Random(text).getrandbits(31)) for text, step in steps.items()}
+    with compiling():
+        for batch in batches.values():
+            chain.forward(batch)
+    for text, batch in batches.items():
+        graph = capture(chain, batch)
+        print(f"{text:>16}: {timed_us(graph) / args.layers:8.1f} us a layer", flush=True)
+        for name, us in profiled_us(graph) if args.profile else ():
+            print(f"{us / args.layers:26.1f} {name}")
+
+
+if __name__ == "__main__":
+    main()
