@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,7 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def _modules() -> dict[str, Path]:
     return {_module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -166,8 +168,13 @@ def _within(target: str, module: str) -> bool:
     return target == module or target.startswith(f"{module}.")
 
 
-def imports(importer: str, source: str) -> Iterator[Import]:
+@cache
+def imports(importer: str, source: str) -> tuple[Import, ...]:
     """Every import statement, `from package import module` spelled out as the module."""
+    return tuple(_imports(importer, source))
+
+
+def _imports(importer: str, source: str) -> Iterator[Import]:
     known = _modules()
     tree = ast.parse(source)
     at_top = {id(node) for node in tree.body}

@@ -20,7 +20,7 @@ CHOICES = {
     "all to the same": torch.tensor([[11, 0, 4]], dtype=torch.int32).repeat(50, 1),
     "one of each": torch.arange(EXPERTS, dtype=torch.int32)[:, None],
     "tiles just full": torch.arange(64, dtype=torch.int32)[:, None] // 16,
-    "many pairs, more tiles than places together": torch.arange(16400, dtype=torch.int32)[:, None] % 3,
+    "many pairs, more tiles than places together": torch.arange(8224, dtype=torch.int32)[:, None] % 3,
 }
 # Chunks of which the last is short, more than are added up at once, and one with all pairs.
 CUTS = {"default": None} | {f"chunks of {chunk}": OrderCut(4, 4, chunk) for chunk in (3, 40, 40000)}
