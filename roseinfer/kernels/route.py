@@ -15,9 +15,8 @@ from roseinfer.kernels import early_start
 from roseinfer.kernels.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.fp8_rows import Fp8Rows
 from roseinfer.kernels.route_many import route_choice_kernel, route_products_kernel
-from roseinfer.kernels.route_parts import choose, columns_of, norm_rows, partial_logits
+from roseinfer.kernels.route_parts import choose, columns_of, norm_rows, partial_logits, prefetch_terms
 from roseinfer.kernels.route_terms import RouterTerms
-from roseinfer.kernels.skinny_kernel import prefetch_rows
 from roseinfer.kernels.skinny_linear import SkinnyNorm
 from roseinfer.kernels.triton_support import cdiv, next_power_of_2, tl, triton
 
@@ -121,12 +120,7 @@ def _route_kernel(
     first_expert, split = number % TILES * BLOCK_E, number // TILES % SPLITS
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        SIZE: tl.constexpr = terms_ptr.dtype.element_ty.primitive_bitwidth // 8
-        if SPAN * SIZE % 16 == 0 and H % SPAN == 0:
-            rows = tl.where(number < PRODUCTS, tl.minimum(E - first_expert, BLOCK_E), 0)
-            part = terms_ptr + first_expert * H + split * SPAN
-            prefetch_rows(part, rows, H * SIZE, SPAN * SIZE)
-            prefetch_rows(part + E * H, rows, H * SIZE, SPAN * SIZE)
+        prefetch_terms(terms_ptr, number < PRODUCTS, first_expert, split, E, H, BLOCK_E, SPAN)
         tl.extra.cuda.gdc_wait()
     if multiplies:
         partial_logits(

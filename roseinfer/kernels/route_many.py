@@ -4,8 +4,7 @@ In one launch (`route`) a program that norms holds as many registers and as much
 so few run at once, and whoever comes last chooses for all tokens of a product, while others have nothing left to do.
 """
 
-from roseinfer.kernels.route_parts import choose, norm_rows, partial_logits
-from roseinfer.kernels.skinny_kernel import prefetch_rows
+from roseinfer.kernels.route_parts import choose, norm_rows, partial_logits, prefetch_terms
 from roseinfer.kernels.triton_support import tl, triton
 
 
@@ -34,12 +33,7 @@ def route_products_kernel(
     first_expert, split = number % TILES * BLOCK_E, number // TILES % SPLITS
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        SIZE: tl.constexpr = terms_ptr.dtype.element_ty.primitive_bitwidth // 8
-        if SPAN * SIZE % 16 == 0 and H % SPAN == 0:
-            rows = tl.where(number < PRODUCTS, tl.minimum(E - first_expert, BLOCK_E), 0)
-            part = terms_ptr + first_expert * H + split * SPAN
-            prefetch_rows(part, rows, H * SIZE, SPAN * SIZE)
-            prefetch_rows(part + E * H, rows, H * SIZE, SPAN * SIZE)
+        prefetch_terms(terms_ptr, number < PRODUCTS, first_expert, split, E, H, BLOCK_E, SPAN)
         tl.extra.cuda.gdc_wait()
     partial_logits(
         x_ptr, terms_ptr, sums_ptr, tokens, stride_x, number // PRODUCTS * TOKENS, first_expert, split,

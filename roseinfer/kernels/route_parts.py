@@ -2,6 +2,7 @@
 
 from roseinfer.kernels.expert_order import read_logits, sort_keys
 from roseinfer.kernels.fp8_rows import code_of, scale_of
+from roseinfer.kernels.skinny_kernel import prefetch_rows
 from roseinfer.kernels.triton_support import tl, triton
 
 
@@ -21,6 +22,20 @@ def _tile(pointers, k, H: tl.constexpr, MASKED: tl.constexpr, COMPILED: tl.const
     else:
         tile = tl.load(pointers)
     return tile if COMPILED else tile.to(tl.float32)
+
+
+@triton.jit
+def prefetch_terms(
+    terms_ptr, wanted, first_expert, split,
+    E: tl.constexpr, H: tl.constexpr, BLOCK_E: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Ask for what `partial_logits` multiplies by to be brought into the L2 cache, where that is `wanted`."""
+    SIZE: tl.constexpr = terms_ptr.dtype.element_ty.primitive_bitwidth // 8
+    if SPAN * SIZE % 16 == 0 and H % SPAN == 0:
+        rows = tl.where(wanted, tl.minimum(E - first_expert, BLOCK_E), 0)
+        part = terms_ptr + first_expert * H + split * SPAN
+        prefetch_rows(part, rows, H * SIZE, SPAN * SIZE)
+        prefetch_rows(part + E * H, rows, H * SIZE, SPAN * SIZE)
 
 
 @triton.jit
