@@ -1,17 +1,17 @@
 """Options from a file: TOML, JSON or, if PyYAML is there, YAML."""
 
-import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.json_file import parse_json
 
 
 def load_file(path: Path) -> dict[str, Any]:
     """A mapping from a .toml, .json, .yaml or .yml file. Raises `ConfigError`."""
-    loaders: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
+    loaders: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parse_json}
     loader = loaders.get(path.suffix) or (_yaml_loader() if path.suffix in (".yaml", ".yml") else None)
     if loader is None:
         raise ConfigError(f"config: {path} is no .toml, .json or .yaml file")
@@ -19,6 +19,8 @@ def load_file(path: Path) -> dict[str, Any]:
         values = loader(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"config: {path}: nested too deeply") from error
     except ValueError as error:
         raise ConfigError(f"config: {path}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

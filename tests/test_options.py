@@ -209,6 +209,8 @@ def test_null_is_for_optional_ones(tmp_path):
         ("c.toml", "= 1", "c.toml"),
         ("c.json", "[1]", "does not map"),
         ("c.json", "{", "c.json"),
+        ("c.json", "[" * 100_000, "nested too deeply"),
+        ("c.toml", "a = " + "[" * 100_000, "nested too deeply"),
         ("c.yaml", "a: [", "c.yaml"),
         ("c.ini", "a", "no .toml, .json or .yaml"),
     ],

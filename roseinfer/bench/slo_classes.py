@@ -1,6 +1,5 @@
 """Classes of latency objectives that a load's requests are drawn from."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.json_file import read_json
 from roseinfer.core.slo import Slo
 from roseinfer.server.request.slo_classes import read_slo_classes
 
@@ -48,11 +48,11 @@ def read_classes(path: str) -> tuple[LoadClass, ...]:
     if Path(path).suffix == ".toml":
         return tuple(_served(name, entry.slo) for name, entry in read_slo_classes(path).classes.items())
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = read_json(Path(path))
     except OSError as error:
         raise ConfigError(f"slo_classes: {path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise ConfigError(f"slo_classes: {path} is not JSON: {error}") from None
+        raise ConfigError(f"slo_classes: {path}: {error}") from None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"slo_classes: {path} holds no list of classes")
     classes = tuple(_parse(number, entry) for number, entry in enumerate(entries))

@@ -1,6 +1,5 @@
 """Which engine of several gets what of the machine: a GPU, or a share of the CPU's threads."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 from roseinfer.core.config import PRICED, EngineConfig, ProfileConfig
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.json_file import parse_json, read_json
 from roseinfer.core.memory import available_memory_bytes
 from roseinfer.core.replicas_config import ReplicasConfig
 
@@ -177,7 +177,7 @@ def _least_bytes(config: EngineConfig, folder: Path) -> float:
 def _weight_files(folder: Path) -> list[Path]:
     """Those that are loaded; a folder may have the same weights in others too."""
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        index = read_json(folder / "model.safetensors.index.json")
         return [folder / name for name in set(index["weight_map"].values())]
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return [folder / "model.safetensors"]
@@ -188,7 +188,7 @@ def _numbers_in(file: Path) -> float:
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            tensors = json.loads(opened.read(min(size, LONGEST_HEADER)))
+            tensors = parse_json(opened.read(min(size, LONGEST_HEADER)))
         tensors.pop("__metadata__", None)
         return sum(prod(tensor["shape"]) for tensor in tensors.values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):

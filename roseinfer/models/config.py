@@ -11,6 +11,7 @@ from typing import Any
 
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.core.json_file import shortened
 from roseinfer.models.documents import CONFIG, place_of, read_config, weight_bytes
 from roseinfer.models.experts import ExpertsSpec, read_dense_layers, read_experts
 from roseinfer.models.fields import Fields
@@ -163,9 +164,10 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
 
 def _architecture(data: dict[str, Any], where: str) -> str:
     names = data.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in _READERS:
+    # `in` a list: names that cannot be hashed are none of them.
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(_READERS):
         known = ", ".join(_READERS)
-        raise UnsupportedModelError(f"{where}: architectures = {names!r} is not supported; known: {known}")
+        raise UnsupportedModelError(f"{where}: architectures = {shortened(names)} is not supported; known: {known}")
     return names[0]
 
 
@@ -344,7 +346,7 @@ def _rope(fields: Fields) -> RopeSpec:
     # `type` is the older name; transformers keeps it when it adds the newer one.
     older = inner.get("type")
     kind = inner.get("rope_type") or older or "default"
-    if kind not in _ROPE_FIELDS:
+    if kind not in list(_ROPE_FIELDS):
         inner.refuse("rope_type", kind, f"known: {', '.join(_ROPE_FIELDS)}")
     if older not in (None, kind):
         inner.refuse("type", older, f"rope_type is {kind}")
@@ -353,6 +355,11 @@ def _rope(fields: Fields) -> RopeSpec:
             holder.refuse("partial_rotary_factor", holder.get("partial_rotary_factor"))
     values = {ours: inner.number(theirs) for theirs, ours in _ROPE_FIELDS[kind].items()}
     spec = RopeSpec(theta=inner.number("rope_theta", theta), scaling=kind, **values)
+    if spec.theta < 1.0:
+        (inner if "rope_theta" in inner else fields).refuse("rope_theta", spec.theta, "a number of 1 or more is needed")
+    if kind == "llama3" and spec.high_freq_factor <= spec.low_freq_factor:
+        hint = f"more than low_freq_factor = {spec.low_freq_factor} is needed"
+        inner.refuse("high_freq_factor", spec.high_freq_factor, hint)
     inner.refuse_unread()
     return spec
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ModelNotFoundError
+from roseinfer.core.json_file import read_object
 from roseinfer.gguf.config import config_of, generation_config_of
 from roseinfer.gguf.files import is_gguf, open_gguf
-from roseinfer.models.fields import read_json
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -20,7 +20,7 @@ def read_config(model: Path) -> dict[str, Any]:
         return config_of(open_gguf(model))
     if not (model / CONFIG).is_file():
         raise ModelNotFoundError(f"{model} holds no {CONFIG}")
-    return read_json(model / CONFIG)
+    return read_object(model / CONFIG)
 
 
 def read_generation(model: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def read_generation(model: Path) -> dict[str, Any]:
     if is_gguf(model):
         return generation_config_of(open_gguf(model))
     path = model / GENERATION
-    return read_json(path) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def place_of(model: Path, document: str) -> Path:

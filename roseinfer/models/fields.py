@@ -1,14 +1,15 @@
 """Configs of checkpoints, field by field: what was not asked for is refused, for it may change the result."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.core.json_file import field_name, shortened
 
 # Of anything that is counted in a config: beyond it are mistakes, and loops and tables that would never end.
 MAX_SIZE = 2**24
+# What float32 holds, in which norms and rotary positions are computed.
+MIN_FLOAT, MAX_FLOAT = 2.0**-126, 2.0**127
 
 
 class Fields:
@@ -27,9 +28,8 @@ class Fields:
         return self._data.get(key, default)
 
     def refuse(self, key: str, value: Any, hint: str = "") -> NoReturn:
-        shown = repr(value)
-        shown = shown if len(shown) <= 200 else shown[:200] + "..."
-        raise UnsupportedModelError(f"{self.where}: {key} = {shown} is not supported{hint and '; ' + hint}")
+        named = field_name(key)
+        raise UnsupportedModelError(f"{self.where}: {named} = {shortened(value)} is not supported{hint and '; ' + hint}")
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
@@ -47,8 +47,8 @@ class Fields:
         value = default if value is None else value
         if value is None:
             raise UnsupportedModelError(f"{self.where}: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            self.refuse(key, value, "a positive number is needed")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not MIN_FLOAT <= value <= MAX_FLOAT:
+            self.refuse(key, value, "a positive number that float32 holds is needed")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -99,18 +99,3 @@ class Fields:
             known = key in self._seen or key in harmless or key.startswith(prefixes)
             if value and not known:
                 self.refuse(key, value, "the field is unknown and may change the result")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file holds. Raises `UnsupportedModelError`."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise UnsupportedModelError(f"{path} is nested too deeply") from error
-    except ValueError as error:
-        raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise UnsupportedModelError(f"{path} does not hold a JSON object")
-    return data

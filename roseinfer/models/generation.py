@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
+from roseinfer.core.json_file import shortened
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.models.documents import CONFIG, GENERATION, place_of, read_config, read_generation
+from roseinfer.models.fields import MAX_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     generation = read_generation(folder)
     has_config = place_of(folder, CONFIG).is_file()
     config = read_config(folder) if has_config else {}
-    eos = tuple(dict.fromkeys(_eos_ids(generation, folder) + _eos_ids(config, folder)))
+    ends = _eos_ids(generation, place_of(folder, GENERATION)) + _eos_ids(config, place_of(folder, CONFIG))
+    eos = tuple(dict.fromkeys(ends))
     if not generation.get("do_sample"):
         return GenerationDefaults(eos_token_ids=eos)
     return GenerationDefaults(eos_token_ids=eos, **_sampling_defaults(generation, folder))
@@ -47,9 +50,10 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, An
     return values
 
 
-def _eos_ids(data: dict[str, Any], folder: Path) -> list[int]:
+def _eos_ids(data: dict[str, Any], where: Path) -> list[int]:
     value = data.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise UnsupportedModelError(f"{folder}: eos_token_id = {value!r} is not an integer or a list of them")
-    return [i for i in ids if i >= 0]  # -1 = none
+    for id in ids:
+        if type(id) is not int or id >= MAX_SIZE:
+            raise UnsupportedModelError(f"{where}: eos_token_id = {shortened(id)} is no token id (an integer below {MAX_SIZE})")
+    return [id for id in ids if id >= 0]  # -1 = none

@@ -4,7 +4,6 @@ A model is built from its spec alone; its layers take memory only while they loa
 file into its place, so the checkpoint is never in memory twice.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.json_file import field_name, read_object
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import is_gguf
 from roseinfer.models.base import CausalLM
@@ -95,7 +95,7 @@ class Checkpoint:
         self._read: set[str] = set()
         self._files: list[Any] = []
         self._holder: dict[str, Any] = {}
-        for path in _weight_files(folder):
+        for path in weight_files(folder):
             file = _open(path)
             self._files.append(file)
             self._holder.update(dict.fromkeys(file.keys(), file))
@@ -199,21 +199,27 @@ class DummyWeights:
         pass
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """List model.safetensors, or the shards that an index names.
+
+    Raise `ModelNotFoundError` if a file is missing, `UnsupportedModelError` for an index that is none.
+    """
     index = folder / _INDEX
     if not index.is_file():
         if not (folder / _WEIGHTS).is_file():
             raise ModelNotFoundError(f"{folder} holds neither {_WEIGHTS} nor {_INDEX}")
         return [folder / _WEIGHTS]
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UnsupportedModelError(f"{index} is not an index of safetensors: {error}") from error
-    for name in names:
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UnsupportedModelError(f"{index} is not an index of safetensors: it has no weight_map")
+    for tensor, name in weight_map.items():
         if not isinstance(name, str):
-            raise UnsupportedModelError(f"{index} is not an index of safetensors: {name!r} is no file name")
-        if Path(name).name != name or not (folder / name).is_file():
-            raise ModelNotFoundError(f"{index} names {name}, which is not in the folder")
+            raise UnsupportedModelError(f"{index} is not an index of safetensors: the file of {field_name(tensor)} is no text")
+    names = sorted(set(weight_map.values()))
+    held = {path.name for path in folder.iterdir() if path.is_file()}
+    for name in names:
+        if name not in held:
+            raise ModelNotFoundError(f"{index} names {name[:200]!r}, which is not in the folder")
     return [folder / name for name in names]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.fields import Fields, read_json
+from roseinfer.core.json_file import read_object
+from roseinfer.models.fields import Fields
 from roseinfer.quant.fp8_scheme import PATTERN, Fp8Scheme
 from roseinfer.quant.name_pattern import name_pattern
 
@@ -36,7 +37,7 @@ def read_quantization(config: Fields, folder: Path) -> Fp8Scheme | None:
     fields = config.inner(_KEY)
     if fields is None:
         path = folder / MODELOPT_FILE
-        return _modelopt(Fields(read_json(path), str(path))) if path.is_file() else None
+        return _modelopt(Fields(read_object(path), str(path))) if path.is_file() else None
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in _READERS:
         fields.refuse("quant_method", method, f"known: {', '.join(_READERS)}")

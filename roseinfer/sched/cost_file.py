@@ -5,7 +5,6 @@
 leave these at their defaults. That of a model with experts has `expert_s`, `num_experts` and `num_experts_per_tok`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from math import isfinite
@@ -14,6 +13,7 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.json_file import read_json
 from roseinfer.sched.cost import CostParams
 
 SECONDS = tuple(f.name for f in fields(CostParams) if f.type is float and f.name != "expert_s")
@@ -38,7 +38,7 @@ def experts_as_json(params: CostParams) -> dict[str, float]:
 def read_cost(path: str) -> CostParams:
     """Raises `ConfigError` for a file that cannot be read or holds no cost model."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = read_json(Path(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the cost model {path}: {error}") from error
     cost = found.get("cost") if isinstance(found, dict) else None

@@ -64,7 +64,7 @@ def read_workload(path: str) -> WorkloadFile:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"workload: {path} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"workload: {path} is not TOML: {error}") from None
     root = Table(path, "", content)
     machine, scheduler = _machine(root.table("machine", {}))

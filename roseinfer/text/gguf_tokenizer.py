@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.gguf.reader import GgufFile
 from roseinfer.gguf.tokens import Kind, Vocabulary, read_vocabulary
+from roseinfer.text.tokenizer_files import library_errors
 
 _SPACE = "\u2581"  # sentencepiece's stand-in
 # Of a sentencepiece vocabulary. Each is cut in two at every place to find its merges; real ones have 16 characters.
@@ -67,13 +68,9 @@ def read_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any]
     vocabulary = read_vocabulary(file)
     if vocabulary.model not in _BUILDERS:
         raise _unknown(file, "model", vocabulary.model, list(_BUILDERS))
-    try:
+    with library_errors(f"{file.path}: the tokenizer is damaged: "):
         backend = _BUILDERS[vocabulary.model](file, vocabulary)
         _add_tokens(backend, vocabulary)
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # the library raises no narrower class
-        raise UnsupportedModelError(f"{file.path}: the tokenizer is damaged: {error}") from error
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise UnsupportedModelError(f"{file.path}: tokenizer.chat_template is no string")

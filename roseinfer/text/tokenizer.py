@@ -11,9 +11,18 @@ from typing import Any
 
 import tokenizers
 
-from roseinfer.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
 from roseinfer.gguf.files import is_gguf, open_gguf
 from roseinfer.text.gguf_tokenizer import read_tokenizer
+from roseinfer.text.tokenizer_files import (
+    MAX_VOCABULARY_TOKENS,
+    TOKENIZER,
+    check_backend,
+    read_backend,
+    read_chat_template,
+    read_tokenizer_config,
+    special_tokens,
+)
 
 
 class Tokenizer:
@@ -28,11 +37,14 @@ class Tokenizer:
         backend.no_padding()
         self.backend = backend
         self.config = config  # tokenizer_config.json as it is
-        self.special_tokens = _special_tokens(config)
+        self.special_tokens = special_tokens(config)
         _mark_special(backend, self.special_tokens)
         self.kind = decoder_kind(backend)
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        if self.vocab_size > MAX_VOCABULARY_TOKENS:
+            largest = f"token id {self.vocab_size - 1} is not supported"
+            raise UnsupportedModelError(f"tokenizer.json: {largest} (at most {MAX_VOCABULARY_TOKENS - 1})")
         self.fallback_bytes = fallback_bytes(vocab) if self.kind is DecoderKind.BYTE_FALLBACK else {}
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
@@ -52,16 +64,14 @@ class Tokenizer:
         """
         if is_gguf(folder):
             backend, config, template = read_tokenizer(open_gguf(folder))
-            return cls(backend, config, template if chat_template_file is None else _read_template(chat_template_file))
-        path = folder / "tokenizer.json"
+            check_backend(backend, folder)
+            given = None if chat_template_file is None else read_chat_template(folder, {}, chat_template_file)
+            return cls(backend, config, given or template)
+        path = folder / TOKENIZER
         if not path.is_file():
             raise UnsupportedModelError(f"{folder}: no tokenizer.json (other tokenizer formats are not supported)")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no narrower class
-            raise UnsupportedModelError(f"{path}: {error}") from error
-        config = _read_config(folder / "tokenizer_config.json")
-        return cls(backend, config, _chat_template(folder, config, chat_template_file))
+        config = read_tokenizer_config(folder)
+        return cls(read_backend(path), config, read_chat_template(folder, config, chat_template_file))
 
     def encode(self, text: str, add_special_tokens: bool = True, keep_last: int | None = None) -> list[int]:
         """Special tokens written out in `text` become special tokens; see `text/chat.py` for text of strangers.
@@ -144,51 +154,11 @@ def encode(
     return [*ids[:added], *ids[added - keep_last :]] if added < keep_last else ids[-keep_last:]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnsupportedModelError(f"{path}: {error}") from error
-    if not isinstance(config, dict):
-        raise UnsupportedModelError(f"{path}: not an object")
-    return config
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """The named tokens (bos_token, eos_token, ...) as chat templates refer to them."""
-    named = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            named[name] = text
-    return named
-
-
 def _mark_special(backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
     """A token that the config names is special even where tokenizer.json does not say so."""
     known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     missing = sorted({text for text in named.values() if text not in known})
     backend.add_special_tokens([text for text in missing if backend.token_to_id(text) is not None])
-
-
-def _chat_template(folder: Path, config: dict[str, Any], given: Path | None) -> str | None:
-    """`given`, else chat_template.jinja, else the config's template (of several: the one named default)."""
-    file = given or folder / "chat_template.jinja"
-    if given is not None or file.is_file():
-        return _read_template(file)
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"chat_template: cannot read {file}: {error}") from error
 
 
 # --- decoders: three kinds, and what each needs so that tokens turn back into text exactly ---------------------

@@ -191,7 +191,8 @@ def test_classes_of_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ("[]", "no list of classes"),
         ('[{"ttft": 1}]', "entry 0"),
         ('[{"name": "a", "ttft": 0}]', "a.ttft"),

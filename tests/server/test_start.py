@@ -89,7 +89,7 @@ def test_the_server_tells_of_an_absurd_size_as_its_engine_does(capsys: pytest.Ca
 
 def test_a_config_that_is_nested_without_end(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     (model / "config.json").write_text("[" * 100_000)
-    assert "config.json is nested too deeply" in told(capsys, str(model), "--api-workers", "1")
+    assert "config.json: nested too deeply" in told(capsys, str(model), "--api-workers", "1")
 
 
 def test_few_descriptors() -> None:

@@ -72,7 +72,7 @@ def read_slo_classes(path: str) -> SloClasses:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"slo_classes: {path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
         raise ConfigError(f"slo_classes: {path} is not TOML: {error}") from None
     return parse_slo_classes(data)
 
