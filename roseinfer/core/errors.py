@@ -71,6 +71,7 @@ class EngineLostError(RequestFailedError):
 
 # How the reasons of such failures begin on their way from the runner, where they are text.
 NO_TOKEN_ALLOWED = "no token is allowed next: "
+CONSTRAINT_TOO_SLOW = "the output's constraint takes too much of the engine's time: "
 
 
 class NoTokenAllowedError(RequestFailedError):
@@ -79,9 +80,15 @@ class NoTokenAllowedError(RequestFailedError):
     """
 
 
+class ConstraintTooSlowError(RequestFailedError):
+    """The constraint takes so long for each token that other requests would wait: the caller must ask for less."""
+
+
 def request_failure(reason: str) -> RequestFailedError:
     """The error of a request that ended for this reason."""
-    return (NoTokenAllowedError if reason.startswith(NO_TOKEN_ALLOWED) else RequestFailedError)(reason)
+    if reason.startswith(NO_TOKEN_ALLOWED):
+        return NoTokenAllowedError(reason)
+    return (ConstraintTooSlowError if reason.startswith(CONSTRAINT_TOO_SLOW) else RequestFailedError)(reason)
 
 
 class OutputTextError(RequestFailedError):

@@ -112,8 +112,9 @@ class GuideStats(NamedTuple):
 
     `compiled`, `cached`, `refused`: grammars that were compiled for a request, were there already, could not be used.
     `rows` were sampled for requests with a constraint, `dormant_rows` of them under none, as nothing constrains them
-    yet. `grammars`: compiled ones that are kept. `waiting`: requests whose grammars are being compiled. `mask_s`:
-    seconds that masks took the host in the engine's newest turn.
+    yet. `too_slow`: requests ended because of the time that their constraint took. `grammars`: compiled ones that are
+    kept. `waiting`: requests whose grammars are being compiled. `mask_s`: seconds that masks took the host in the
+    engine's newest turn.
     """
 
     compiled: int = 0
@@ -121,6 +122,7 @@ class GuideStats(NamedTuple):
     refused: int = 0
     rows: int = 0
     dormant_rows: int = 0
+    too_slow: int = 0
     grammars: int = 0
     waiting: int = 0
     mask_s: float = 0.0
@@ -202,7 +204,7 @@ _SUMMED = (
     "step_rows",
     "step_duration_s",
 )
-_GUIDE_COUNTERS = ("compiled", "cached", "refused", "rows", "dormant_rows")
+_GUIDE_COUNTERS = ("compiled", "cached", "refused", "rows", "dormant_rows", "too_slow")
 _OFFLOAD_COUNTERS = ("queries", "hits", "loaded", "stored", "loads_s", "stores_s")
 
 

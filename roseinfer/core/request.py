@@ -68,6 +68,11 @@ def sequence_id(request_id: str, index: int) -> str:
     return f"{request_id}:{index}"
 
 
+def request_of(sequence: str) -> str:
+    """Return the id of the request that `sequence_id` made this name for."""
+    return sequence.rpartition(":")[0]
+
+
 class Status(IntEnum):
     WAITING = 0
     RUNNING = 1

@@ -6,28 +6,31 @@ Whatever a guide raises ends its sequence with an error, and nothing else.
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from time import perf_counter, thread_time
 from typing import Protocol, TypeVar
 
-from roseinfer.core.errors import NO_TOKEN_ALLOWED, InvalidRequestError, RoseinferError
+from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, NO_TOKEN_ALLOWED, InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats, RequestOutput
 from roseinfer.core.plan import StepPlan, TokenMasks
+from roseinfer.core.request import request_of
+from roseinfer.engine.mask_budget import FREE_ROW_S, HostClock, MaskBudget, Timer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A grammar that takes longer for one mask would hold up everybody else's tokens.
-LONGEST_MASK_S = 0.05
-# Steps in which masks are timed one by one, after some took too long together.
-_SUSPICIOUS_STEPS = 64
-
-
-class MaskTooSlowError(RoseinferError):
-    """A mask took so long that other requests would wait for it."""
+# Masks of a step that stay within this time, and that of their rows, are not timed one by one.
+_UNTIMED_S = 2e-3
+# Steps in which masks are timed request by request, after some took longer.
+_TIMED_STEPS = 64
+# A request's masks are computed for at most so long before its budget is looked at.
+_SLICE_S = 5e-3
+# Calls that are shorter are not charged.
+_SHORT_CALL_S = 0.5e-3
+_TOO_SLOW = f"{CONSTRAINT_TOO_SLOW}use a smaller or simpler schema or grammar, or a smaller n"
 
 
 class MaskSource(Protocol):
@@ -94,8 +97,13 @@ class Guides(Protocol):
         """Begin what takes time. Raises `InvalidRequestError` for a `spec` that cannot be enforced."""
         ...
 
-    def fill(self, sources: Sequence[MaskSource], words: memoryview) -> None:
-        """Write the mask of each source to its line of `words`."""
+    def fill(
+        self, sources: Sequence[MaskSource], words: memoryview, until_s: float = math.inf, *, threads: bool = True
+    ) -> int:
+        """Write the masks of the first sources to their lines of `words`. Return how many, at least 1.
+
+        No mask is begun after `until_s`, on the clock of `perf_counter`. `threads` False: on this thread alone.
+        """
         ...
 
     def wait(self, timeout_s: float) -> None:
@@ -122,16 +130,20 @@ class GuideEnd:
 class GuidedSequences:
     """The guides of the sequences of one engine core. `live`: sequence -> its guide. `used`: somebody wanted one.
 
-    `mask_s`: seconds that the last `masks` took.
+    `mask_s`: seconds that the last `masks` took. `clock` measures what constraints take.
     """
 
-    def __init__(self, guides: Guides | None, vocab_size: int) -> None:
+    def __init__(self, guides: Guides | None, vocab_size: int, clock: HostClock | None = None) -> None:
         self.guides = guides
         self._words = TokenMasks.words_per_line(vocab_size)
         self.live: dict[str, Guide] = {}
-        self._suspicious = 0
+        self._clock = clock or HostClock()
+        self._budget = MaskBudget()
+        self._timed_steps = 0
+        self._masks_ended_s = self._clock.wall_s()
+        self._advanced_s = 0.0  # time of `advance` since the last masks
         self.used = False
-        self._rows = self._dormant = 0
+        self._rows = self._dormant = self._too_slow = 0
         self.mask_s = 0.0
 
     def blueprint(self, spec: GuideSpec) -> Blueprint:
@@ -170,39 +182,47 @@ class GuidedSequences:
         """Tell the guides what their sequences said. A sequence that has ended needs no guide any more."""
         ends = []
         live = self.live
+        too_slow: set[str] = set()
+        timer = Timer(self._clock)
         for name, token_ids, _, _, _, end in outputs:
             guide = live.get(name)
             if guide is None:
                 continue
             if end is not None:
                 del live[name]
-            elif token_ids:
+            elif token_ids and not (too_slow and request_of(name) in too_slow):
                 try:
                     if guide.advance(token_ids):
                         ends.append(GuideEnd(name))
                 except Exception as error:
                     ends.append(_failed(name, error))
-        return ends
+                took_s = timer.lap_s()
+                if took_s > _SHORT_CALL_S:
+                    too_slow.update(self._budget.charge(request_of(name), took_s))
+        self._advanced_s += timer.total_s
+        return ends + self._end_slow(too_slow)
 
     def repeat(self, said: Iterable[tuple[str, Sequence[int]]]) -> list[GuideEnd]:
         """Tell new guides what their sequences said in another engine. A sequence whose guide ends it has no more."""
         ends = []
+        too_slow: set[str] = set()
         for name, token_ids in said:
             guide = self.live.get(name)
-            if guide is None:
+            if guide is None or request_of(name) in too_slow:
                 continue
             try:
-                if self._repeat(guide, token_ids):
+                if self._repeat(name, guide, token_ids, too_slow):
                     ends.append(GuideEnd(name))
             except Exception as error:
                 ends.append(_failed(name, error))
-        return ends
+        return ends + self._end_slow(too_slow)
 
-    def _repeat(self, guide: Guide, token_ids: Sequence[int]) -> bool:
+    def _repeat(self, name: str, guide: Guide, token_ids: Sequence[int], too_slow: set[str]) -> bool:
         """Whether the output is complete. A guide also learns from its masks, so it is shown those that tell it more
         than the tokens do: where its grammar may end, or did.
         """
         assert self.guides is not None
+        timer = Timer(self._clock)
         for token in token_ids:
             mask = guide.mask() if guide.edits else None
             if mask is not None and not isinstance(mask, memoryview) and (mask.accepting or not mask.allows((token,))):
@@ -212,6 +232,11 @@ class GuidedSequences:
                     return True
             if guide.advance((token,)):
                 return True
+            took_s = timer.lap_s()
+            if took_s > _SHORT_CALL_S:
+                too_slow.update(self._budget.charge(request_of(name), took_s))
+                if request_of(name) in too_slow:
+                    return False
         return False
 
     def masks(self, plan: StepPlan, space: Callable[[int], memoryview]) -> tuple[TokenMasks, list[GuideEnd]]:
@@ -219,7 +244,9 @@ class GuidedSequences:
 
         `space`: as `Runner.mask_space`. A row that ends here may get any mask: its token will be dropped.
         """
-        began_s = perf_counter()
+        began_s = self._clock.wall_s()
+        self._budget.begin_step(began_s - self._masks_ended_s - self._advanced_s)
+        self._advanced_s = 0.0
         ends: list[GuideEnd] = []
         rows: list[int] = []  # those whose masks a grammar computes; with its source, name and guide
         sources: list[MaskSource] = []
@@ -253,55 +280,85 @@ class GuidedSequences:
                 words[at * self._words : (at + 1) * self._words] = line
             except ValueError as error:  # not a line
                 ends.append(_failed(plan_rows[row].request_id, error))
-        self.mask_s = perf_counter() - began_s
+        self._masks_ended_s = self._clock.wall_s()
+        self.mask_s = self._masks_ended_s - began_s
         return TokenMasks((*rows, *fixed), words), ends
 
     def _fill(self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview) -> list[GuideEnd]:
-        """Have the grammars write their masks. Returns who ends."""
+        """Have the grammars write their masks. Return the sequences that end."""
         try:
-            late = self._compute(sources, words)
-        except Exception as error:  # nobody knows whose: the engine goes on without all of them
+            too_slow = self._compute(sources, asking, words)
+        except Exception as error:  # it is unknown whose fault it is: all of them end, and the engine runs on
             log.exception("masks could not be computed")
-            words.cast("B")[:] = b"\xff" * words.nbytes
+            _allow_all(words)
             return [_failed(name, error) for name, _ in asking]
-        ends = []
+        ends = self._end_slow(too_slow)
         for at, source in enumerate(sources):
             name, guide = asking[at]
-            if late is None and not source.halted and not guide.edits:
+            if not source.halted and not guide.edits:
+                continue
+            if too_slow and request_of(name) in too_slow:
                 continue
             try:
                 if source.failed:
                     raise source.failure()
-                if late is not None and late[at] > LONGEST_MASK_S:
-                    raise MaskTooSlowError(f"its grammar takes more than {1000 * LONGEST_MASK_S:.0f} ms a token")
                 if guide.filled(words[at * self._words : (at + 1) * self._words]):
                     ends.append(GuideEnd(name))
             except Exception as error:
                 ends.append(_failed(name, error))
         return ends
 
-    def _compute(self, sources: list[MaskSource], words: memoryview) -> list[float] | None:
-        """The seconds that each mask took, of the processor's time; None: they were not timed one by one."""
+    def _compute(self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview) -> set[str]:
+        """Write all masks but those of requests that take too long. Return the ids of these."""
         assert self.guides is not None
-        if self._suspicious:
-            self._suspicious -= 1
-            return [self._timed(source, at, words) for at, source in enumerate(sources)]
-        began_s = perf_counter()
-        self.guides.fill(sources, words)
-        if perf_counter() - began_s > LONGEST_MASK_S:
-            self._suspicious = _SUSPICIOUS_STEPS
-        return None
+        if self._timed_steps:
+            self._timed_steps -= 1
+            return self._compute_timed(sources, asking, words, 0)
+        count = len(sources)
+        done = self.guides.fill(sources, words, self._clock.wall_s() + _UNTIMED_S + count * FREE_ROW_S)
+        if done == count:
+            return set()
+        self._timed_steps = _TIMED_STEPS
+        return self._compute_timed(sources, asking, words, done)
 
-    def _timed(self, source: MaskSource, at: int, words: memoryview) -> float:
+    def _compute_timed(
+        self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview, at: int
+    ) -> set[str]:
+        """`_compute` from source `at` on, one request after the other, each charged with what its masks took."""
         assert self.guides is not None
-        began_s = thread_time()
-        self.guides.fill([source], words[at * self._words : (at + 1) * self._words])
-        return thread_time() - began_s
+        too_slow: set[str] = set()
+        owners = [request_of(name) for name, _ in asking]
+        timer = Timer(self._clock)
+        while at < len(sources):
+            owner, stop = owners[at], at + 1
+            while stop < len(sources) and owners[stop] == owner:
+                stop += 1
+            lines = words[at * self._words : stop * self._words]
+            if owner in too_slow:
+                _allow_all(lines)  # these sequences end: what they sample now is dropped
+                at = stop
+                continue
+            done = self.guides.fill(sources[at:stop], lines, self._clock.wall_s() + _SLICE_S, threads=False)
+            too_slow.update(self._budget.charge(owner, timer.lap_s(), done))
+            at += done
+        return too_slow
+
+    def _end_slow(self, request_ids: Collection[str]) -> list[GuideEnd]:
+        """End all sequences of these requests."""
+        if not request_ids:
+            return []
+        names = [name for name in self.live if request_of(name) in request_ids]
+        ended = sorted({request_of(name) for name in names})
+        self._too_slow += len(ended)
+        log.warning("requests %s ended: their constraints take too much time", ", ".join(ended))
+        return [GuideEnd(name, _TOO_SLOW) for name in names]
 
     def stats(self) -> GuideStats:
         """Once it is `used`."""
         assert self.guides is not None
-        return self.guides.stats()._replace(rows=self._rows, dormant_rows=self._dormant, mask_s=self.mask_s)
+        return self.guides.stats()._replace(
+            rows=self._rows, dormant_rows=self._dormant, too_slow=self._too_slow, mask_s=self.mask_s
+        )
 
 
 def _typed(make: Callable[[], T]) -> T:
@@ -313,6 +370,10 @@ def _typed(make: Callable[[], T]) -> T:
     except Exception as error:
         log.exception("a guide could not be made")
         raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
+
+
+def _allow_all(words: memoryview) -> None:
+    words.cast("B")[:] = b"\xff" * words.nbytes
 
 
 def _failed(name: str, error: Exception) -> GuideEnd:

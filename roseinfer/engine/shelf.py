@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -141,8 +142,10 @@ class GrammarGuides:
                 self._shelf.widen(grammar)
         return make_guide(spec, grammars, self._vocabulary)
 
-    def fill(self, sources: Sequence[MaskSource], words: memoryview) -> None:
-        self._threads.fill(cast(Sequence[Matcher], sources), words)
+    def fill(
+        self, sources: Sequence[MaskSource], words: memoryview, until_s: float = math.inf, *, threads: bool = True
+    ) -> int:
+        return self._threads.fill(cast(Sequence[Matcher], sources), words, until_s, threads=threads)
 
     def wait(self, timeout_s: float) -> None:
         self._shelf.wait(timeout_s)

@@ -4,6 +4,7 @@ No other file imports it. It releases the GIL while it compiles and while it com
 grammar does: a matcher enters an error state in which its masks quietly allow the end alone. Here that is an exception.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
@@ -19,6 +20,7 @@ from roseinfer.text.tokenizer import DecoderKind, Tokenizer
 
 PARALLEL_FROM = 16  # masks; fewer are not worth waking anybody
 MOST_THREADS = 8
+MAX_MASKS_PER_THREAD = 16  # between two looks at the clock
 LONGEST_WAY = 256  # tokens that a matcher repeats to change its lane: a third of a millisecond
 MESSAGE_LENGTH = 500
 
@@ -241,38 +243,57 @@ class MaskThreads:
         self._executor = llguidance.LLExecutor(self.threads) if self.threads > 1 else None
         self._faster = Faster()
 
-    def fill(self, matchers: Sequence[Matcher], words: memoryview) -> None:
-        """Write the mask of each matcher to its line of `words`. Who failed in this says so itself."""
+    def fill(
+        self, matchers: Sequence[Matcher], words: memoryview, until_s: float = math.inf, *, threads: bool = True
+    ) -> int:
+        """Write the masks of the first matchers to their lines of `words`. Return how many, at least 1.
+
+        No mask is begun after `until_s`, on the clock of `perf_counter`. `threads` False: on this thread alone.
+        Matchers that fail in this report it themselves.
+        """
         count = len(matchers)
-        if self._executor is None or count < PARALLEL_FROM:
-            self._fill_one_by_one(matchers, words)
-            return
+        if self._executor is None or count < PARALLEL_FROM or not threads:
+            return self._fill_one_by_one(matchers, words, until_s)
         way = self._faster.choose(count)
         began_s = perf_counter()
-        (self._fill_on_threads if way else self._fill_one_by_one)(matchers, words)
-        self._faster.note(way, count, perf_counter() - began_s)
+        done = (self._fill_on_threads if way else self._fill_one_by_one)(matchers, words, until_s)
+        self._faster.note(way, done, perf_counter() - began_s)
+        return done
 
-    def _fill_one_by_one(self, matchers: Sequence[Matcher], words: memoryview) -> None:
+    def _fill_one_by_one(self, matchers: Sequence[Matcher], words: memoryview, until_s: float = math.inf) -> int:
         line, start = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
         for i, matcher in enumerate(matchers):
             if matcher.first is None:
                 matcher.raw.unsafe_compute_mask_ptr(start + i * line, line)
+                if perf_counter() > until_s:
+                    return i + 1
             else:
                 _copy(matcher.first, words, i)
+        return len(matchers)
 
-    def _fill_on_threads(self, matchers: Sequence[Matcher], words: memoryview) -> None:
+    def _fill_on_threads(self, matchers: Sequence[Matcher], words: memoryview, until_s: float = math.inf) -> int:
+        """In chunks, as the library computes all that it gets."""
         assert self._executor is not None
-        for matcher in matchers:
-            matcher.spread()
-        # A thread takes neighbours: those of one lane, as far as possible.
-        order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
-        work = [(matchers[i].raw, i) for i in order if matchers[i].first is None]
         line, start = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
-        if work:  # the library takes no empty list
-            self._executor.unsafe_compute_mask_ptr(work, start, line, len(matchers))
-        for i, matcher in enumerate(matchers):
-            if matcher.first is not None:
-                _copy(matcher.first, words, i)
+        chunk = self.threads * MAX_MASKS_PER_THREAD
+        done = 0
+        while done < len(matchers):
+            stop = min(done + chunk, len(matchers))
+            for i in range(done, stop):
+                matchers[i].spread()
+            # A thread takes neighbours: those of one lane, as far as possible.
+            order = sorted(range(done, stop), key=lambda i: matchers[i].lane)
+            work = [(matchers[i].raw, i) for i in order if matchers[i].first is None]
+            if work:  # the library takes no empty list
+                self._executor.unsafe_compute_mask_ptr(work, start, line, len(matchers))
+            for i in range(done, stop):
+                first = matchers[i].first
+                if first is not None:
+                    _copy(first, words, i)
+            done = stop
+            if perf_counter() > until_s:
+                break
+        return done
 
 
 def _copy(line: bytes, words: memoryview, number: int) -> None:

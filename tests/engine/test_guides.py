@@ -1,20 +1,24 @@
 """Outputs under guides: masks come between the launch of a step and its sampling, whatever happens around them."""
 
+import itertools
+import math
 from array import array
+from collections import Counter
 
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepLimits
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import RequestMeta, request_of
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
-from roseinfer.engine import guides as guides_module
 from roseinfer.engine.core import EngineCore
+from roseinfer.engine.guides import GuidedSequences
+from roseinfer.engine.mask_budget import HostClock
 from roseinfer.engine.messages import Add
 from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.kv.manager import KvManager
@@ -24,7 +28,7 @@ from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
-from tests.helpers.guides import ArithmeticGuides, obeys
+from tests.helpers.guides import Arithmetic, ArithmeticGuides, obeys
 from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
 from tests.sched.test_drafts import Script
 
@@ -227,32 +231,144 @@ def test_a_token_that_a_grammar_forbids_ends_its_output_alone(depth: int) -> Non
     assert [done[name].reason for name in ("a:0", "c:0")] == [FinishReason.STOP] * 2
 
 
+class ToldClock(HostClock):
+    """A clock that the test moves. `stand_still` moves the wall clock alone."""
+
+    def __init__(self) -> None:
+        self.now_s = self.ran_s = 0.0
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def cpu_s(self) -> float:
+        return self.ran_s
+
+    def run(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.ran_s += seconds
+
+    def stand_still(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class CostlyGuides(GrammarGuides):
+    """Each mask takes what `cost_s` says of its sequence, on the clock of the test. `computed`: masks by request."""
+
+    def __init__(self, clock: ToldClock, cost_s, stall_s) -> None:
+        super().__init__(lambda: TOKENS, VOCAB)
+        self.clock, self.cost_s, self.stall_s = clock, cost_s, stall_s
+        self.names: dict[int, str] = {}
+        self.computed: Counter[str] = Counter()
+        self.longest_s = 0.0
+        self.step_s = 0.0
+
+    def fill(self, sources, words, until_s=math.inf, *, threads=True) -> int:
+        line = len(words) // len(sources)
+        for at, source in enumerate(sources):
+            super().fill([source], words[at * line : (at + 1) * line])
+            name = self.names[id(source)]
+            cost_s = self.cost_s(name)
+            self.computed[request_of(name)] += 1
+            self.clock.run(cost_s)
+            self.clock.stand_still(self.stall_s())
+            self.step_s += cost_s
+            self.longest_s = max(self.longest_s, self.step_s)
+            if self.clock.wall_s() > until_s:
+                return at + 1
+        return len(sources)
+
+
+class CostlyRun:
+    """Requests `(id, n)` under constraints that cost something, on an engine whose steps take `step_s` otherwise."""
+
+    def __init__(self, requests, cost_s, *, step_s=0.01, depth=1, tokens=20, stall_s=lambda: 0.0) -> None:
+        self.clock = ToldClock()
+        self.guides = CostlyGuides(self.clock, cost_s, stall_s)
+        run = self
+
+        class Noting(FakeRunner):
+            def submit(self, plan):
+                run.clock.run(step_s)
+                run.guides.step_s = 0.0
+                live = core._guided.live
+                run.guides.names = {id(guide._matcher): name for name, guide in live.items()}
+                return super().submit(plan)
+
+        core = make_core(
+            runner=Noting(512, 4, VOCAB), num_blocks=512, guides=self.guides, depth=depth, vocab_size=VOCAB,
+            max_num_seqs=256, max_num_batched_tokens=2048,
+        )  # fmt: skip
+        core._guided = GuidedSequences(self.guides, VOCAB, self.clock)
+        for name, n in requests:
+            spec = GuideSpec(grammar=f"start: /[a-z]{{{tokens}}}/")
+            core.add(Add(name, PROMPT, SamplingParams(max_tokens=tokens + 1), n, seed=ord(name), guide=spec))
+        self.done = run_dry(core)
+        self.stats = core.stats().guides
+        assert_empty(core)
+
+    def reasons(self, request_id: str) -> set[FinishReason]:
+        return {done.reason for name, done in self.done.items() if request_of(name) == request_id}
+
+
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_grammar_whose_masks_hold_up_everybody_ends_its_own_output(monkeypatch, depth: int) -> None:
-    """The clocks are the test's: each mask of `b` costs 0.1 s. Masks are timed one by one once that has been felt."""
-    clock = ManualClock()
-    monkeypatch.setattr(guides_module, "perf_counter", clock.now)
-    monkeypatch.setattr(guides_module, "thread_time", clock.now)
+def test_a_request_whose_masks_are_too_slow_together_ends_with_all_its_samples(depth: int) -> None:
+    run = CostlyRun([("a", 1), ("b", 64), ("c", 2)], lambda name: 0.012 if name[0] == "b" else 20e-6, depth=depth)
+    assert run.reasons("b") == {FinishReason.ERROR}
+    ends = [done.end.error for name, done in run.done.items() if name[0] == "b"]
+    assert len(ends) == 64 and all(error.startswith(CONSTRAINT_TOO_SLOW) for error in ends)
+    assert run.reasons("a") == run.reasons("c") == {FinishReason.STOP}
+    assert run.stats.too_slow == 1
+    assert run.guides.longest_s < 0.35, "the first step stops as well"
 
-    class Slow(GrammarGuides):
-        def fill(self, sources, words) -> None:
-            super().fill(sources, words)
-            clock.advance(sum(0.1 for source in sources if source is slow[0]))
 
-    guides, slow = Slow(lambda: TOKENS, VOCAB), [None]
+def test_a_request_that_is_a_little_too_slow_for_long_ends_and_one_that_is_not_does_not() -> None:
+    slow = CostlyRun([("a", 1), ("b", 8)], lambda name: 0.004 if name[0] == "b" else 20e-6)
+    assert slow.reasons("b") == {FinishReason.ERROR} and slow.reasons("a") == {FinishReason.STOP}
+    # Half of the time that a step takes otherwise.
+    fair = CostlyRun([("a", 1), ("b", 8)], lambda name: 0.0006 if name[0] == "b" else 20e-6)
+    assert fair.reasons("b") == fair.reasons("a") == {FinishReason.STOP} and fair.stats.too_slow == 0
 
-    class Noting(FakeRunner):
-        def submit(self, plan):
-            slow[0] = getattr(core._guided.live.get("b:0"), "_matcher", None)
-            return super().submit(plan)
 
-    core = make_core(runner=Noting(64, 4, VOCAB), guides=guides, depth=depth, vocab_size=VOCAB)
-    for name in "abc":
-        add(core, name, PROMPT, guide=LETTERS, seed=ord(name), max_tokens=20)
+def test_many_ordinary_masks_end_nobody_however_short_the_steps_are() -> None:
+    run = CostlyRun([(name, 8) for name in "abcdefghijklmnop"], lambda name: 48e-6, step_s=0.001)
+    assert all(run.reasons(name) == {FinishReason.STOP} for name in "abcdefghijklmnop")
+
+
+def test_of_requests_that_are_too_slow_together_the_costliest_ends() -> None:
+    cost_s = {"a": 0.004, "b": 0.004, "c": 0.0055, "d": 40e-6}
+    run = CostlyRun([(name, 1) for name in "abcd"], lambda name: cost_s[name[0]], step_s=0.009, tokens=200)
+    assert run.reasons("c") == {FinishReason.ERROR} and run.reasons("d") == {FinishReason.STOP}
+
+
+def test_a_step_in_which_many_requests_turn_slow_is_bounded() -> None:
+    run = CostlyRun([(name, 8) for name in "abcdefghijklmnop"], lambda name: 0.01 if name[0] != "a" else 20e-6)
+    assert run.reasons("a") == {FinishReason.STOP}
+    assert run.guides.longest_s < 0.6
+
+
+def test_a_machine_that_stands_still_ends_nobody() -> None:
+    calls = itertools.count()
+    run = CostlyRun([("a", 2), ("b", 2)], lambda name: 20e-6, stall_s=lambda: 5.0 if next(calls) % 7 == 3 else 0.0)
+    assert run.reasons("a") == run.reasons("b") == {FinishReason.STOP}
+
+
+def test_tokens_that_take_long_to_be_taken_are_charged_too(monkeypatch) -> None:
+    clock = ToldClock()
+
+    class Slow(Arithmetic):
+        def advance(self, token_ids):
+            clock.run(0.02)
+            return super().advance(token_ids)
+
+    core = guided_core(depth=2)
+    core._guided = GuidedSequences(core._guided.guides, 50, clock)
+    add(core, "b", PROMPT, guide="3,40", seed=2, ignore_eos=True, max_tokens=50)
+    add(core, "a", PROMPT, guide="3,40", seed=1, ignore_eos=True, max_tokens=50)
+    core.step()
+    core._guided.live["b:0"].__class__ = Slow
     done = run_dry(core)
-    assert done["b:0"].reason is FinishReason.ERROR and "more than 50 ms a token" in done["b:0"].end.error
-    assert len(done["b:0"].tokens) < 4
-    assert [done[name].reason for name in ("a:0", "c:0")] == [FinishReason.STOP] * 2
+    assert done["b:0"].reason is FinishReason.ERROR and done["b:0"].end.error.startswith(CONSTRAINT_TOO_SLOW)
+    assert len(done["b:0"].tokens) < 20 and done["a:0"].reason is FinishReason.STOP
 
 
 def test_a_guide_that_only_bans_tokens_lets_no_step_wait() -> None:
@@ -315,11 +431,11 @@ def test_masks_that_cannot_be_computed_end_the_constrained_outputs_and_not_the_e
     class Broken(GrammarGuides):
         masks = 0
 
-        def fill(self, sources, words) -> None:
+        def fill(self, sources, words, until_s=math.inf, *, threads=True) -> int:
             self.masks += 1
             if self.masks == 3:
                 raise ValueError("no such memory")
-            super().fill(sources, words)
+            return super().fill(sources, words, until_s, threads=threads)
 
     done = lettered(FakeRunner(64, 4, VOCAB), Broken(lambda: TOKENS, VOCAB), depth)
     failed = [done[name] for name in ("a:0", "b:0", "c:0") if done[name].reason is FinishReason.ERROR]

@@ -1,5 +1,6 @@
 """Guides whose rules are arithmetic, so that a test can say afterwards whether an output obeys."""
 
+import math
 from array import array
 from collections.abc import Sequence
 
@@ -90,7 +91,9 @@ class ArithmeticGuides:
     def blueprint(self, spec: GuideSpec) -> ArithmeticBlueprint:
         return ArithmeticBlueprint(spec.grammar, self)
 
-    def fill(self, sources: Sequence[MaskSource], words: memoryview) -> None:
+    def fill(
+        self, sources: Sequence[MaskSource], words: memoryview, until_s: float = math.inf, *, threads: bool = True
+    ) -> int:
         raise AssertionError("there is no grammar that fills a mask")
 
     def wait(self, timeout_s: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from roseinfer.core.errors import (
+    ConstraintTooSlowError,
     EngineClosedError,
     EngineDeadError,
     EngineLostError,
@@ -216,6 +217,12 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, NoTokenAllowedError):
         message = "No token could come next: what the request allows and what its constraint allows leave none"
         return bad_request(message, code="no_token_allowed")
+    if isinstance(error, ConstraintTooSlowError):
+        message = (
+            "The output's constraint takes too much of the engine's time: use a smaller or simpler schema or grammar, "
+            "or a smaller n"
+        )
+        return bad_request(message, code="constraint_too_slow")
     if isinstance(error, EngineLostError):
         message = "Engines failed while this request ran: it is not tried again"
         return ApiError(500, message, type="server_error", code="engine_lost", should_retry=False)

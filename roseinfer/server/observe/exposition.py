@@ -142,6 +142,8 @@ def _constraints(guides: GuideStats) -> Iterator[_Sample]:
     yield _counter("roseinfer:constrained_rows", "Rows sampled for requests with a constraint", guides.rows)
     help = "Rows of such requests that nothing constrained: their grammar waits for what wakes it"
     yield _counter("roseinfer:dormant_rows", help, guides.dormant_rows)
+    help = "Requests ended because their constraint took too much of the engine's time"
+    yield _counter("roseinfer:constraints_too_slow", help, guides.too_slow)
     yield _counter("roseinfer:engine_grammars_compiled", "Grammars that the engine compiled", guides.compiled)
     yield _counter("roseinfer:engine_grammars_cached", "Grammars that it had compiled already", guides.cached)
 

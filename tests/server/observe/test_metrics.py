@@ -85,7 +85,7 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
     server.engine.snapshot = SchedulerStats(
         running=3, waiting=4, blocks_used=25, blocks_total=100, prefix_queries=50, prefix_hits=20, preemptions=2,
         prompt_tokens=70, generation_tokens=90, policy_stalls=5, policy_faults=6, integrity_errors=7,
-        guides=GuideStats(compiled=8, cached=9, rows=11, dormant_rows=10, grammars=12, waiting=13),
+        guides=GuideStats(compiled=8, cached=9, rows=11, dormant_rows=10, too_slow=14, grammars=12, waiting=13),
     )  # fmt: skip
     for name, value in {
         "vllm:num_requests_running": 3, "vllm:num_requests_waiting": 4, "vllm:kv_cache_usage_perc": 0.25,
@@ -94,6 +94,7 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
         "roseinfer:policy_stalls_total": 5, "roseinfer:policy_faults_total": 6,
         "roseinfer:integrity_errors_total": 7, "roseinfer:engine_grammars_compiled_total": 8,
         "roseinfer:engine_grammars_cached_total": 9, "roseinfer:dormant_rows_total": 10,
+        "roseinfer:constraints_too_slow_total": 14,
         "roseinfer:constrained_rows_total": 11, "roseinfer:engine_grammars": 12,
         "roseinfer:num_requests_compiling": 13,
     }.items():  # fmt: skip
