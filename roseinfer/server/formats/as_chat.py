@@ -10,7 +10,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import check_depth
 from roseinfer.server.formats.chat import chat_job
-from roseinfer.server.formats.planning import Refusal
+from roseinfer.server.formats.planning import Asks, Refusal
 from roseinfer.server.formats.schemas import ChatRequest, ModelField, OneAnswerRequest, parse, unknown_fields
 from roseinfer.server.http.errors import ApiError, as_api_error, bad_request
 from roseinfer.server.request.inference import Call
@@ -22,12 +22,18 @@ from roseinfer.server.request.job import Job
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """How an API's fields differ from a chat's. `names`: a chat's field -> where a client of the API wrote what is in
-    it, `*` standing for a position; `refusals`: fields that cannot be honoured; `inert`: those that ask for nothing.
+    it, `*` standing for a position; `refusals`: fields that cannot be honoured; `hints`: fields that may be left
+    undone, and which of their values ask for something.
     """
 
     names: Mapping[str, str]
     refusals: Mapping[str, Refusal]
-    inert: frozenset[str]
+    hints: Mapping[str, Asks]
+
+    def asks(self, name: str, value: Any) -> bool:
+        """Whether a field that may be left undone asks for something."""
+        hint = self.hints.get(name)
+        return hint is None or hint(value)
 
     def in_own_words(self, text: str, field: str = "") -> str:
         """`text` with the API's names of a chat's `field` and those below it; "": of all fields."""
@@ -60,8 +66,7 @@ def chat_request(request: ModelField, translated: dict[str, Any], words: Vocabul
     extras = unknown_fields(request)
     for name, value in extras.items():
         refuse(name, value, words.refusals)
-    done = words.inert | words.refusals.keys()
-    extras = {name: value for name, value in extras.items() if name not in done}
+    extras = {name: value for name, value in extras.items() if name not in words.refusals and words.asks(name, value)}
     for name in extras.keys() & (ChatRequest.model_fields.keys() - OneAnswerRequest.model_fields.keys()):
         raise unsupported(name, "it is a field of /v1/chat/completions")
     given = {name: value for name, value in (common | translated).items() if value is not None}

@@ -138,7 +138,8 @@ class Draft:
         """A tier that names no class is ignored, like any field that says nothing here."""
         call, request = self.call, self.request
         classes = call.service.slo_classes
-        if request.service_tier is not None and request.service_tier not in classes.service_tiers:
+        tier = request.service_tier
+        if tier is not None and tier not in classes.service_tiers and tier not in _ANY_TIER:
             self.warnings.append("service_tier")
         return objectives(request, call.headers, classes, self.model, call.key, call.backend.info.policy)
 
@@ -167,12 +168,18 @@ class Draft:
                 raise bad_request("stream_options needs stream: true", "stream_options")
             return None
         options = request.stream_options or StreamOptions.model_validate({})
-        self.warnings += [f"stream_options.{name}"[:100] for name in unknown_fields(options)]
+        self.warnings += ignored_stream_options(unknown_fields(options))
         return StreamChoices(
             include_usage=bool(options.include_usage) or self.objectives.report,
             continuous_usage=bool(options.continuous_usage_stats),
             interval=interval,
         )
+
+
+def ignored_stream_options(extras: dict[str, Any]) -> list[str]:
+    """Warnings. `include_obfuscation` false is what is done anyway."""
+    asked = {name for name, value in extras.items() if name != "include_obfuscation" or value is not False}
+    return [f"stream_options.{name}"[:100] for name in extras if name in asked]
 
 
 def given(value: Any, default: Any) -> Any:
@@ -188,8 +195,9 @@ def _checked_salt(salt: str | None) -> str:
     return salt
 
 
-# --- refused: fields that would change the meaning of the answer and that this server cannot honour ------------------
-# Asking for one is a 400; null or an empty default asks for nothing.
+# --- fields that the server does not act on --------------------------------------------------------------------------
+# A field whose neglect would change the answer is refused by name. Any other is accepted, and named in the warnings.
+# Null, or a value that asks for nothing, is neither.
 Asks = Callable[[Any], bool]
 
 
@@ -205,12 +213,20 @@ def always(value: Any) -> bool:
     return True
 
 
+def never(value: Any) -> bool:
+    return False
+
+
 def if_set(value: Any) -> bool:
     return bool(value)
 
 
 def unless(*harmless: Any) -> Asks:
     return lambda value: all(value != known or type(value) is not type(known) for known in harmless)
+
+
+def unless_listing(harmless: str) -> Asks:
+    return lambda value: not isinstance(value, list) or harmless not in value
 
 
 _SYNTAX = "what constrains an output is a field of structured_outputs"
@@ -225,8 +241,8 @@ REFUSALS: dict[str, Refusal] = {
     "json_schema": Refusal(_SYNTAX, always),
     "ebnf": Refusal(_SYNTAX, always),
     "grammar": Refusal(_SYNTAX, always),
-    "tools": Refusal(_TOOLS, always),
-    "tool_choice": Refusal(_TOOLS, unless("none")),
+    "tools": Refusal(_TOOLS, if_set),
+    "tool_choice": Refusal(_TOOLS, unless("none", "auto")),
     "functions": Refusal(_TOOLS, always),
     "function_call": Refusal(_TOOLS, unless("none")),
     "use_beam_search": Refusal(_BEAM, unless(False)),
@@ -242,7 +258,6 @@ REFUSALS: dict[str, Refusal] = {
     "thinking_token_budget": Refusal(_REASONING, unless(-1)),
     "thinking_budget": Refusal(_REASONING, unless(-1)),
     "include_reasoning": Refusal(_REASONING, unless(True)),
-    "verbosity": Refusal("models are not told how much to write", unless("medium")),
     "repetition_detection": Refusal("repetitions do not end the output", if_set),
     "stop_regex": Refusal("only strings and token ids end the output", if_set),
     "typical_p": Refusal("there is no typical sampling", unless(1, 1.0)),
@@ -269,8 +284,22 @@ REFUSALS: dict[str, Refusal] = {
 }
 
 _UNHEARD_OF = Refusal(_SYNTAX, always)
-# Known fields that ask for nothing here, whatever their value: no tool is ever called, n samples are all returned.
-_INERT = frozenset({"parallel_tool_calls", "best_of"})
+# Fields that may be left undone, and which of their values ask for something.
+HINTS: dict[str, Asks] = {
+    "parallel_tool_calls": never,
+    "best_of": never,  # refused below if it asks for more than `n`
+    "safety_identifier": never,
+    "prompt_cache_key": never,
+    "prompt_cache_retention": unless("in_memory"),
+    "prompt_cache_options": if_set,
+    "prediction": if_set,
+    "metadata": if_set,
+    "store": if_set,
+    "verbosity": unless("medium"),
+    "spaces_between_special_tokens": unless(True),
+}
+# Service tiers that leave it to the server.
+_ANY_TIER = frozenset({"auto", "default", "standard_only"})
 
 
 def check_extras(extras: dict[str, Any], n: int = 1) -> list[str]:
@@ -282,7 +311,7 @@ def check_extras(extras: dict[str, Any], n: int = 1) -> list[str]:
         refusal = REFUSALS.get(name) or (_UNHEARD_OF if name.startswith("guided_") else None)
         if refusal is not None and refusal.asks(value):
             raise bad_request(f"{name} is not supported: {refusal.why}", name, "unsupported_field")
-        if refusal is None and name not in _INERT:
+        if refusal is None and HINTS.get(name, always)(value):
             ignored.append(name[:100])
     _check_best_of(extras.get("best_of"), n)
     return ignored

@@ -14,7 +14,8 @@ from roseinfer.server.formats.schemas import ChatRequest
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.text.tools.base import MOST_CALLS, Tool
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_NAME_CHARS = 64
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
 
 
 class Calls(StrEnum):
@@ -40,7 +41,7 @@ class ToolUse:
     @classmethod
     def of(cls, request: ChatRequest) -> "ToolUse | None":
         """None: the request has no tools. Raises `ApiError` 400 naming the field."""
-        if request.tools is None:
+        if not request.tools:
             if request.tool_choice not in (None, Calls.NEVER, Calls.PERHAPS):
                 raise bad_request("tool_choice asks for a tool, and there are no tools", "tool_choice")
             return None
@@ -68,8 +69,6 @@ def check_template(variables: frozenset[str]) -> None:
 
 def checked_tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
     """Tools as a request describes them, by name. Raises `ApiError` 400 naming the place."""
-    if not given:
-        raise bad_request("tools must not be empty", "tools")
     _check_size(given)
     tools: dict[str, Tool] = {}
     for position, entry in enumerate(given):
@@ -100,18 +99,23 @@ def _tool(entry: dict[str, Any], place: str) -> Tool:
         raise bad_request(message, "tools", "unsupported_field")
     if not isinstance(function, dict):
         raise bad_request(f"{place}.function must be an object", "tools")
+    return read_function(function, f"{place}.function")
+
+
+def read_function(function: dict[str, Any], place: str) -> Tool:
+    """A function as a request describes it at `place`. Raises `ApiError` 400."""
     name, parameters, strict = function.get("name"), function.get("parameters"), function.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        why = "must be 1 to 64 letters, digits, '_', '-' and '.'"
-        raise bad_request(f"{place}.function.name {why}", "tools")
+        why = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' and '.'"
+        raise bad_request(f"{place}.name {why}", "tools")
     if not isinstance(function.get("description"), str | None):
-        raise bad_request(f"{place}.function.description must be text", "tools")
+        raise bad_request(f"{place}.description must be text", "tools")
     if not isinstance(parameters, dict | None):
-        raise bad_request(f"{place}.function.parameters must be a JSON schema, an object", "tools")
+        raise bad_request(f"{place}.parameters must be a JSON schema, an object", "tools")
     if parameters and parameters.get("type", "object") != "object":
-        raise bad_request(f"{place}.function.parameters must be a JSON schema of type 'object'", "tools")
+        raise bad_request(f"{place}.parameters must be a JSON schema of type 'object'", "tools")
     if not isinstance(strict, bool | None):
-        raise bad_request(f"{place}.function.strict must be true or false", "tools")
+        raise bad_request(f"{place}.strict must be true or false", "tools")
     return Tool(name, parameters, bool(strict))
 
 

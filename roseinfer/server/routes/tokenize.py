@@ -63,10 +63,10 @@ async def _encode(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[list
     if (wanted.prompt is None) == (wanted.messages is None):
         raise bad_request("Give either prompt or messages", "prompt")
     if wanted.prompt is not None:
-        if wanted.tools is not None:
+        if wanted.tools:
             raise bad_request("tools go with messages", "tools")
         return await prompts.text(wanted.prompt, given(wanted.add_special_tokens, True)), []
-    if wanted.tools is not None:
+    if wanted.tools:
         prompts.check_template()
         check_template(prompts.template_variables)
         checked_tools(wanted.tools)
@@ -77,7 +77,7 @@ async def _encode(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[list
         continue_final_message=bool(wanted.continue_final_message),
         add_special_tokens=bool(wanted.add_special_tokens),
         kwargs=wanted.chat_template_kwargs or {},
-        output={} if wanted.tools is None else {"tools": wanted.tools},
+        output={"tools": wanted.tools} if wanted.tools else {},
     )
     return ids, ignored
 

@@ -9,7 +9,7 @@ from roseinfer.server.http.errors import ApiError
 WORDS = Vocabulary(
     {"messages": "input", "format": "text.format", "format.schema": "text.format", "tools.*.function": "tools.*"},
     {},
-    frozenset(),
+    {},
 )
 
 

@@ -36,7 +36,7 @@ def error(server: LiveServer, path: str = "/v1/completions", **fields: Any) -> d
         ("documents", [{"text": "x"}]),
         ("logprob_token_ids", [1]), ("watermarking", True), ("kv_transfer_params", {"do_remote_prefill": True}),
         ("ec_transfer_params", {"a": 1}), ("vllm_xargs", {"a": 1}), ("logits_processors", ["x"]),
-        ("return_routed_experts", True), ("verbosity", "low"), ("moderation", {"model": "x"}),
+        ("return_routed_experts", True), ("moderation", {"model": "x"}),
         ("regex", "a+"), ("json_schema", "{}"), ("ebnf", "x"), ("grammar", "x"), ("stop_regex", "a"),
         ("lora_path", "x"), ("custom_logit_processor", "x"), ("custom_params", {"a": 1}),
         ("return_hidden_states", True), ("typical_p", 0.5), ("guided_unheard_of", 1),
@@ -54,8 +54,8 @@ def test_refused(server: LiveServer, path: str, name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", []), ("tool_choice", "auto"), ("tool_choice", {"type": "function"}), ("reasoning_effort", "low"),
-        ("reasoning_effort", "none"), ("thinking_budget", 100),
+        ("tools", [TOOL]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}),
+        ("reasoning_effort", "low"), ("reasoning_effort", "none"), ("thinking_budget", 100),
     ],
 )  # fmt: skip
 def test_only_chats_have_tools_and_think(server: LiveServer, name: str, value: Any) -> None:
@@ -78,6 +78,7 @@ def test_guided_fields_name_their_successor(server: LiveServer) -> None:
         {"allowed_token_ids": None, "truncate_prompt_tokens": None}, {"reasoning_effort": None},
         {"best_of": 1}, {"best_of": 2, "n": 2}, {"use_beam_search": False}, {"priority": 0},
         {"modalities": ["text"]}, {"mm_processor_kwargs": {}}, {"user": "me"}, {"tools": None},
+        {"tools": []}, {"tool_choice": "auto"},
     ],
 )  # fmt: skip
 def test_asking_for_nothing_passes_without_a_warning(server: LiveServer, fields: dict[str, Any]) -> None:

@@ -279,7 +279,7 @@ def test_tokenize_renders_tools_as_chats_do(server: LiveServer, described: list[
 
 @pytest.mark.parametrize(
     "body",
-    [{"messages": HI, "tools": []}, {"messages": HI, "tools": [WEATHER, WEATHER]}, {"prompt": "x", "tools": [CLOCK]}],
+    [{"messages": HI, "tools": [WEATHER, WEATHER]}, {"prompt": "x", "tools": [CLOCK]}],
 )
 def test_tokenize_refuses_tools_as_chats_do(server: LiveServer, body: dict[str, Any]) -> None:
     answer = server.post("/tokenize", body)
@@ -348,7 +348,6 @@ def tool(name: Any = "f", **function: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "tools",
     [
-        [],
         [{}],
         [{"type": "function"}],
         [{"type": "custom", "custom": {"name": "f"}}],

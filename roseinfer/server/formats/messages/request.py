@@ -15,7 +15,7 @@ from roseinfer.server.formats.as_chat import (
     texts_of,
     unsupported,
 )
-from roseinfer.server.formats.planning import Refusal, always, if_set, unless
+from roseinfer.server.formats.planning import Refusal, always, if_set, never, unless
 from roseinfer.server.formats.schemas import (
     MAX_ITEMS,
     ChatRequest,
@@ -85,9 +85,8 @@ _REFUSALS = {
     "speed": Refusal("there is one speed", unless("standard")),
     "stop": Refusal("strings that end the text are stop_sequences", if_set),
 }
-# What the answer does not depend on.
-_INERT = frozenset({"cache_control", "inference_geo"})
-WORDS = Vocabulary(_NAMES, _REFUSALS, _INERT)
+_HINTS = {"cache_control": never}
+WORDS = Vocabulary(_NAMES, _REFUSALS, _HINTS)
 _TEXT = {"text": "text"}
 _ONLY_OURS = Refusal("only the model itself calls tools", unless(["direct"]))
 _IN_TOOLS = {

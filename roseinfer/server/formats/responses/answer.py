@@ -8,10 +8,12 @@ from orjson import dumps
 from roseinfer.core.outputs import FinishReason
 from roseinfer.server.formats.answers import KEEP_ALIVE
 from roseinfer.server.formats.blocks import Block, Change, Ending, Grown, Kind, Opened, sse
+from roseinfer.server.formats.responses.tools import CallName, custom_input
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.job import Job, Usage
 
 _PREFIXES = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
+_CUSTOM_PREFIX = "ctc"
 _DELTAS = {
     Kind.REASONING: "response.reasoning_text.delta",
     Kind.TEXT: "response.output_text.delta",
@@ -38,6 +40,8 @@ class ResponseWriter:
     def change(self, change: Change) -> bytes:
         block = change.block
         if isinstance(change, Grown):
+            if self._is_custom(block):
+                return b""  # its input is an argument of the call: it is sent when that is complete
             return self._event(_DELTAS[block.kind], self._place(block) | _grown(block, change.text))
         return self._opened(block) if isinstance(change, Opened) else self._closed(block)
 
@@ -94,11 +98,28 @@ class ResponseWriter:
         if block.kind is Kind.TEXT:
             parts = [_text_part(block.text)] if status != "in_progress" else []
             return {"type": "message", **item, "role": "assistant", "content": parts}
-        call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
-        return {"type": "function_call", **item, **call}
+        return self._call(block, item)
+
+    def _call(self, block: Block, item: dict[str, Any]) -> dict[str, Any]:
+        known = self._known(block)
+        call = {"call_id": block.call_id, "name": known.name}
+        if known.namespace is not None:
+            call["namespace"] = known.namespace
+        if known.custom:
+            return {"type": "custom_tool_call", **item, **call, "input": custom_input(block.text)}
+        return {"type": "function_call", **item, **call, "arguments": block.text}
+
+    def _known(self, block: Block) -> CallName:
+        """The tool as the client knows it; the model may call one that there is not."""
+        known = self._job.called.get(block.name)
+        return known if isinstance(known, CallName) else CallName(block.name)
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.kind is Kind.CALL and self._known(block).custom
 
     def _id(self, block: Block) -> str:
-        return f"{_PREFIXES[block.kind]}_{self._job.request_id}_{block.index}"
+        prefix = _CUSTOM_PREFIX if self._is_custom(block) else _PREFIXES[block.kind]
+        return f"{prefix}_{self._job.request_id}_{block.index}"
 
     # --- its events -----------------------------------------------------------------------------------------------
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
@@ -125,8 +146,12 @@ class ResponseWriter:
             events = self._event("response.output_text.done", said)
             part = place | {"content_index": 0, "part": _text_part(text)}
             events += self._event("response.content_part.done", part)
+        elif self._is_custom(block):
+            given = custom_input(text)
+            events = self._event("response.custom_tool_call_input.delta", place | {"delta": given})
+            events += self._event("response.custom_tool_call_input.done", place | {"input": given})
         else:
-            arguments = place | {"arguments": text, "name": block.name}
+            arguments = place | {"arguments": text, "name": self._known(block).name}
             events = self._event("response.function_call_arguments.done", arguments)
         done = {"output_index": block.index, "item": self._item(block, _status(block))}
         return events + self._event("response.output_item.done", done)

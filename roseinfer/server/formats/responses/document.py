@@ -55,7 +55,18 @@ class FunctionCall(_Shape):
     status: Status
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
+
+
+class CustomToolCall(_Shape):
+    type: Literal["custom_tool_call"]
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
 
 
 class InputDetails(_Shape):
@@ -113,7 +124,7 @@ class ResponseObject(_Shape):
     max_tool_calls: None
     metadata: dict[str, Any]
     model: str
-    output: list[OutputMessage | ReasoningItem | FunctionCall]
+    output: list[OutputMessage | ReasoningItem | FunctionCall | CustomToolCall]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: ResponseReasoning

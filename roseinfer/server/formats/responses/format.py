@@ -8,7 +8,7 @@ from roseinfer.server.formats.as_chat import translated_job
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
 from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.responses.answer import ResponseWriter
-from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, as_chat, ignored_parts
+from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, Translation
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import Call
@@ -27,8 +27,9 @@ class ResponsesFormat:
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404."""
         request = parse(ResponsesRequest, body)
-        job = await translated_job(call, as_chat(request), WORDS, "response", "resp", ignored_parts(request))
-        return replace(job, about=_about(request, job))
+        chat = Translation(request)
+        job = await translated_job(call, chat.chat, WORDS, "response", "resp", chat.warnings)
+        return replace(job, about=_about(request, job), called=chat.names)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
         return BlockEncoder(job, ResponseWriter(job), usage)
@@ -51,7 +52,7 @@ def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
         "temperature": params.temperature,
         "text": {"format": given(format, {"type": "text"})},
         "tool_choice": given(request.tool_choice, "auto"),
-        "tools": [_TOOL | tool for tool in request.tools or []],
+        "tools": [_TOOL | tool if tool.get("type") == "function" else tool for tool in request.tools or []],
         "top_logprobs": 0,
         "top_p": params.top_p,
         "truncation": "disabled",

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.server.formats.responses.format import ResponsesFormat
+from roseinfer.server.formats.responses.tools import CallName, custom_input
 from roseinfer.server.http.errors import engine_failed
 from roseinfer.server.request.job import StreamChoices, Usage
 from roseinfer.text.output import Event, Reasoning, Text
@@ -162,3 +163,42 @@ def test_an_idle_stream_begins_and_then_comments() -> None:
 
 def test_warnings_are_part_of_the_response() -> None:
     assert whole(FORMAT, chunks([]), warnings=("mood",))["warnings"] == ["mood"]
+
+
+# --- tools with names of their own --------------------------------------------------------------------------------
+CALLED = {"agents.send": CallName("send", "agents"), "patch": CallName("patch", custom=True)}
+CUSTOM = [*call(0, "patch", '{"input": "a', "\\n", 'b"}'), *call(1, "agents.send", "{}"), *call(2, "gone", "{}")]
+
+
+def test_calls_have_the_names_that_the_client_gave() -> None:
+    head: dict[str, Any] = {"status": "completed"}
+    expected = [
+        {"type": "custom_tool_call", "id": "ctc_r_0", "call_id": "call_0", "name": "patch", "input": "a\nb"} | head,
+        {"type": "function_call", "id": "fc_r_1", "call_id": "call_1", "name": "send", "namespace": "agents"}
+        | {"arguments": "{}"}
+        | head,
+        {"type": "function_call", "id": "fc_r_2", "call_id": "call_2", "name": "gone", "arguments": "{}"} | head,
+    ]
+    assert whole(FORMAT, chunks(CUSTOM), about=ABOUT, called=CALLED)["output"] == expected
+    events = streamed(FORMAT, chunks(CUSTOM), about=ABOUT, called=CALLED)
+    assert events[-1][1]["response"]["output"] == expected
+    assert [data["item"] for name, data in events if name == "response.output_item.done"] == expected
+    for _, data in events:
+        EVENT.validate_python(data)
+
+
+def test_the_input_of_a_custom_tool_is_sent_when_it_is_complete() -> None:
+    events = numbered(streamed(FORMAT, chunks(CUSTOM[:5]), about=ABOUT, called=CALLED))
+    place = {"item_id": "ctc_r_0", "output_index": 0}
+    added, delta, done = events[2:5]
+    assert added["item"]["input"] == ""
+    assert delta == {"type": "response.custom_tool_call_input.delta", "delta": "a\nb"} | place
+    assert done == {"type": "response.custom_tool_call_input.done", "input": "a\nb"} | place
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [('{"input": "a\\u00e9', "aé"), ('{"inp', ""), ("", ""), ("no JSON", "no JSON"), ('{"input": 5}', '{"input": 5}')],
+)
+def test_the_input_in_arguments_that_are_not_whole(arguments: str, given: str) -> None:
+    assert custom_input(arguments) == given

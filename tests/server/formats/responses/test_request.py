@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server.formats.responses.request import ResponsesRequest, as_chat, ignored_parts
+from roseinfer.server.formats.responses.request import ResponsesRequest, Translation
+from roseinfer.server.formats.responses.tools import CallName
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
 
@@ -16,7 +17,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 def chat(**fields: Any) -> dict[str, Any]:
     """The fields of the chat."""
-    return as_chat(parse(ResponsesRequest, {"input": "x"} | fields)).model_dump(exclude_none=True, by_alias=True)
+    return translated(**fields).chat.model_dump(exclude_none=True, by_alias=True)
+
+
+def translated(**fields: Any) -> Translation:
+    return Translation(parse(ResponsesRequest, {"input": "x"} | fields))
 
 
 def messages(*items: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -119,8 +124,17 @@ CONTENT = "unsupported_content"
         ({"content": "x"}, "input.0.role", None),
         ({"role": "tool", "content": "x"}, "input.0.role", None),
         ({"type": "item_reference", "id": "msg_1"}, "input.0", "unsupported_field"),
-        ({"type": "web_search_call", "id": "x"}, "input.0", "unsupported_field"),
-        ({"type": "reasoning", "encrypted_content": "abc"}, "input.0.encrypted_content", "unsupported_field"),
+        ({"type": "compaction", "encrypted_content": "abc"}, "input.0", "unsupported_field"),
+        ({"type": "compaction_trigger"}, "input.0", "unsupported_field"),
+        ({"type": "image_generation_call", "id": "x", "result": "abc"}, "input.0", "unsupported_field"),
+        ({"type": "computer_call", "call_id": "x"}, "input.0", "unsupported_field"),
+        ({"type": "unheard_of"}, "input.0", "unsupported_field"),
+        ({"type": "custom_tool_call", "call_id": "c", "name": "f"}, "input.0.input", None),
+        ({"type": "custom_tool_call_output", "call_id": "c"}, "input.0.output", None),
+        ({"type": "shell_call_output", "call_id": "c", "output": 5}, "input.0.output", None),
+        ({"type": "local_shell_call", "action": {}}, "input.0.id", None),
+        ({"type": "shell_call_output", "call_id": "c", "output": [{"type": "image"}]}, "input.0.output", CONTENT),
+        ({"type": "additional_tools", "role": "developer"}, "input.0.tools", None),
         ({"type": "function_call", "call_id": "c", "name": "f"}, "input.0.arguments", None),
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "input.0.call_id", None),
         ({"type": "function_call_output", "output": "x"}, "input.0.call_id", None),
@@ -171,26 +185,20 @@ def test_tool_choices(choice: Any, there: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools"),
         ({"tools": [{"name": "x"}]}, "tools"),
-        ({"tools": [TOOL | {"defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools.0.allowed_callers"),
-        ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"tools": [TOOL, {"type": "file_search"}], "tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}, "tool_choice"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
-        ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"n": 1}, "n"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
@@ -262,27 +270,189 @@ def test_what_asks_for_nothing_here() -> None:
         top_logprobs=0,
         metadata={"a": "b"},
         max_tool_calls=3,
-        prompt_cache_key="k",
-        safety_identifier="s",
         include=[],
+        context_management=[],
+        stream_options={"include_usage": True, "include_obfuscation": False},
     )
     assert same == chat()
 
 
 def test_what_is_ignored_within_fields_is_named() -> None:
-    request = parse(
-        ResponsesRequest,
-        {
-            "input": "x",
-            "reasoning": {"effort": "low", "summary": "auto"},
-            "text": {"mood": 1},
-            "include": ["reasoning.encrypted_content"],
-            "tools": [TOOL | {"output_schema": {}, "description": None}],
-        },
+    found = translated(
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"mood": 1},
+        include=["reasoning.encrypted_content"],
+        stream_options={"include_usage": True, "include_obfuscation": True},
+        tools=[TOOL | {"output_schema": {}, "description": None}],
     )
-    assert ignored_parts(request) == [
+    assert found.warnings == [
         "text.mood",
         "reasoning.summary",
-        "tools.output_schema",
+        "stream_options.include_obfuscation",
         "include.reasoning.encrypted_content",
+        "tools.output_schema",
     ]
+
+
+# --- tools of agents ----------------------------------------------------------------------------------------------
+SEND = {"type": "function", "name": "send", "description": "Send", "parameters": {"type": "object"}}
+AGENTS = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Other agents.",
+    "tools": [SEND, SEND | {"name": "wait"}],
+}
+PATCH = {"type": "custom", "name": "patch", "description": "Patch files."}
+
+
+def functions(*tools: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return [tool["function"] for tool in chat(tools=list(tools), **fields)["tools"]]
+
+
+def test_functions_of_a_namespace_are_functions_of_its_name() -> None:
+    send, wait, look = functions(AGENTS, TOOL)
+    assert (send["name"], wait["name"], look["name"]) == ("agents.send", "agents.wait", "look")
+    assert (send["description"], wait["description"]) == ("Other agents.\n\nSend", "Send")
+    names = translated(tools=[AGENTS, TOOL]).names
+    assert names["agents.send"] == CallName("send", "agents") and names["look"] == CallName("look")
+
+
+def test_a_name_that_is_too_long_with_its_namespace_stands_alone() -> None:
+    long = AGENTS | {"name": "x" * 61}
+    assert [function["name"] for function in functions(long)] == ["send", "wait"]
+    taken = refused(tools=[SEND, long])
+    assert taken.param == "tools" and taken.message.startswith("tools.1.tools.0.name")
+
+
+@pytest.mark.parametrize(
+    ("tools", "place"),
+    [
+        ([TOOL, TOOL], "tools.1.name"),
+        ([AGENTS, AGENTS], "tools.1.tools.0.name"),
+        ([{"type": "web_search"}, TOOL | {"parameters": 5}], "tools.1.parameters"),
+        ([AGENTS | {"tools": [SEND | {"name": ""}]}], "tools.0.tools.0.name"),
+        ([AGENTS | {"tools": [{"type": "mcp"}]}], "tools.0.tools.0"),
+        ([AGENTS | {"tools": None}], "tools.0.tools"),
+        ([AGENTS | {"name": None}], "tools.0.name"),
+        ([PATCH | {"name": None}], "tools.0.name"),
+        ([PATCH | {"format": {"type": "grammar", "syntax": "lark"}}], "tools.0.format.definition"),
+        ([PATCH | {"format": {"type": "sound"}}], "tools.0.format"),
+    ],
+)
+def test_errors_in_tools_have_their_place(tools: list[dict[str, Any]], place: str) -> None:
+    assert refused(tools=tools).message.startswith(f"{place}")
+
+
+def test_tools_that_the_server_cannot_run_are_left_out() -> None:
+    found = translated(tools=[{"type": "web_search", "external_web_access": False}, TOOL, {"type": "mcp"}])
+    assert [tool["function"]["name"] for tool in found.chat.tools or []] == ["look"]
+    assert found.warnings == ["tools.0 of type 'web_search' is left out", "tools.2 of type 'mcp' is left out"]
+    assert "tools" not in chat(tools=[{"type": "web_search"}], tool_choice="auto")
+
+
+def test_deferred_tools_are_shown_at_once() -> None:
+    found = translated(tools=[TOOL | {"defer_loading": True, "allowed_callers": ["direct", "programmatic"]}])
+    assert found.chat.tools is not None and not found.warnings
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    (function,) = functions(PATCH)
+    text = {"type": "string"}
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    assert function == {"name": "patch", "description": "Patch files.", "parameters": schema, "strict": True}
+    assert translated(tools=[PATCH]).names == {"patch": CallName("patch", custom=True)}
+
+
+def test_the_grammar_of_a_custom_tool() -> None:
+    regex = {"type": "grammar", "syntax": "regex", "definition": "a|b"}
+    (function,) = functions(PATCH | {"format": regex})
+    assert function["parameters"]["properties"]["input"] == {"type": "string", "pattern": "^(?:a|b)$"}
+    found = translated(tools=[PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}}])
+    assert found.warnings == ["tools.0.format is shown to the model, not enforced"]
+    assert found.chat.tools is not None and 'start: "a"' in found.chat.tools[0]["function"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "custom", "name": "patch"}, "patch"),
+        ({"type": "function", "name": "send", "namespace": "agents"}, "agents.send"),
+        ({"type": "function", "name": "wait"}, "agents.wait"),
+        ({"type": "function", "name": "unknown"}, "unknown"),
+    ],
+)
+def test_choices_of_tools_by_their_names(choice: dict[str, Any], name: str) -> None:
+    found = chat(tools=[AGENTS, PATCH], tool_choice=choice)
+    assert found["tool_choice"] == {"type": "function", "function": {"name": name}}
+
+
+def test_allowed_tools_that_cannot_be_run_are_left_out() -> None:
+    allowed = [{"type": "function", "name": "look"}, {"type": "mcp", "server_label": "x"}]
+    found = translated(tools=[TOOL], tool_choice={"type": "allowed_tools", "mode": "required", "tools": allowed})
+    assert found.chat.tool_choice == {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+    assert found.warnings == ["tool_choice.tools: those that are not functions are left out"]
+
+
+# --- histories of other servers -------------------------------------------------------------------------------------
+def calls_of(*items: dict[str, Any], **fields: Any) -> list[tuple[str, Any]]:
+    found = [call["function"] for said in messages(*items, **fields) for call in said.get("tool_calls", [])]
+    return [(function["name"], function["arguments"]) for function in found]
+
+
+def test_calls_of_namespaces_and_custom_tools() -> None:
+    send = {"type": "function_call", "call_id": "c1", "name": "send", "namespace": "agents", "arguments": "{}"}
+    patch = {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "a\nb"}
+    done = {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"}
+    assert calls_of(send, patch, tools=[AGENTS, PATCH]) == [("agents.send", "{}"), ("patch", {"input": "a\nb"})]
+    assert calls_of(send) == [("agents.send", "{}")], "whether or not the tool is offered now"
+    assert messages(patch, done)[1] == {"role": "tool", "tool_call_id": "c2", "content": "done"}
+
+
+def test_calls_of_other_servers_tools_are_shown_as_functions() -> None:
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    items: list[dict[str, Any]] = [
+        {"type": "local_shell_call", "id": "x", "call_id": "c1", "action": action, "status": "completed"},
+        {"type": "local_shell_call_output", "id": "c1", "output": "a.txt"},
+        {"type": "shell_call", "call_id": "c2", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c2", "output": [{"stdout": "é"}]},
+        {"type": "mcp_call", "id": "c3", "name": "ask", "server_label": "s", "arguments": '{"a":1}', "output": "yes"},
+        {"type": "code_interpreter_call", "id": "c4", "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]},
+        {"type": "file_search_call", "id": "c5", "queries": ["q"], "results": None},
+    ]
+    assert calls_of(*items) == [
+        ("local_shell", action),
+        ("shell", {"commands": ["ls"]}),
+        ("ask", '{"a":1}'),
+        ("code_interpreter", {"code": "1+1"}),
+        ("file_search", {"queries": ["q"]}),
+    ]
+    results = [(said["tool_call_id"], said["content"]) for said in messages(*items) if said["role"] == "tool"]
+    assert results == [
+        ("c1", "a.txt"), ("c2", '[{"stdout":"é"}]'), ("c3", "yes"), ("c4", '[{"type":"logs","logs":"2"}]'),
+    ]  # fmt: skip
+
+
+def test_items_without_anything_to_read_are_left_out() -> None:
+    encrypted = {"type": "reasoning", "summary": [], "encrypted_content": "abc"}
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+    found = translated(input=[user("hello"), encrypted, search, search, SAID])
+    assert [said.role for said in found.chat.messages] == ["user", "assistant"]
+    assert found.chat.messages[1].reasoning_content is None
+    assert found.warnings == [
+        "input: encrypted reasoning is left out",
+        "input: items of type 'web_search_call' are left out",
+    ]
+    assert translated(input=[user("hello"), THOUGHT | {"encrypted_content": "abc"}]).warnings == []
+
+
+def test_tools_that_items_bring_are_offered() -> None:
+    brought = {"type": "tool_search_output", "call_id": "c", "tools": [AGENTS, TOOL]}
+    more = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, PATCH]}
+    found = chat(input=[user("hello"), brought, more], tools=[TOOL])
+    assert [tool["function"]["name"] for tool in found["tools"]] == ["look", "agents.send", "agents.wait", "patch"]
+    assert [said["role"] for said in found["messages"]] == ["user"]
+
+
+def test_messages_of_other_agents_are_the_users() -> None:
+    said = {"type": "agent_message", "author": "a", "recipient": "b", "content": [{"type": "input_text", "text": "go"}]}
+    assert messages(said) == [{"role": "user", "content": "go"}]

@@ -90,7 +90,7 @@ def test_wrong_fields(client: OpenAI) -> None:
     for fields, code, param in (
         ({"max_output_tokens": 1000}, "context_length_exceeded", "max_output_tokens"),
         ({"input": "hello " * 100}, "context_length_exceeded", "input"),
-        ({"text": {"verbosity": "low"}}, "unsupported_field", "text.verbosity"),
+        ({"moderation": {"model": "x"}}, "unsupported_field", "moderation"),
         ({"previous_response_id": "resp_1"}, "unsupported_field", "previous_response_id"),
         ({"temperature": 3.0}, None, "temperature"),
         ({"input": [{"role": "nobody", "content": "x"}]}, None, "input"),

@@ -1,0 +1,174 @@
+"""The input items of a response as messages of a chat.
+
+Items of other servers' histories come too. What can be read of them is shown to the model. What says nothing to the
+model is left out, with a warning. What only its own server can read, and the model would miss, is refused.
+"""
+
+from typing import Any
+
+from orjson import dumps
+
+from roseinfer.server.formats.as_chat import Turns, check_nesting, text_field, texts_of
+from roseinfer.server.formats.responses.tools import OfferedTools, custom_arguments
+from roseinfer.server.http.errors import ApiError, bad_request
+
+_USER_PARTS = {"input_text": "text"}
+_ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal", "input_text": "text"}
+_REASONING_PARTS = {"reasoning_text": "text", "text": "text"}
+_SUMMARY_PARTS = {"summary_text": "text"}
+# Calls of tools that are no functions -> the field that holds what they were called with.
+_CALLS = {
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+    "program": "code",
+    "mcp_call": "arguments",
+    "code_interpreter_call": "code",
+    "file_search_call": "queries",
+}
+# Their results, as items of their own -> the field with the result.
+_RESULTS = {
+    "local_shell_call_output": "output",
+    "shell_call_output": "output",
+    "apply_patch_call_output": "output",
+    "program_output": "result",
+}
+# Calls that hold their result themselves -> its field.
+_ENCLOSED = {"mcp_call": "output", "code_interpreter_call": "outputs", "file_search_call": "results"}
+# They hold nothing that the model could read: what was found is in the text that follows them.
+_LEFT_OUT = frozenset(
+    {
+        "web_search_call",
+        "tool_search_call",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+    }
+)
+# Items that bring tools: see `tools_within`.
+_WITH_TOOLS = frozenset({"additional_tools", "tool_search_output"})
+_ENCRYPTED = "it can only be read by the server that made it"
+_REFUSED = {
+    "compaction": _ENCRYPTED,
+    "compaction_summary": _ENCRYPTED,
+    "context_compaction": _ENCRYPTED,
+    "compaction_trigger": "inputs are not compacted here",
+    "image_generation_call": "the model takes text only",
+    "computer_call": "the model takes text only",
+    "computer_call_output": "the model takes text only",
+}
+
+
+def tools_within(items: str | list[dict[str, Any]], offered: OfferedTools) -> None:
+    """Offer the tools that items bring. Raises `ApiError` 400."""
+    if isinstance(items, str):
+        return
+    for index, item in enumerate(items):
+        kind = item.get("type")
+        if isinstance(kind, str) and kind in _WITH_TOOLS:
+            tools = item.get("tools")
+            if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+                raise bad_request(f"input.{index}.tools must be a list of tools", "input")
+            offered.add(tools, f"input.{index}.tools", again=True)
+
+
+class InputItems:
+    """Adds items to the turns of a chat. `warnings`: what the model is not shown."""
+
+    def __init__(self, turns: Turns, offered: OfferedTools) -> None:
+        self.warnings: dict[str, None] = {}
+        self._turns = turns
+        self._offered = offered
+
+    def add(self, item: dict[str, Any], place: str) -> None:
+        """Raises `ApiError` 400 naming the place."""
+        kind = item.get("type") or "message"
+        if kind == "message":
+            self._message(item, place)
+        elif kind == "function_call":
+            self._call(item, place, text_field(item, "arguments", place, "input"))
+        elif kind == "custom_tool_call":
+            self._call(item, place, custom_arguments(text_field(item, "input", place, "input")))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            texts = texts_of(item.get("output"), _USER_PARTS, f"{place}.output", "input")
+            self._turns.result(text_field(item, "call_id", place, "input"), texts)
+        elif kind == "reasoning":
+            self._reasoning(item, place)
+        elif kind == "agent_message":
+            self._turns.say("user", texts_of(item.get("content"), _USER_PARTS, f"{place}.content", "input"))
+        else:
+            self._other(kind, item, place)
+
+    def _other(self, kind: Any, item: dict[str, Any], place: str) -> None:
+        if not isinstance(kind, str) or kind in _REFUSED:
+            raise _unsupported(kind, place)
+        if kind in _LEFT_OUT:
+            self.warnings[f"input: items of type {kind!r} are left out"] = None
+        elif kind in _RESULTS:
+            self._turns.result(_call_id(item, place), _result(item.get(_RESULTS[kind]), f"{place}.{_RESULTS[kind]}"))
+        elif kind in _CALLS:
+            self._foreign_call(kind, item, place)
+        elif kind not in _WITH_TOOLS:
+            raise _unsupported(kind, place)
+
+    def _message(self, item: dict[str, Any], place: str) -> None:
+        role = text_field(item, "role", place, "input")
+        parts = _ASSISTANT_PARTS if role == "assistant" else _USER_PARTS
+        texts = texts_of(item.get("content"), parts, f"{place}.content", "input")
+        if role == "assistant":
+            self._turns.answer(texts)
+        elif role in ("user", "system", "developer"):
+            self._turns.say(role, texts)
+        else:
+            raise bad_request(f"{place}.role is not known: {role[:40]!r}", "input")
+
+    def _reasoning(self, item: dict[str, Any], place: str) -> None:
+        """What was thought, or if that is not there, the summary of it."""
+        texts = texts_of(item.get("content") or [], _REASONING_PARTS, f"{place}.content", "input")
+        texts = texts or texts_of(item.get("summary") or [], _SUMMARY_PARTS, f"{place}.summary", "input")
+        if texts:
+            self._turns.think("\n".join(texts))
+        elif item.get("encrypted_content"):
+            self.warnings["input: encrypted reasoning is left out"] = None
+
+    def _call(self, item: dict[str, Any], place: str, arguments: str | dict[str, Any]) -> None:
+        name, namespace = text_field(item, "name", place, "input"), item.get("namespace")
+        offered = self._offered.name_of(name, namespace if isinstance(namespace, str) else None)
+        self._turns.call(text_field(item, "call_id", place, "input"), offered, arguments)
+
+    def _foreign_call(self, kind: str, item: dict[str, Any], place: str) -> None:
+        """A call of a tool of another server, as one of a function."""
+        field = _CALLS[kind]
+        given = item.get(field)
+        call_id, name = _call_id(item, place), item.get("name")
+        name = name if isinstance(name, str) else kind.removesuffix("_call")
+        check_nesting(given, "input")
+        whole = isinstance(given, dict) or (isinstance(given, str) and field == "arguments")
+        arguments: Any = given if whole else {field: given}
+        self._turns.call(call_id, name, arguments)
+        result = item.get(_ENCLOSED.get(kind, ""))
+        if result is not None:
+            self._turns.result(call_id, _result(result, place))
+
+
+def _unsupported(kind: Any, place: str) -> ApiError:
+    why = _REFUSED.get(kind) if isinstance(kind, str) else None
+    message = f"{place}: items of type {str(kind)[:40]!r} are not supported" + (f": {why}" if why else "")
+    return bad_request(message, "input", "unsupported_field")
+
+
+def _call_id(item: dict[str, Any], place: str) -> str:
+    """Some items have their call's id as their own."""
+    return text_field(item, "call_id" if "call_id" in item else "id", place, "input")
+
+
+def _result(value: Any, place: str) -> list[str]:
+    """The text of a result of a tool of another server, which is shown as JSON if it is none."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list | dict):
+        raise bad_request(f"{place} must be a string, a list or an object", "input")
+    check_nesting(value, "input")
+    if isinstance(value, list) and any(isinstance(part, dict) and part.get("type") == "image" for part in value):
+        raise bad_request(f"{place}: parts of type 'image' are not supported", "input", "unsupported_content")
+    return [dumps(value).decode()]
