@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from roseinfer.grammar.constraint import (
     BuiltGrammar,
     Choice,
@@ -16,6 +18,7 @@ from roseinfer.grammar.lark import choice_grammar, lark_text, regex_grammar, ser
 from roseinfer.grammar.library import GrammarError, GrammarTokens, compile_grammar
 from roseinfer.grammar.limits import MAX_BYTES, check_depth, too_complex
 from roseinfer.grammar.structural_tag import structural_tag_grammar
+from roseinfer.grammar.walk import mask_time_s
 
 
 def built(constraint: Constraint, markers: Mapping[str, int], leading_space: bool = False) -> BuiltGrammar:
@@ -29,20 +32,23 @@ def built(constraint: Constraint, markers: Mapping[str, int], leading_space: boo
 
 
 def proved(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
-    """Compile all of it. What is not enforced joins the warnings. Raises `GrammarError`."""
+    """Compile all of it, and measure what its masks take. What is not enforced joins the warnings.
+
+    Raises `GrammarError`.
+    """
     ignored = dict.fromkeys(made.warnings)
+    mask_s = 0.0
     for text in [made.grammar, *(trigger.grammar for trigger in made.triggers)]:
         if not text:
             continue
         try:
-            said = compile_grammar(text, tokens).warnings()
+            grammar = compile_grammar(text, tokens)
         except GrammarError as error:
             raise explained(error) from error
-        for warning in said:
+        mask_s = max(mask_s, mask_time_s(grammar, tokens))
+        for warning in grammar.warnings():
             ignored |= dict.fromkeys(keywords(warning) or [warning[:200]])
-    return BuiltGrammar(
-        grammar=made.grammar, triggers=made.triggers, ends_after=made.ends_after, warnings=tuple(ignored)
-    )
+    return msgspec.structs.replace(made, warnings=tuple(ignored), mask_s=mask_s)
 
 
 def check_size(constraint: Constraint, encoded: int) -> None:

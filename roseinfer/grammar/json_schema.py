@@ -20,7 +20,7 @@ from orjson import JSONEncodeError, dumps
 
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.library import GrammarError
-from roseinfer.grammar.limits import check_regex
+from roseinfer.grammar.limits import check_literals, check_regex
 from roseinfer.grammar.rewriting import FURTHEST, out_of_reach, rewritten
 from roseinfer.grammar.subschemas import Schema, SchemaGraph
 
@@ -119,6 +119,9 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
         for name in part:
             if name not in _ENFORCED and name not in _ANNOTATIONS and name not in _REPORTED and name[:2] != "x-":
                 yield name[:80]
+        for name in ("const", "enum", "required"):
+            check_literals(part.get(name), name)
+        check_literals(_names(part.get("properties")), "properties")
         if _has_control_characters([part.get("const"), part.get("enum")]):
             raise GrammarError("const and enum with control characters cannot be enforced", code="unsupported_schema")
         for name in ("const", "enum"):

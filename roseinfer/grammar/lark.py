@@ -7,12 +7,14 @@ from typing import Any
 from orjson import dumps, loads
 
 from roseinfer.grammar.library import GrammarError, gbnf_to_lark, slashes_escaped
-from roseinfer.grammar.limits import MAX_CHOICES, check_regex, too_complex
+from roseinfer.grammar.limits import MAX_CHOICES, MAX_LITERAL_BYTES, check_literal, check_regex, too_complex
 
 # Models write line breaks between the end of their thinking and a document.
 LEADING_SPACE = r"/[ \n]{0,8}/"
 # Options of a rule that would have to be done while sampling: `stop` takes tokens back.
 _RULE_OPTIONS = re.compile(r"(?m)^[ \t]*[?!]*[\w-]+[ \t]*\[([^\]\n]*)\]")
+# Lark's strings and regexes, which end on their line.
+_LITERALS = re.compile(r'"((?:[^"\\\n]|\\.)*)"|/((?:[^/\\\n]|\\.)+)/')
 _NOT_OURS = re.compile(r"\b(temperature|stop|stop_capture)\b[ \t]*(?:=|,|$)")
 
 
@@ -29,7 +31,8 @@ def literal(text: str, markers: Mapping[str, int]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Lark's strings are JSON's."""
+    """Lark's strings are JSON's. Raises `GrammarError` for a text that is too long."""
+    check_literal(text, "the constraint")
     return dumps(text).decode().replace("\x7f", "\\u007f")
 
 
@@ -48,6 +51,8 @@ def choice_grammar(choices: list[str]) -> str:
         raise GrammarError("there is nothing to choose from")
     if len(choices) > MAX_CHOICES:
         raise too_complex(f"{len(choices)} choices, at most {MAX_CHOICES} are allowed")
+    for choice in choices:
+        check_literal(choice, "choice")
     return serialised([{"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(quoted, choices))}])
 
 
@@ -56,12 +61,23 @@ def lark_text(text: str) -> str:
     that cannot be kept.
     """
     if "::=" in text:
-        return gbnf_to_lark(text)
+        text = gbnf_to_lark(text)
+        _check_literals(text)
+        return text
+    _check_literals(text)
     for options in _RULE_OPTIONS.findall(text):
         found = _NOT_OURS.search(options)
         if found is not None:
             raise GrammarError(f"the option {found[1]!r} of a rule is not supported")
     return text
+
+
+def _check_literals(text: str) -> None:
+    """Raise `GrammarError` for a string or regex of a grammar that is too long."""
+    if len(text) <= MAX_LITERAL_BYTES // 4:  # of at most 4 bytes each
+        return
+    for string, regex in _LITERALS.findall(text):
+        check_literal(string or regex, "the grammar")
 
 
 def serialised(grammars: Iterable[Mapping[str, Any]]) -> str:

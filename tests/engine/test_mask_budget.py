@@ -40,7 +40,7 @@ def test_requests_within_their_own_budgets_share_one() -> None:
     budget = MaskBudget()
     ended: list[str] = []
     names = {f"r{i}" for i in range(20)}
-    for step in range(500):
+    for _ in range(500):
         budget.begin_step(0.01)
         for name in sorted(names):
             for gone in budget.charge(name, 0.004 if name != "r7" else 0.008):

@@ -1,11 +1,13 @@
-"""How deep JSON may be."""
+"""How deep JSON may be, how long a literal, and how much time masks may take."""
 
 from typing import Any
 
 import pytest
 
+from roseinfer.grammar.build import built
+from roseinfer.grammar.constraint import Choice, Constraint, GrammarText, JsonSchema, Regex, StructuralTag
 from roseinfer.grammar.library import GrammarError
-from roseinfer.grammar.limits import check_depth
+from roseinfer.grammar.limits import FREE_MASK_S, MAX_LITERAL_BYTES, MAX_MASKS_S, check_depth, check_mask_time
 
 
 def lists(levels: int) -> list[Any]:
@@ -25,3 +27,45 @@ def test_depths_that_are_not(value: Any) -> None:
     with pytest.raises(GrammarError, match="deeper than 100") as raised:
         check_depth(value)
     assert raised.value.code == "grammar_too_complex"
+
+
+def literals(size: int) -> list[tuple[Constraint, str]]:
+    text = "a" * size
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "const_string", "value": text}, "end": ""}
+    return [
+        (JsonSchema(schema={"enum": ["b", text]}), "enum"),
+        (JsonSchema(schema={"properties": {"x": {"const": {"y": [text]}}}}), "const"),
+        (JsonSchema(schema={"properties": {text: {}}}), "properties"),
+        (JsonSchema(schema={"required": [text]}), "required"),
+        (JsonSchema(schema={"enum": ["\u00e9" * (size // 2) + "a" * (size % 2)]}), "enum"),
+        (Choice(["b", text]), "choice"),
+        (GrammarText(f'start: "x" | "{text}"'), "the grammar"),
+        (GrammarText(f"start: A\nA: /{text}/"), "the grammar"),
+        (GrammarText(f'root ::= "{text}"'), "the grammar"),
+        (StructuralTag(spec={"type": "structural_tag", "format": tag}), "the constraint"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(literals(1))))
+def test_literals_have_a_limit(number: int) -> None:
+    assert built(literals(MAX_LITERAL_BYTES)[number][0], {})
+    constraint, where = literals(MAX_LITERAL_BYTES + 1)[number]
+    with pytest.raises(GrammarError, match=f"a text in {where} has 8193 bytes, at most 8192 are allowed") as raised:
+        built(constraint, {})
+    assert raised.value.code == "grammar_too_complex"
+
+
+def test_long_texts_of_a_grammar_that_are_no_literal_are_none() -> None:
+    many = " | ".join(f'"{i:05}"' for i in range(2000))
+    assert built(GrammarText(f"start: {many}"), {}) and built(Regex("a" * MAX_LITERAL_BYTES), {})
+    assert built(JsonSchema(schema={"description": "a" * 20_000, "type": "integer"}), {})
+
+
+def test_the_time_of_masks_is_that_of_all_samples() -> None:
+    check_mask_time(MAX_MASKS_S, 1)
+    check_mask_time(FREE_MASK_S, 10_000)
+    with pytest.raises(GrammarError, match="128 samples take 115 ms for each token, at most 20 ms") as raised:
+        check_mask_time(0.0009, 128)
+    assert raised.value.code == "grammar_too_complex" and "smaller n" in str(raised.value)
+    with pytest.raises(GrammarError, match="it takes 40 ms"):
+        check_mask_time(0.04, 1)

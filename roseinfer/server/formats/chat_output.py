@@ -46,6 +46,7 @@ class ChatOutput:
         self._proof: Proof | None = None
         self._use = ToolUse.of(request)
         self._asked = Asked(request)
+        self._n = request.n or 1
         self.warnings += self._asked.warnings
         self._budget = self._checked_budget(request)
         self._check_tools(backend.prompts.template_variables)
@@ -112,7 +113,7 @@ class ChatOutput:
         thinking = await self._thinking(prompt_ids)
         found = await self._constraint(thinking is not None)
         if found is not None:
-            spec, ignored = await self._backend.grammars.guide(*found, thinking, self._proof)
+            spec, ignored = await self._backend.grammars.guide(*found, thinking, self._proof, self._n)
             self.warnings += [warning for warning in ignored if warning not in self.warnings]
         else:
             spec = GuideSpec(thinking=thinking)

@@ -68,6 +68,7 @@ class Constrained:
 
     def __init__(self, request: GenerationRequest, grammars: Grammars) -> None:
         self._asked = asked = Asked(request)
+        self._n = request.n or 1
         self._grammars = grammars
         self._proof = None if asked.constraint is None else grammars.begin(asked.constraint, asked.param)
 
@@ -76,7 +77,7 @@ class Constrained:
         asked = self._asked
         if asked.constraint is None:
             return None, asked.warnings
-        spec, warnings = await self._grammars.guide(asked.constraint, asked.param, proof=self._proof)
+        spec, warnings = await self._grammars.guide(asked.constraint, asked.param, proof=self._proof, n=self._n)
         return spec, asked.warnings + warnings
 
 

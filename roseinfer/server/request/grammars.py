@@ -15,7 +15,7 @@ from roseinfer.core.guide import GuideSpec, Thinking
 from roseinfer.grammar.build import built, check_size
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint
 from roseinfer.grammar.harmless import is_harmless
-from roseinfer.grammar.limits import MAX_DEPTH, too_complex
+from roseinfer.grammar.limits import MAX_DEPTH, check_mask_time, too_complex
 from roseinfer.grammar.prover import Answer, Interrupted, Prover, Question, Refused, Vocabulary
 from roseinfer.server.http.errors import unavailable
 from roseinfer.text.tokenizer import Tokenizer
@@ -78,14 +78,23 @@ class Grammars:
         return proof
 
     async def guide(
-        self, constraint: Constraint, param: str, thinking: Thinking | None = None, proof: Proof | None = None
+        self,
+        constraint: Constraint,
+        param: str,
+        thinking: Thinking | None = None,
+        proof: Proof | None = None,
+        n: int = 1,
     ) -> tuple[GuideSpec, list[str]]:
         """What the engine gets, and warnings. `thinking`: how the model thinks before what is constrained. `proof`: if
-        it was begun before, with `leading_space` if the model thinks.
+        it was begun before, with `leading_space` if the model thinks. `n`: samples that follow the constraint.
 
         Raises `InvalidRequestError` that names `param`, `ApiError` 503 if too many wait.
         """
         made = await (proof or self.prove(constraint, param, leading_space=thinking is not None))
+        try:
+            check_mask_time(made.mask_s, n)
+        except InvalidRequestError as error:
+            raise self._refusal(error.message, error.code, param) from error
         spec = GuideSpec(grammar=made.grammar, triggers=made.triggers, ends_after=made.ends_after, thinking=thinking)
         return spec, [f"{param}: {name} is not enforced" for name in made.warnings]
 

@@ -57,6 +57,21 @@ def test_a_constraint_becomes_what_the_engine_gets_once() -> None:
     run(work)
 
 
+def test_what_is_too_slow_for_so_many_samples_is_refused_and_for_fewer_is_not() -> None:
+    async def work(grammars: Grammars, notes: Notes) -> None:
+        slow = Choice(["a" * 8000])
+        made = await grammars.prove(slow, "x")
+        assert made.mask_s > 0
+        many = int(1 / made.mask_s) + 1  # a second of masks for each token
+        with pytest.raises(InvalidRequestError, match=f"x: the constraint is too slow: {many} samples take") as raised:
+            await grammars.guide(slow, "x", n=many)
+        assert (raised.value.param, raised.value.code) == ("x", "grammar_too_complex")
+        assert (await grammars.guide(slow, "x", n=1))[0].grammar
+        assert notes.compilations == 1 and notes.refusals == ["grammar_too_complex"]
+
+    run(work)
+
+
 def test_behind_thinking_white_space_may_come_first() -> None:
     async def work(grammars: Grammars, notes: Notes) -> None:
         thinking = Thinking(inside=True, begin=(), end=(1,))
@@ -104,7 +119,7 @@ def test_a_harmless_schema_needs_no_process_once_the_tokenizer_is_known_to_do(
         with pytest.raises(InvalidRequestError, match="x: the schema refers to itself"):
             await grammars.guide(JsonSchema(schema={"$ref": "#"}), "x")
         assert len(asked) == 1
-        await grammars.guide(harmless("c" * module.MAX_UNPROVED_BYTES), "x")
+        await grammars.guide(harmless("c", description="c" * module.MAX_UNPROVED_BYTES), "x")
         await grammars.guide(harmless("d", minProperties=1), "x")
         assert len(asked) == 3
 
