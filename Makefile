@@ -1,6 +1,7 @@
 # Everyday commands, each of which works from a bare clone with nothing but Python >= 3.11.
 #   make serve ARGS="--port 9000"       serve the embedded model
 #   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
+#   make test-clients ARGS="llm aider"  run clients from PyPI against a server, each in an environment of its own
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
 
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
 
-.PHONY: help serve test lint types clean
+.PHONY: help serve test test-clients lint types clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -23,6 +24,9 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+test-clients: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.clients $(ARGS)
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,7 +35,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy --num-workers $(WORKERS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than pyproject.toml once what it asks for is installed.

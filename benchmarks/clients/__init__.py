@@ -1,0 +1,1 @@
+"""Clients and agents as they are installed, each against a real server."""

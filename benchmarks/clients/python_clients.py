@@ -1,0 +1,78 @@
+"""Clients from PyPI: each in an environment of its own, driven by its script in `pypi/`."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.clients.place import Place, Run
+
+SCRIPTS = Path(__file__).parent / "pypi"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonClient:
+    """`requirements`: what pip installs; the first is the package whose version counts."""
+
+    name: str
+    requirements: tuple[str, ...]
+
+    @property
+    def script(self) -> Path:
+        return SCRIPTS / f"use_{self.name.replace('-', '_')}.py"
+
+    def install(self, folder: Path, upgrade: bool) -> None:
+        """Make the client's environment if it is missing. Raises `subprocess.CalledProcessError`."""
+        environment = self._environment(folder)
+        if (environment / "installed").exists() and not upgrade:
+            return
+        _run([sys.executable, "-m", "venv", str(environment)])
+        pip = [str(environment / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "install", "--no-compile", "--upgrade", *self.requirements])
+        (environment / "installed").touch()
+
+    def version(self, folder: Path) -> str:
+        package = self.requirements[0].partition("[")[0]
+        code = f"from importlib.metadata import version; print(version({package!r}))"
+        return _run([str(self._environment(folder) / "bin/python"), "-c", code]).strip()
+
+    def run(self, folder: Path, place: Place) -> list[str]:
+        """Run the script and return its errors."""
+        variables = {"CLIENTS_URL": place.url, "CLIENTS_MODEL": place.model, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        return step_errors(place.run([self._environment(folder) / "bin/python", self.script], variables))
+
+    def _environment(self, folder: Path) -> Path:
+        return folder.absolute() / "pypi" / self.name
+
+
+CLIENTS = (
+    PythonClient("openai", ("openai", "pydantic")),
+    PythonClient("anthropic", ("anthropic", "pydantic")),
+    PythonClient("llm", ("llm",)),
+    PythonClient("aider", ("aider-chat",)),
+    PythonClient("litellm", ("litellm", "mcp")),
+    PythonClient("instructor", ("instructor", "openai", "anthropic")),
+    PythonClient("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]",)),
+    PythonClient("openai-agents", ("openai-agents",)),
+    PythonClient("langchain", ("langchain", "langchain-openai", "langchain-anthropic")),
+)
+
+
+def step_errors(done: Run) -> list[str]:
+    """Return the errors of a script that prints a JSON line for each step."""
+    errors: list[str] = []
+    steps = 0
+    for line in done.output.splitlines():
+        if line.startswith('{"step":'):
+            step = json.loads(line)
+            steps += 1
+            if step["error"]:
+                errors.append(f"{step['step']}: {step['error']}")
+    if done.code or not steps:
+        errors.append(f"exit code {done.code} after {steps} steps: {done.output[-500:]}")
+    return errors
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
