@@ -19,10 +19,21 @@ class InvalidRequestError(RoseinferError, ValueError):
 
 
 class RequestTooLongError(InvalidRequestError):
-    """The request can never run: longer than the context, or than the whole KV cache."""
+    """The request can never run: longer than the context, or than the whole KV cache.
 
-    def __init__(self, message: str, param: str | None = "prompt") -> None:
+    `max_model_len`: the context, if that is too short. `prompt_tokens`: what the prompt has at least, if it is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = "prompt",
+        max_model_len: int | None = None,
+        prompt_tokens: int | None = None,
+    ) -> None:
         super().__init__(message, param, "context_length_exceeded")
+        self.max_model_len = max_model_len
+        self.prompt_tokens = prompt_tokens
 
 
 class UnsupportedModelError(RoseinferError):

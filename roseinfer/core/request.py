@@ -14,18 +14,23 @@ def check_context(prompt_len: int, max_tokens: int, max_model_len: int) -> None:
     if prompt_len + max_tokens <= max_model_len:
         return
     if prompt_len + min(1, max_tokens) > max_model_len:
-        raise context_error(max_model_len, f"the prompt has {prompt_len} tokens, which leaves no room for an output")
+        but = f"the prompt has {prompt_len} tokens, which leaves no room for an output"
+        raise context_error(max_model_len, but, prompt_tokens=prompt_len)
     asked = f"{prompt_len + max_tokens} tokens were asked for: {prompt_len} in the prompt and {max_tokens} of output"
     raise context_error(max_model_len, asked)
 
 
-def context_error(max_model_len: int, but: str, param: str = "prompt") -> RequestTooLongError:
+def context_error(
+    max_model_len: int, but: str, param: str = "prompt", prompt_tokens: int | None = None
+) -> RequestTooLongError:
     """The error of a request that exceeds the context of `max_model_len` tokens; `but` completes "However, ".
+    `prompt_tokens`: how many the prompt has at least.
 
     Clients know it by its first words, and fall back to another model or shorten the prompt: LiteLLM looks for
     "this model's maximum context length is" in any case of letters, others for "maximum context length is N tokens".
     """
-    return RequestTooLongError(f"This model's maximum context length is {max_model_len} tokens. However, {but}.", param)
+    message = f"This model's maximum context length is {max_model_len} tokens. However, {but}."
+    return RequestTooLongError(message, param, max_model_len, prompt_tokens)
 
 
 def kept_prompt_tokens(truncate: int | None, max_tokens: int, max_model_len: int) -> int | None:

@@ -153,7 +153,13 @@ class ChatCompletion(Answer):
 class ModelCard(Answer):
     id: str
     object: Literal["model"]
+    type: Literal["model"]
+    display_name: str
+    lifecycle: Literal["active"]
     created: int
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
     owned_by: str
     root: str
     parent: str | None
@@ -166,6 +172,9 @@ class ModelCard(Answer):
 class ModelList(Answer):
     object: Literal["list"]
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]
 
 
 class Tokenized(Answer):

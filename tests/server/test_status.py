@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import anthropic
 import openai
 import pytest
 from openai import OpenAI
@@ -66,6 +67,16 @@ def test_models(client: OpenAI, server: LiveServer) -> None:
     assert (found["dtype"], found["weights"], found["kv_cache"]) == ("float32", "fp8 by block", "fp8")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("some/other")
+
+
+def test_models_through_anthropics_client(server: LiveServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        [listed] = list(claude.models.list())
+        assert listed == claude.models.retrieve("fake")
+        assert (listed.id, listed.type, listed.display_name, listed.max_input_tokens) == ("fake", "model", "fake", 64)
+        assert abs(listed.created_at.timestamp() - server.service.created) < 1
+        with pytest.raises(anthropic.NotFoundError):
+            claude.models.retrieve("other")
 
 
 def test_served_names(serve: Serve) -> None:

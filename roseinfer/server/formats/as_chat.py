@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import check_depth
 from roseinfer.server.formats.chat import chat_job
@@ -29,6 +29,8 @@ class Vocabulary:
     names: Mapping[str, str]
     refusals: Mapping[str, Refusal]
     hints: Mapping[str, Asks]
+    # How the API says that a prompt is too long; None: as the chat does.
+    too_long: Callable[[RequestTooLongError], str] | None = None
 
     def asks(self, name: str, value: Any) -> bool:
         """Whether a field that may be left undone asks for something."""
@@ -50,8 +52,11 @@ class Vocabulary:
             yield
         except (ApiError, InvalidRequestError) as raised:
             error = as_api_error(raised)
-            if error.param is not None:
+            if self.too_long is not None and isinstance(raised, RequestTooLongError):
+                error.message = self.too_long(raised)
+            elif error.param is not None:
                 error.message = self.in_own_words(error.message, error.param)
+            if error.param is not None:
                 error.param = self.in_own_words(error.param)
             raise error from raised
 

@@ -80,9 +80,11 @@ class ChatOutput:
         if self._asked.constraint is None or use.calls is Calls.NEVER:
             return
         param = self._asked.param
-        if use.calls is Calls.ALWAYS:
+        if use.calls is Calls.ALWAYS and param == "response_format":
+            self._asked.constraint = None  # it is that of an answer in text, and there is none
+        elif use.calls is Calls.ALWAYS:
             raise bad_request(f"tool_choice wants a tool call, {param} another answer", param)
-        if not isinstance(self._asked.constraint, JsonSchema):
+        elif not isinstance(self._asked.constraint, JsonSchema):
             raise bad_request(f"{param}: beside tools an answer can have a JSON format, and no other", param)
 
     def _checked_budget(self, request: ChatRequest) -> int | None:
@@ -96,7 +98,8 @@ class ChatOutput:
             if budget < 0:
                 raise bad_request(f"{name} must not be negative, or be -1 for none", name)
             if self._reasoner is None:
-                raise bad_request(f"{name}: the model does not think", name, "unsupported_field")
+                self.warnings.append(f"{name}: the model does not think")
+                return None
             return int(budget)
         return None
 

@@ -42,7 +42,6 @@ class Asked:
         self.param = ""
         self.warnings: list[str] = []
         guided = {name: value for name in _GUIDED if (value := getattr(request, name)) is not None}
-        self.warnings += guided
         if request.guided_decoding_backend is not None:
             self.warnings.append("guided_decoding_backend")
         given = {"structured_outputs": request.structured_outputs}

@@ -327,10 +327,6 @@ def sampling_params(
 
     Raises `InvalidRequestError` or `ApiError` 400 naming the field.
     """
-    if max_tokens is not None and max_tokens > info.max_model_len:
-        newer = getattr(request, "max_completion_tokens", None) is not None
-        name = "max_completion_tokens" if newer else "max_tokens"
-        raise context_error(info.max_model_len, f"{name} is {max_tokens}", name)
     fields: dict[str, Any] = {
         "max_tokens": info.max_model_len if max_tokens is None else max_tokens,
         "logprobs": asked.output,
@@ -369,7 +365,7 @@ def fit(params: SamplingParams, prompt_len: int, max_model_len: int, param: str 
     room = max_model_len - prompt_len
     if room < min(1, params.max_tokens):
         but = f"the prompt has {prompt_len} tokens, which leaves no room for an output"
-        raise context_error(max_model_len, but, param)
+        raise context_error(max_model_len, but, param, prompt_len)
     if params.max_tokens <= room:
         return params
     return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))

@@ -102,8 +102,11 @@ def _tool(entry: dict[str, Any], place: str) -> Tool:
     return read_function(function, f"{place}.function")
 
 
-def read_function(function: dict[str, Any], place: str) -> Tool:
-    """A function as a request describes it at `place`. Raises `ApiError` 400."""
+def read_function(function: dict[str, Any], place: str, schema: str = "parameters") -> Tool:
+    """A function as a request describes it at `place`; `schema`: what its parameters are called there.
+
+    Raises `ApiError` 400.
+    """
     name, parameters, strict = function.get("name"), function.get("parameters"), function.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         why = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' and '.'"
@@ -111,9 +114,9 @@ def read_function(function: dict[str, Any], place: str) -> Tool:
     if not isinstance(function.get("description"), str | None):
         raise bad_request(f"{place}.description must be text", "tools")
     if not isinstance(parameters, dict | None):
-        raise bad_request(f"{place}.parameters must be a JSON schema, an object", "tools")
+        raise bad_request(f"{place}.{schema} must be a JSON schema, an object", "tools")
     if parameters and parameters.get("type", "object") != "object":
-        raise bad_request(f"{place}.parameters must be a JSON schema of type 'object'", "tools")
+        raise bad_request(f"{place}.{schema} must be a JSON schema of type 'object'", "tools")
     if not isinstance(strict, bool | None):
         raise bad_request(f"{place}.strict must be true or false", "tools")
     return Tool(name, parameters, bool(strict))

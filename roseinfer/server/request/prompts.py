@@ -172,9 +172,10 @@ class PromptEncoder:
         if self._max_token_bytes is None:
             tokens = range(self.tokenizer.vocab_size)
             self._max_token_bytes = max(len(self.tokenizer.token_bytes(token)) for token in tokens)
-        if len(text.encode(errors="replace")) > self._max_token_bytes * self._max_model_len:
+        size = len(text.encode(errors="replace"))
+        if size > self._max_token_bytes * self._max_model_len:
             but = f"the prompt has {len(text)} characters, more than so many tokens can hold"
-            raise context_error(self._max_model_len, but, param)
+            raise context_error(self._max_model_len, but, param, -(-size // self._max_token_bytes))
 
 
 def _end(ids: list[int], keep_last: int | None) -> list[int]:

@@ -1,5 +1,6 @@
 """GET /v1/models and /v1/models/{id}."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,11 +15,18 @@ from roseinfer.server.request.service import Service
 
 def add(app: FastAPI, service: Service) -> None:
     def card(name: str) -> dict[str, Any]:
+        """With the fields of OpenAI's API and those of Anthropic's."""
         info = service.backend.info
         return {
             "id": name,
             "object": "model",
+            "type": "model",
+            "display_name": name,
+            "lifecycle": "active",
             "created": service.created,
+            "created_at": datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "max_input_tokens": info.max_model_len,
+            "max_tokens": info.max_model_len,
             "owned_by": "roseinfer",
             "root": service.model_name,
             "parent": None,
@@ -29,7 +37,9 @@ def add(app: FastAPI, service: Service) -> None:
         }
 
     async def list_models() -> Response:
-        return JsonResponse({"object": "list", "data": [card(name) for name in service.served_names]})
+        cards = [card(name) for name in service.served_names]
+        page = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        return JsonResponse({"object": "list", "data": cards, **page})
 
     async def retrieve_model(model_id: str) -> Response:
         if model_id not in service.served_names:

@@ -88,7 +88,7 @@ def check(server: LiveServer, path: str, name: str, value: Any, allowed: bool) -
     shown = f"{path} {name} {str(value)[:60]}: {answer.text[:300]}"
     refused = answer.status_code == 400 and named_field(answer.json()["error"]) == name
     # More messages than fit the context, or as many biases as its vocabulary lacks, are refused for their own reasons.
-    otherwise = "maximum context length" in answer.text or "vocabulary of" in answer.text
+    otherwise = any(why in answer.text for why in ("maximum context length", "prompt is too long", "vocabulary of"))
     assert refused is not allowed or (allowed and otherwise), shown
 
 

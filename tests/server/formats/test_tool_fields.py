@@ -181,8 +181,14 @@ def test_a_document_where_calls_are_not_wanted(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", choose("weather")])
-def test_a_document_and_a_call_exclude_each_other(server: LiveServer, choice: Any) -> None:
-    error(server, "response_format", tools=[WEATHER], tool_choice=choice, response_format=FORMAT)
+def test_a_call_that_is_demanded_goes_before_a_document(server: LiveServer, choice: Any) -> None:
+    called = guide(server, tools=[WEATHER], tool_choice=choice)
+    assert guide(fresh(server), tools=[WEATHER], tool_choice=choice, response_format=FORMAT) == called
+
+
+@pytest.mark.parametrize("choice", ["required", choose("weather")])
+def test_what_the_whole_output_is_to_be_and_a_call_exclude_each_other(server: LiveServer, choice: Any) -> None:
+    error(server, "guided_json", tools=[WEATHER], tool_choice=choice, guided_json={"type": "object"})
 
 
 def test_other_formats_do_not_go_with_tools(server: LiveServer) -> None:
@@ -258,8 +264,14 @@ def test_the_prompt_says_whether_the_model_is_thinking(thinker: LiveServer) -> N
 def test_no_budget(server: LiveServer, thinker: LiveServer, name: str) -> None:
     assert asked(thinker, **{name: -1}).guide is None
     assert asked(server, **{name: -1}).guide is None
-    error(fresh(server), name, **{name: 10})
     error(fresh(thinker), name, **{name: -2})
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget"])
+def test_a_model_that_does_not_think_keeps_every_budget(server: LiveServer, name: str) -> None:
+    answer = server.post("/v1/chat/completions", {"messages": HI, name: 10})
+    assert answer.json()["warnings"] == [f"{name}: the model does not think"]
+    assert server.engine.requests[0].guide is None
 
 
 def test_one_budget_under_two_names(thinker: LiveServer) -> None:

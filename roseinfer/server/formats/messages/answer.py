@@ -54,7 +54,12 @@ class MessageWriter:
         return PING
 
     def tail(self, blocks: list[Block], ending: Ending, usage: Usage) -> bytes:
-        delta = {"type": "message_delta", "delta": _stop_fields(ending), "usage": usage_fields(usage)}
+        delta = {
+            "type": "message_delta",
+            "delta": _stop_fields(ending),
+            "usage": usage_fields(usage),
+            **self._job.about,
+        }
         return sse("message_delta", dumps(delta)) + sse("message_stop", b'{"type":"message_stop"}')
 
     def failure(self, blocks: list[Block], error: ApiError, usage: Usage) -> bytes:
@@ -73,7 +78,7 @@ class MessageWriter:
             "content": content,
         }
         message |= {"stop_reason": None, "stop_sequence": None} if ending is None else _stop_fields(ending)
-        message["usage"] = usage_fields(usage)
+        message |= {"usage": usage_fields(usage), **job.about}
         return message | {"warnings": list(job.warnings)} if job.warnings else message
 
 

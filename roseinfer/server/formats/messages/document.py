@@ -62,6 +62,12 @@ class MessageUsage(_Shape):
     slo: MessageSlo | None = None
 
 
+class ContextManagement(_Shape):
+    """No edit of the messages is ever made."""
+
+    applied_edits: list[Any]
+
+
 class Message(_Shape):
     id: str
     type: Literal["message"]
@@ -71,6 +77,7 @@ class Message(_Shape):
     stop_reason: Literal["end_turn", "tool_use", "max_tokens", "stop_sequence", "timeout"]
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: ContextManagement | None = None
     warnings: list[str] | None = None
 
 

@@ -1,6 +1,7 @@
 """POST /v1/messages: Anthropic's API as a translation to a chat."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from roseinfer.server.formats.as_chat import translated_job
@@ -11,8 +12,7 @@ from roseinfer.server.formats.messages.dialect import ANTHROPIC
 from roseinfer.server.formats.messages.request import (
     CountTokensRequest,
     MessagesRequest,
-    as_chat,
-    ignored_parts,
+    Translation,
     words_of,
 )
 from roseinfer.server.formats.schemas import parse
@@ -20,6 +20,8 @@ from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
+
+_NO_EDITS: dict[str, Any] = {"context_management": {"applied_edits": []}}
 
 
 class MessagesFormat:
@@ -31,7 +33,10 @@ class MessagesFormat:
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404."""
         request = parse(MessagesRequest, body)
-        return await translated_job(call, as_chat(request), words_of(request), "message", "msg", ignored_parts(request))
+        chat = Translation(request)
+        job = await translated_job(call, chat.chat, words_of(request), "message", "msg", chat.warnings)
+        edited = (request.model_extra or {}).get("context_management") is not None
+        return replace(job, about=_NO_EDITS) if edited else job
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
         return BlockEncoder(job, MessageWriter(job), usage)
@@ -42,7 +47,7 @@ class MessagesFormat:
 
 async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
     """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
-    chat = as_chat(request)
+    chat = Translation(request).chat
     with words_of(request).errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

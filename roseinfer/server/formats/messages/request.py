@@ -5,20 +5,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from roseinfer.server.formats.as_chat import (
-    Turns,
-    Vocabulary,
-    chat_request,
-    ignored_in_tools,
-    refuse,
-    text_field,
-    texts_of,
-    unsupported,
-)
-from roseinfer.server.formats.planning import Refusal, always, if_set, never, unless
+from roseinfer.core.errors import RequestTooLongError
+from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, ignored_in_tools, refuse, unsupported
+from roseinfer.server.formats.messages.content import Content, system_texts
+from roseinfer.server.formats.planning import Refusal, always, if_set, never, unless, unless_listing
 from roseinfer.server.formats.schemas import (
     MAX_ITEMS,
-    ChatRequest,
     ModelField,
     OneAnswerRequest,
     Parts,
@@ -26,6 +18,7 @@ from roseinfer.server.formats.schemas import (
     Strings,
     unknown_fields,
 )
+from roseinfer.server.formats.tool_fields import read_function
 from roseinfer.server.http.errors import bad_request
 
 
@@ -57,6 +50,7 @@ class CountTokensRequest(ModelField):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = Field(None, description="like output_config.format")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the template reads")
 
 
@@ -80,46 +74,77 @@ _NAMES = {
 _NO_MEMORY = "nothing is kept between requests"
 _REFUSALS = {
     "container": Refusal(_NO_MEMORY, always),
-    "mcp_servers": Refusal("only the client calls tools", if_set),
-    "context_management": Refusal("messages are not edited", if_set),
-    "speed": Refusal("there is one speed", unless("standard")),
+    "thread": Refusal(_NO_MEMORY, always),
     "stop": Refusal("strings that end the text are stop_sequences", if_set),
 }
-_HINTS = {"cache_control": never}
-WORDS = Vocabulary(_NAMES, _REFUSALS, _HINTS)
-_TEXT = {"text": "text"}
-_ONLY_OURS = Refusal("only the model itself calls tools", unless(["direct"]))
-_IN_TOOLS = {
-    "defer_loading": Refusal("all tools are shown to the model", unless(False)),
-    "allowed_callers": _ONLY_OURS,
+
+
+def _removes(context_management: Any) -> bool:
+    """Whether it asks to remove anything from the messages."""
+    edits = context_management.get("edits") if isinstance(context_management, dict) else context_management
+    nothing = {"type": "clear_thinking_20251015", "keep": "all"}
+    return bool(edits) and (not isinstance(edits, list) or any(edit != nothing for edit in edits))
+
+
+# Edits only make a prompt shorter, and the answer says which were made: none. The server runs no tools.
+_HINTS = {
+    "cache_control": never,
+    "context_management": _removes,
+    "mcp_servers": if_set,
+    "speed": unless("standard"),
+    "inference_geo": unless("global"),
 }
-# What tools may have beside what is refused there.
-_TOOL_FIELDS = {"type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming"}
+
+
+def _too_long(error: RequestTooLongError) -> str:
+    """In words that clients look for: they shorten the conversation by the difference."""
+    context = error.max_model_len or 0
+    return f"prompt is too long: {error.prompt_tokens or context} tokens > {context - 1} maximum"
+
+
+WORDS = Vocabulary(_NAMES, _REFUSALS, _HINTS, _too_long)
+_IN_TOOLS = {"allowed_callers": Refusal("only the model itself calls tools", unless_listing("direct"))}
+# What tools may have beside what is refused there. All tools are shown, deferred ones too.
+_TOOL_FIELDS = {
+    "type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming", "defer_loading",
+}  # fmt: skip
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def words_of(request: CountTokensRequest) -> Vocabulary:
-    """How much to think is said in two places, of which the chat has one."""
-    if request.output_config is not None and request.output_config.effort is not None:
-        return WORDS
-    return replace(WORDS, names=_NAMES | {"reasoning_effort": "thinking"})
+    """How much to think is said in two places, and a format too, of which the chat has one."""
+    names = dict(_NAMES)
+    if request.output_config is None or request.output_config.effort is None:
+        names["reasoning_effort"] = "thinking"
+    if request.output_format is not None:
+        names |= dict.fromkeys(("response_format", "response_format.json_schema"), "output_format")
+    return replace(WORDS, names=names)
 
 
-def as_chat(request: CountTokensRequest) -> ChatRequest:
-    """The chat that asks for the same. Raises `ApiError` 400."""
-    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or [])]
+class Translation:
+    """The chat that asks for the same. Raises `ApiError` 400 when made. `warnings`: what of the request is not done."""
+
+    def __init__(self, request: CountTokensRequest) -> None:
+        tools, left_out = _tools(request.tools or [])
+        said, unsaid = messages(request)
+        self.chat = chat_request(request, _fields(request, said, tools), words_of(request))
+        self.warnings = [name[:100] for name in (*_ignored_parts(request), *left_out, *unsaid)]
+
+
+def _fields(request: CountTokensRequest, said: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Those of the chat that have other names there."""
     translated: dict[str, Any] = {
-        "messages": messages(request),
+        "messages": said,
         "tools": tools or None,
         "chat_template_kwargs": request.chat_template_kwargs,
+        "response_format": _response_format(request),
     }
-    if request.messages and request.messages[-1].role == "assistant":
+    if said and request.messages[-1].role == said[-1]["role"] == "assistant":
         translated["continue_final_message"] = True
     if request.tool_choice is not None:
         translated["tool_choice"] = _tool_choice(request.tool_choice)
         translated["parallel_tool_calls"] = False if request.tool_choice.disable_parallel_tool_use else None
     if request.output_config is not None:
-        translated["response_format"] = _response_format(request.output_config.format)
         translated["reasoning_effort"] = request.output_config.effort
     if request.thinking is not None:
         translated |= _thinking(request.thinking)
@@ -130,81 +155,58 @@ def as_chat(request: CountTokensRequest) -> ChatRequest:
             raise bad_request("max_tokens must be greater than thinking.budget_tokens", "thinking.budget_tokens")
         translated["max_completion_tokens"] = request.max_tokens
         translated["stop"] = request.stop_sequences
-    return chat_request(request, translated, WORDS)
+    return translated
 
 
-def ignored_parts(request: CountTokensRequest) -> list[str]:
+def _ignored_parts(request: CountTokensRequest) -> list[str]:
     """What is ignored within fields: to be named among the warnings."""
     parts = {"output_config": request.output_config, "thinking": request.thinking, "tool_choice": request.tool_choice}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
-    names += ignored_in_tools(request.tools, _IN_TOOLS.keys() | _TOOL_FIELDS)
-    blocks = [block for message in request.messages if isinstance(message.content, list) for block in message.content]
-    if any(block.get("is_error") for block in blocks):
-        names.append("messages.content.is_error")
-    return [name[:100] for name in names]
+    return names + ignored_in_tools(request.tools, _IN_TOOLS.keys() | _TOOL_FIELDS)
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
-def messages(request: CountTokensRequest) -> list[dict[str, Any]]:
-    """The messages of the chat. Raises `ApiError` 400."""
+def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages of the chat, and warnings of what is not among them. Raises `ApiError` 400."""
     turns = Turns()
-    if request.system is not None:
-        turns.say("system", texts_of(request.system, _TEXT, "system", "system"))
+    content = Content(turns)
+    if request.system is not None and (texts := system_texts(request.system)):
+        turns.say("system", texts)
     for index, message in enumerate(request.messages):
         place = f"messages.{index}"
         if message.role not in ("user", "assistant", "system"):
             raise bad_request(f"{place}.role is not known: {message.role[:40]!r}", "messages")
         if isinstance(message.content, str):
-            _add_text(turns, message.role, message.content)
+            content.add_text(message.role, message.content)
             continue
         for number, block in enumerate(message.content):
-            _add_block(turns, message.role, block, f"{place}.content.{number}")
+            content.add(message.role, block, f"{place}.content.{number}")
     if not request.messages:
         raise bad_request("messages must not be empty", "messages")
-    return turns.messages()
-
-
-def _add_text(turns: Turns, role: str, text: str) -> None:
-    if role == "assistant":
-        turns.answer([text])
-    else:
-        turns.say(role, [text])
-
-
-def _add_block(turns: Turns, role: str, block: dict[str, Any], place: str) -> None:
-    kind = block.get("type")
-    if kind == "text":
-        _add_text(turns, role, text_field(block, "text", place, "messages"))
-    elif kind == "tool_result" and role == "user":
-        content = block.get("content")
-        texts = [] if content is None else texts_of(content, _TEXT, f"{place}.content", "messages")
-        turns.result(text_field(block, "tool_use_id", place, "messages"), texts)
-    elif kind == "tool_use" and role == "assistant":
-        _add_call(turns, block, place)
-    elif kind == "thinking" and role == "assistant":
-        turns.think(text_field(block, "thinking", place, "messages"))
-    else:
-        message = f"{place}: blocks of type {str(kind)[:40]!r} are not supported in messages of the role {role!r}"
-        raise bad_request(message, "messages", "unsupported_content")
-
-
-def _add_call(turns: Turns, block: dict[str, Any], place: str) -> None:
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise bad_request(f"{place}.input must be an object", "messages")
-    call_id, name = (text_field(block, field, place, "messages") for field in ("id", "name"))
-    turns.call(call_id, name, arguments)
+    return turns.messages(), list(content.warnings)
 
 
 # --- tools, thinking and formats ----------------------------------------------------------------------------------
+def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """As a chat takes them, and warnings of those that are Anthropic's own. Raises `ApiError` 400."""
+    tools, left_out = [], []
+    for index, tool in enumerate(given):
+        kind, place = tool.get("type"), f"tools.{index}"
+        if kind in (None, "custom"):
+            tools.append(_tool(tool, place))
+        elif isinstance(kind, str):
+            left_out.append(f"{place} of type {kind[:40]!r} is left out")
+        else:
+            raise bad_request(f"{place}.type must be a string", "tools")
+    return tools, left_out
+
+
 def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        message = f"{place}: tools of type {str(tool['type'])[:40]!r} are not supported, only those of the client"
-        raise bad_request(message, "tools", "unsupported_field")
     for name, refusal in _IN_TOOLS.items():
         refuse(f"{place}.{name}", tool.get(name), {f"{place}.{name}": refusal})
     named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
     function = {name: tool[own] for name, own in named.items() if tool.get(own) is not None}
+    read_function(function, place, "input_schema")
     return {"type": "function", "function": function}
 
 
@@ -219,8 +221,6 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
 
 
 def _thinking(config: ThinkingConfig) -> dict[str, Any]:
-    if (config.model_extra or {}).get("display") == "omitted":
-        raise unsupported("thinking.display", "what the model thinks is shown")
     if config.type == "enabled":
         if config.budget_tokens is None:
             raise bad_request("thinking.budget_tokens must be given", "thinking.budget_tokens")
@@ -232,10 +232,16 @@ def _thinking(config: ThinkingConfig) -> dict[str, Any]:
     return {"reasoning_effort": "none"} if config.type == "disabled" else {}
 
 
-def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
     """Anthropic's API has no name for a schema, and enforces it."""
+    wanted = None if request.output_config is None else request.output_config.format
+    if request.output_format is not None:
+        if wanted not in (None, request.output_format):
+            raise bad_request("output_format is not what output_config.format is", "output_format")
+        wanted = request.output_format
     if wanted is None:
         return None
     if wanted.get("type") != "json_schema":
-        raise unsupported("output_config.format", "its type must be json_schema")
+        name = "output_config.format" if request.output_format is None else "output_format"
+        raise unsupported(name, "its type must be json_schema")
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.get("schema"), "strict": True}}

@@ -91,8 +91,7 @@ def test_a_call_that_is_nested_too_deep_ends_its_request_alone(server: LiveServe
 
 def test_wrong_fields(claude: anthropic.Anthropic) -> None:
     for fields, code, param in (
-        ({"max_tokens": 1000}, "context_length_exceeded", "max_tokens"),
-        ({"messages": [{"role": "user", "content": "hello " * 100}]}, "context_length_exceeded", "messages"),
+        ({"max_tokens": 0}, None, "max_tokens"),
         ({"stop_sequences": [""]}, None, "stop_sequences"),
         ({"extra_body": {"temperature": 3.0}}, None, "temperature"),
         ({"extra_body": {"container": "c"}}, "unsupported_field", "container"),
@@ -104,6 +103,71 @@ def test_wrong_fields(claude: anthropic.Anthropic) -> None:
         body: Any = error.body
         assert body["error"]["details"]["param"] == param and param in error.message
         MessageErrorBody.model_validate(body)
+
+
+@pytest.mark.parametrize(("text", "exact"), [("hello " * 100, True), ("x" * 100_000, False)])
+def test_a_prompt_that_is_too_long_says_by_how_much(server: LiveServer, text: str, exact: bool) -> None:
+    """A text that no tokenisation could fit is not tokenised: its number is a lower bound."""
+    answer = server.post(PATH, BODY | {"messages": [{"role": "user", "content": text}]})
+    error = answer.json()["error"]
+    tokens = int(error["message"].removeprefix("prompt is too long: ").removesuffix(" tokens > 63 maximum"))
+    real = len(server.tokenizer.encode(f"<|endoftext|><|user|>{text}<|end|><|assistant|>", add_special_tokens=False))
+    assert tokens == real if exact else 1000 < tokens <= real
+    assert error["details"] == {"error_code": "context_length_exceeded", "param": "messages"}
+
+
+@pytest.mark.parametrize("tokens", [64, 32_000])
+def test_lengths_beyond_the_context_are_clipped(server: LiveServer, tokens: int) -> None:
+    assert server.post(PATH, BODY | {"max_tokens": tokens}).status_code == 200
+    request = server.engine.requests[0]
+    assert request.params.max_tokens == 64 - len(request.prompt_ids)
+
+
+EDITS = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "warnings"),
+    [
+        ({"edits": []}, None),
+        ({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, None),
+        ({"edits": [{"type": "clear_thinking_20251015"}]}, ["context_management"]),
+        (EDITS, ["context_management"]),
+        ({"edits": 5}, ["context_management"]),
+    ],
+)
+def test_no_edit_is_applied(server: LiveServer, asked: Any, warnings: list[str] | None) -> None:
+    answer = server.post(PATH, BODY | {"context_management": asked}).json()
+    assert answer["context_management"] == {"applied_edits": []} and answer.get("warnings") == warnings
+    Message.model_validate(answer)
+
+
+def test_a_stream_says_that_no_edit_is_applied(claude: anthropic.Anthropic) -> None:
+    edits: Any = EDITS
+    with claude.beta.messages.stream(**BODY, context_management=edits) as stream:
+        final = stream.get_final_message()
+    assert final.context_management is not None and final.context_management.applied_edits == []
+    assert claude.beta.messages.create(**BODY).context_management is None
+
+
+BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.9; cc_entrypoint=cli; cch=1;"}
+BE_BRIEF = {"type": "text", "text": "be brief"}
+
+
+def test_who_pays_is_no_part_of_the_prompt(claude: anthropic.Anthropic, server: LiveServer) -> None:
+    cached = BILLING | {"cache_control": {"type": "ephemeral"}}
+    for system in ([cached, BE_BRIEF], [BE_BRIEF]):
+        claude.messages.create(**BODY, system=system)
+    billed, plain = (request.prompt_ids for request in server.engine.requests)
+    assert billed == plain
+
+    def counted(*system: dict[str, Any]) -> int:
+        return claude.messages.count_tokens(model="fake", messages=HI, system=list(system)).input_tokens  # type: ignore[arg-type]
+
+    assert counted(cached, BE_BRIEF) == counted(BE_BRIEF) == len(plain)
+    assert counted(cached) == claude.messages.count_tokens(model="fake", messages=HI).input_tokens  # type: ignore[arg-type]
+    for other in (BE_BRIEF, BILLING), (BILLING | {"text": f"{BILLING['text']}\nbe brief"},):
+        assert counted(*other) > len(plain)
 
 
 def test_errors_of_every_status(serve: Serve) -> None:

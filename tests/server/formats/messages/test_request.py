@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest, as_chat, ignored_parts
+from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest, Translation
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
 
@@ -15,8 +15,11 @@ TOOL = {"name": "look", "description": "Look", "input_schema": SCHEMA}
 
 def chat(**fields: Any) -> dict[str, Any]:
     """The fields of the chat."""
-    request = parse(MessagesRequest, {"messages": [HI], "max_tokens": 9} | fields)
-    return as_chat(request).model_dump(exclude_none=True, by_alias=True)
+    return translated(**fields).chat.model_dump(exclude_none=True, by_alias=True)
+
+
+def translated(**fields: Any) -> Translation:
+    return Translation(parse(MessagesRequest, {"messages": [HI], "max_tokens": 9} | fields))
 
 
 def messages(*given: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -94,7 +97,9 @@ BLOCK = "messages.0.content.0"
         ({"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}, BLOCK, CONTENT),
         ({"role": "user", "content": [{"type": "tool_use"}]}, BLOCK, CONTENT),
         ({"role": "assistant", "content": [{"type": "tool_result"}]}, BLOCK, CONTENT),
-        ({"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, BLOCK, CONTENT),
+        ({"role": "assistant", "content": [{"type": "container_upload", "file_id": "x"}]}, BLOCK, CONTENT),
+        ({"role": "assistant", "content": [{"type": "compaction", "encrypted_content": "x"}]}, BLOCK, CONTENT),
+        ({"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}, BLOCK, CONTENT),
         ({"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}, f"{BLOCK}.input", None),
         ({"role": "assistant", "content": [{"type": "tool_use", "name": "b", "input": {}}]}, f"{BLOCK}.id", None),
         ({"role": "user", "content": [{"type": "tool_result"}]}, f"{BLOCK}.tool_use_id", None),
@@ -161,17 +166,11 @@ def test_formats_are_enforced() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search_20260209", "name": "web_search"}]}, "tools"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
-        ({"tools": [TOOL | {"defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tools": [TOOL | {"allowed_callers": ["code_execution_20260521"]}]}, "tools.0.allowed_callers"),
         ({"container": "c"}, "container"),
-        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
-        ({"context_management": {"edits": []}}, "context_management"),
-        ({"speed": "fast"}, "speed"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"stop": "x"}, "stop"),
         ({"thinking": {"type": "between_tools"}}, "thinking"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
@@ -216,12 +215,80 @@ def test_what_is_ignored_within_fields_is_named() -> None:
     failed = {"type": "tool_result", "tool_use_id": "x", "content": "no", "is_error": True}
     body: Any = {"messages": [{"role": "user", "content": [failed]}], "max_tokens": 1, "output_config": {"mood": 1}}
     body["tools"] = [TOOL | {"input_examples": [{}], "cache_control": {"type": "ephemeral"}}] * 2
-    assert ignored_parts(parse(MessagesRequest, body)) == [
+    assert Translation(parse(MessagesRequest, body)).warnings == [
         "output_config.mood",
         "tools.input_examples",
         "messages.content.is_error",
     ]
 
 
+def test_tools_of_anthropics_own_are_left_out() -> None:
+    search = {"type": "web_search_20260209", "name": "web_search"}
+    found = translated(tools=[search, TOOL | {"defer_loading": True, "allowed_callers": ["direct", "x"]}])
+    assert [tool["function"]["name"] for tool in found.chat.tools or []] == ["look"]
+    assert found.warnings == ["tools.0 of type 'web_search_20260209' is left out"]
+    wrong = refused(tools=[search, TOOL | {"input_schema": 5}])
+    assert wrong.message.startswith("tools.1.input_schema must be")
+    assert refused(tools=[{"type": 5}]).message.startswith("tools.0.type")
+
+
+def test_blocks_of_other_servers_are_shown_as_far_as_they_can_be_read() -> None:
+    found_pages = [{"type": "web_search_result", "title": "T", "url": "u", "encrypted_content": "abc"}]
+    content = [
+        {"type": "redacted_thinking", "data": "abc"},
+        *texts("Well"),
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": found_pages},
+        {"type": "mcp_tool_use", "id": "s2", "name": "ask", "server_name": "m", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "s2", "content": texts("yes"), "is_error": False},
+        {"type": "compaction", "content": "Before that: nothing."},
+        *texts("So."),
+    ]
+    found = translated(messages=[HI, {"role": "assistant", "content": content}, HI])
+    said = found.chat.model_dump(exclude_none=True)["messages"]
+
+    def call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    assert said[1:-1] == [
+        {"role": "assistant", "content": "Well", "tool_calls": [call("s1", "web_search", {"query": "q"})]},
+        {"role": "tool", "tool_call_id": "s1", "content": '[{"type":"web_search_result","title":"T","url":"u"}]'},
+        {"role": "assistant", "tool_calls": [call("s2", "ask", {})]},
+        {"role": "tool", "tool_call_id": "s2", "content": "yes"},
+        {"role": "assistant", "content": texts("Before that: nothing.", "So.")},
+    ]
+    assert found.warnings == ["messages: blocks of type 'redacted_thinking' are left out"]
+
+
+def test_results_of_other_servers_that_are_no_text() -> None:
+    page = {"type": "document", "source": {"type": "base64", "data": "abc"}}
+    block = {"type": "web_fetch_tool_result", "tool_use_id": "s1", "content": {"content": page}}
+    error = refused(messages=[HI, {"role": "assistant", "content": [block]}])
+    assert error.code == CONTENT and error.message.startswith("messages.1.content.0.content")
+
+
+def test_a_turn_of_which_nothing_is_left() -> None:
+    only = [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "abc"}]}]
+    assert translated(messages=only).chat.messages == []
+
+
+def test_found_tools_are_named() -> None:
+    content = [{"type": "tool_reference", "tool_name": "look"}]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content}
+    assert messages({"role": "user", "content": [result]})[0]["content"] == "look"
+
+
+SCHEMA_FORMAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+def test_a_format_by_its_older_name() -> None:
+    newer = chat(output_config={"format": SCHEMA_FORMAT})
+    assert chat(output_format=SCHEMA_FORMAT) == newer
+    assert chat(output_format=SCHEMA_FORMAT, output_config={"format": SCHEMA_FORMAT}) == newer
+    other = refused(output_format=SCHEMA_FORMAT, output_config={"format": SCHEMA_FORMAT | {"schema": {}}})
+    assert other.param == "output_format"
+    assert refused(output_format={"type": "text"}).param == "output_format"
+
+
 def test_counting_needs_no_length() -> None:
-    assert as_chat(parse(CountTokensRequest, {"messages": [HI]})).max_completion_tokens is None
+    assert Translation(parse(CountTokensRequest, {"messages": [HI]})).chat.max_completion_tokens is None

@@ -80,6 +80,12 @@ def test_the_response_repeats_its_request(server: LiveServer) -> None:
     assert answer["warnings"] == ["mood", "reasoning.summary"]
 
 
+def test_the_response_repeats_tools_that_are_left_out(server: LiveServer) -> None:
+    tools = [{"type": "web_search", "external_web_access": False}]
+    answer = server.post(PATH, {"input": "x", "tools": tools}).json()
+    assert answer["tools"] == tools and answer["warnings"] == ["tools.0 of type 'web_search' is left out"]
+
+
 def test_objectives_are_reported(server: LiveServer) -> None:
     answer = server.post(PATH, {"input": "x", "slo": {"ttft_ms": 60000, "report": True}}).json()
     ResponseObject.model_validate(answer)
@@ -88,7 +94,7 @@ def test_objectives_are_reported(server: LiveServer) -> None:
 
 def test_wrong_fields(client: OpenAI) -> None:
     for fields, code, param in (
-        ({"max_output_tokens": 1000}, "context_length_exceeded", "max_output_tokens"),
+        ({"max_output_tokens": 0}, None, "max_output_tokens"),
         ({"input": "hello " * 100}, "context_length_exceeded", "input"),
         ({"moderation": {"model": "x"}}, "unsupported_field", "moderation"),
         ({"previous_response_id": "resp_1"}, "unsupported_field", "previous_response_id"),

@@ -1,0 +1,120 @@
+"""The content blocks of messages as turns of a chat.
+
+Blocks that Anthropic's server made in earlier answers come too. What can be read of them is shown to the model. What
+only that server can read is left out, with a warning, or refused if the model would miss it.
+"""
+
+from typing import Any
+
+from orjson import dumps
+
+from roseinfer.server.formats.as_chat import Turns, check_nesting, text_field, texts_of
+from roseinfer.server.http.errors import ApiError, bad_request
+
+TEXT = {"text": "text"}
+# A tool that a search has found is shown to the model anyway: its name says which.
+_RESULT_PARTS = {"text": "text", "tool_reference": "tool_name"}
+_CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+_SERVERS_RESULT = "_tool_result"
+_LEFT_OUT = frozenset({"redacted_thinking", "fallback", "mcp_tool_listing"})
+# Of the first system block, with which Claude Code says who pays. It differs in each session, so that none could share
+# the prefixes of another.
+_BILLING = "x-anthropic-billing-header:"
+
+
+def system_texts(system: str | list[dict[str, Any]]) -> list[str]:
+    """The texts of a system prompt. Raises `ApiError` 400."""
+    texts = texts_of(system, TEXT, "system", "system")
+    return texts[1:] if isinstance(system, list) and texts and _is_billing(texts[0]) else texts
+
+
+def _is_billing(text: str) -> bool:
+    return text.startswith(_BILLING) and "\n" not in text.rstrip()
+
+
+class Content:
+    """Adds the blocks of messages to the turns of a chat. `warnings`: what the model is not shown."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.warnings: dict[str, None] = {}
+        self._turns = turns
+
+    def add_text(self, role: str, text: str) -> None:
+        if role == "assistant":
+            self._turns.answer([text])
+        else:
+            self._turns.say(role, [text])
+
+    def add(self, role: str, block: dict[str, Any], place: str) -> None:
+        """Raises `ApiError` 400 naming the place."""
+        kind = block.get("type")
+        if kind == "text":
+            self.add_text(role, text_field(block, "text", place, "messages"))
+        elif kind == "tool_result" and role == "user":
+            self._add_result(block, place)
+        elif role == "assistant" and isinstance(kind, str):
+            self._add_answered(kind, block, place)
+        else:
+            raise _unsupported(kind, role, place)
+
+    def _add_answered(self, kind: str, block: dict[str, Any], place: str) -> None:
+        """A block that only an assistant has."""
+        if kind in _CALLS:
+            self._add_call(block, place)
+        elif kind == "thinking":
+            self._turns.think(text_field(block, "thinking", place, "messages"))
+        elif kind in _LEFT_OUT:
+            self.warnings[f"messages: blocks of type {kind!r} are left out"] = None
+        elif kind == "compaction" and isinstance(block.get("content"), str):
+            self._turns.answer([block["content"]])
+        elif kind.endswith(_SERVERS_RESULT):
+            self._add_servers_result(block, place)
+        else:
+            raise _unsupported(kind, "assistant", place)
+
+    def _add_call(self, block: dict[str, Any], place: str) -> None:
+        arguments = block.get("input")
+        if not isinstance(arguments, dict):
+            raise bad_request(f"{place}.input must be an object", "messages")
+        call_id, name = (text_field(block, field, place, "messages") for field in ("id", "name"))
+        self._turns.call(call_id, name, arguments)
+
+    def _add_result(self, block: dict[str, Any], place: str) -> None:
+        content = block.get("content")
+        texts = [] if content is None else texts_of(content, _RESULT_PARTS, f"{place}.content", "messages")
+        self._turns.result(text_field(block, "tool_use_id", place, "messages"), texts)
+        if block.get("is_error"):
+            self.warnings["messages.content.is_error"] = None
+
+    def _add_servers_result(self, block: dict[str, Any], place: str) -> None:
+        """The result of a tool that Anthropic's server ran: texts, or as JSON what can be read of it."""
+        content = block.get("content")
+        check_nesting(content, "messages")
+        if isinstance(content, str):
+            texts = [content]
+        elif _has_texts_alone(content):
+            texts = texts_of(content, TEXT, f"{place}.content", "messages")
+        else:
+            texts = [dumps(_readable(content, f"{place}.content")).decode()]
+        self._turns.result(text_field(block, "tool_use_id", place, "messages"), texts)
+
+
+def _has_texts_alone(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+
+
+def _readable(value: Any, place: str) -> Any:
+    """Without what is encrypted. Raises `ApiError` 400 for what is no text."""
+    if isinstance(value, list):
+        return [_readable(part, place) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") in ("base64", "image"):
+        message = f"{place}: parts of type {value['type']!r} are not supported"
+        raise bad_request(message, "messages", "unsupported_content")
+    return {name: _readable(part, place) for name, part in value.items() if not name.startswith("encrypted_")}
+
+
+def _unsupported(kind: Any, role: str, place: str) -> ApiError:
+    message = f"{place}: blocks of type {str(kind)[:40]!r} are not supported in messages of the role {role!r}"
+    return bad_request(message, "messages", "unsupported_content")
