@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.gguf.metadata import Fields
@@ -58,6 +59,8 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens has a token twice")
     kinds = _kinds(file) or [Kind.NORMAL.value] * len(texts)
     scores = [float(score) for score in file.numbers(f"{_KEY}.scores")]
+    if not all(map(isfinite, scores)):
+        raise UnsupportedModelError(f"{file.path}: {_KEY}.scores holds NaN or infinity")
     for name, values in (("token_type", kinds), ("scores", scores)):
         if values and len(values) != len(texts):
             raise UnsupportedModelError(f"{file.path}: {_KEY}.{name} has {len(values)} values for {len(texts)} tokens")

@@ -18,6 +18,7 @@ from roseinfer.core.progress import report
 from roseinfer.gguf.files import is_gguf
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec
+from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
 from roseinfer.parallel.group import Alone, Group, Share
@@ -63,8 +64,8 @@ def load_model(
     weights from `seed` (the same on the same kind of device). `quantization` as in `ModelConfig`; `weight_format`, that
     of the linear layers, is by default what it and the checkpoint ask for. Weights never require gradients; run forward
     passes in `torch.inference_mode`.
-    Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped or
-    not needed, `ConfigError` for a group that cannot share the model, or a format that the device does not run.
+    Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped,
+    not needed or not finite, `ConfigError` for a group that cannot share the model, or a format that the device does not run.
     """
     dummy = load_format == "dummy"
     computed = resolve_dtype(spec, dtype, device)
@@ -83,6 +84,7 @@ def load_model(
         model.load(Widened(checkpoint, spec.quantization) if spec.quantization is not None else checkpoint)
         ignored = (*model.ignored, r"lm_head\.weight") if spec.tied_embeddings else model.ignored
         checkpoint.refuse_unread(ignored)
+        checkpoint.refuse_not_finite()
     return model
 
 
@@ -93,6 +95,7 @@ class Checkpoint:
         self.build = build
         self._folder = folder
         self._read: set[str] = set()
+        self._finite = FiniteCheck()
         self._files: list[Any] = []
         self._holder: dict[str, Any] = {}
         for path in weight_files(folder):
@@ -138,11 +141,20 @@ class Checkpoint:
         else:
             tensor = view[tuple(slice(part.start, part.start + part.width) for part in parts)]
         into.copy_(tensor.T if transposed else tensor)
+        self._finite.add(name, into)
 
     def leave(self, name: str) -> None:
         if name not in self._holder:
             raise UnsupportedModelError(f"{self._folder}: tensor {name} is missing")
         self._read.add(name)
+
+    def refuse_not_finite(self) -> None:
+        """Raise `UnsupportedModelError` naming a tensor that was read and holds NaN or infinity."""
+        wrong = self._finite.first_wrong()
+        if wrong is not None:
+            name, dtype = wrong
+            what = f"holds NaN, infinity or numbers beyond {str(dtype).removeprefix('torch.')}"
+            raise UnsupportedModelError(f"{self._folder}: tensor {name} {what}")
 
     def refuse_unread(self, ignored: tuple[str, ...]) -> None:
         """Raise if the checkpoint holds tensors that the model has not asked for, `ignored` patterns aside."""

@@ -49,6 +49,8 @@ EXPERTS = {"llama.expert_count": 8, "llama.expert_used_count": 2}
         ({"tokenizer.ggml.tokens": ["a"] * 99}, "has a token twice"),
         ({"tokenizer.ggml.token_type": [1]}, "token_type has 1 values for 99 tokens"),
         ({"tokenizer.ggml.token_type": [float("nan")] * 99}, "token_type holds what is no integer"),
+        ({"tokenizer.ggml.scores": [float("nan")] * 99}, "scores holds NaN or infinity"),
+        ({"llama.rope.freq_base": float("inf")}, "a finite number is needed"),
         ({"tokenizer.ggml.eos_token_id": 99}, "eos_token_id = 99 is not supported; the file has 99 tokens"),
         ({"tokenizer.ggml.tokens": [str(i) for i in range(200)], "tokenizer.ggml.token_type": None}, "99 rows"),
     ],

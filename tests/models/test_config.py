@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -198,6 +199,14 @@ REFUSED = [
     (LLAMA, "logit_scale", 0.25),
     (LLAMA, "sliding_window", 1024),
     (LLAMA, "hidden_act", "xielu"),
+    *(
+        (LLAMA, key, value)
+        for key in ("rms_norm_eps", "rope_theta")
+        for value in (math.nan, math.inf, 0, 1e300, 10**400)
+    ),
+    *((GPT2, "layer_norm_epsilon", value) for value in (math.nan, math.inf)),
+    (LLAMA, "rope_theta", 0.5),
+    (LLAMA, "rope_scaling", {"rope_type": "linear", "factor": math.inf}),
     (LLAMA, "num_key_value_heads", 3),
     (LLAMA, "head_dim", 7),
     (LLAMA, "torch_dtype", "float8_e4m3fn"),
@@ -229,6 +238,9 @@ def test_what_would_change_the_result_is_refused_by_name(
         ({"rope_type": "yarn", "factor": 4.0}, "yarn"),
         ({"type": "dynamic", "factor": 4.0}, "dynamic"),
         ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": math.nan}, "factor"),
+        ({"rope_type": "default", "rope_theta": math.nan}, "rope_theta"),
+        ({**LLAMA3, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
         ({"rope_type": "llama3", "factor": 8.0}, "freq_factor"),
         ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "mrope_section"),
         ({"rope_type": "default", "partial_rotary_factor": 0.25}, "partial_rotary_factor"),

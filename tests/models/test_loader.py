@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
+from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.loader import Checkpoint, load_model, resolve_dtype
 from roseinfer.parallel.group import Share
 from roseinfer.quant import each_expert
@@ -216,3 +217,47 @@ def test_more_experts_than_the_files_could_hold_are_refused(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 2**20}))
     with pytest.raises(UnsupportedModelError, match=r"a model of .* weights, the checkpoint's files hold"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_that_are_not_finite_are_refused_by_name(llama: Path, value: float, quantization: str | None) -> None:
+    whole = load_file(llama / "model.safetensors")
+    spec = read_model_spec(llama)
+    options: dict[str, Any] = {"dtype": "auto", "device": CPU, "load_format": "auto", "seed": 0}
+    for name in (
+        "model.layers.1.mlp.up_proj.weight",
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+    ):
+        spoilt = whole[name].clone()
+        spoilt.view(-1)[-1] = value
+        save_file({**whole, name: spoilt}, llama / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UnsupportedModelError, match=rf"tensor {name} holds NaN, infinity"):
+            load_model(llama, spec, quantization=quantization, **options)
+
+
+def test_weights_beyond_the_dtype_that_is_computed_in(llama: Path) -> None:
+    rewrite(llama, lambda tensors: {**tensors, "model.norm.weight": tensors["model.norm.weight"] * 1e6})
+    load(llama, dtype="bfloat16")
+    with pytest.raises(UnsupportedModelError, match=r"model\.norm\.weight .* beyond float16"):
+        load(llama, dtype="float16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_numbers_are_finite(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    check = FiniteCheck()
+    check.add("largest", torch.full((33, 65), largest, dtype=dtype))
+    check.add("mixed", torch.tensor([largest, -largest, 0.0, torch.finfo(dtype).tiny], dtype=dtype))
+    check.add("empty", torch.empty(0, 4, dtype=dtype))
+    check.add("codes", torch.full((4,), 127, dtype=torch.int8))
+    assert check.first_wrong() is None
+    for place in range(67):
+        tensor = torch.zeros(67, dtype=dtype)
+        tensor[place] = torch.nan
+        check = FiniteCheck()
+        check.add("right", torch.zeros(3))
+        check.add("wrong", tensor)
+        assert check.first_wrong() == ("wrong", dtype)

@@ -145,7 +145,7 @@ def test_a_file_of_an_engine_without_host_memory(tmp_path) -> None:
         ('{"cost": 3}', "holds no cost model"),
         ('{"cost": {"step_s": 1.0}}', "token_s"),
         (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "row_s": -1.0}}), "row_s must be"),
-        (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "row_s": float("nan")}}), "cost.row_s = nan is not a finite number"),
+        (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "row_s": float("nan")}}), "row_s = nan"),
         (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "row_s": "1"}}), "row_s must be"),
         (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "step_s": 0, "token_s": 0}}), "time would stand still"),
     ],
