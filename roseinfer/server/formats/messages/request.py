@@ -89,6 +89,7 @@ def _removes(context_management: Any) -> bool:
 # Edits only make a prompt shorter, and the answer says which were made: none. The server runs no tools.
 _HINTS = {
     "cache_control": never,
+    "user": never,
     "context_management": _removes,
     "mcp_servers": if_set,
     "speed": unless("standard"),
