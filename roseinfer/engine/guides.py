@@ -314,9 +314,9 @@ class GuidedSequences:
         if self._timed_steps:
             self._timed_steps -= 1
             return self._compute_timed(sources, asking, words, 0)
-        count = len(sources)
-        done = self.guides.fill(sources, words, self._clock.wall_s() + _UNTIMED_S + count * FREE_ROW_S)
-        if done == count:
+        until_s = self._clock.wall_s() + _UNTIMED_S + len(sources) * FREE_ROW_S
+        done = self.guides.fill(sources, words, until_s)
+        if self._clock.wall_s() <= until_s:
             return set()
         self._timed_steps = _TIMED_STEPS
         return self._compute_timed(sources, asking, words, done)

@@ -329,6 +329,12 @@ def test_a_request_that_is_a_little_too_slow_for_long_ends_and_one_that_is_not_d
     assert fair.reasons("b") == fair.reasons("a") == {FinishReason.STOP} and fair.stats.too_slow == 0
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_single_sample_that_is_slow_in_each_step_ends(depth: int) -> None:
+    run = CostlyRun([("b", 1)], lambda name: 0.016, step_s=0.004, depth=depth, tokens=100)
+    assert run.reasons("b") == {FinishReason.ERROR} and run.guides.computed["b"] < 30
+
+
 def test_many_ordinary_masks_end_nobody_however_short_the_steps_are() -> None:
     run = CostlyRun([(name, 8) for name in "abcdefghijklmnop"], lambda name: 48e-6, step_s=0.001)
     assert all(run.reasons(name) == {FinishReason.STOP} for name in "abcdefghijklmnop")

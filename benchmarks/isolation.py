@@ -1,0 +1,274 @@
+"""Gaps between the tokens of a stream while another client sends something hostile.
+
+    python -m benchmarks.isolation [--seconds 8] [--only NAME ...] [--seed 0]
+    python -m benchmarks.isolation --replicas [--streams 8]
+
+Starts the real server with the embedded model on loopback, two steps in flight, all its defaults. For each case a
+stream runs alone, then beside the hostile body, which is ended with the window if it still runs. Cases are compared
+with the same number of samples without a grammar. Prints hardware, versions, seed and a table in
+Markdown; exit code 1 if p50 is more than twice that of the comparison, or a gap exceeds 500 ms.
+
+`--replicas` runs innocent streams on two engines with a timeout of a second, and the slowest cases beside them: all of
+the streams have to finish.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from benchmarks.faults.server import ServerUnderTest
+from roseinfer.bench.report import header, percentile, table
+
+MAX_P50_RATIO = 2.0
+MAX_GAP_MS = 500.0
+STREAM: dict[str, Any] = {
+    "model": "tiny",
+    "prompt": "Once upon a time",
+    "max_tokens": 900,
+    "ignore_eos": True,
+    "stream": True,
+}
+# Generous: a request or a server that hangs must not hang the benchmark.
+HANG_GUARD_S = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A hostile request and how often it is sent at once. `beside`: the case whose p50 it is compared with."""
+
+    name: str
+    body: dict[str, Any] = field(default_factory=dict)
+    path: str = "/v1/completions"
+    copies: int = 1
+    beside: str = ""
+
+
+def sampled(n: int, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "x", "n": n, "temperature": 1, "max_tokens": 200, **fields}
+
+
+def schema(value: dict[str, Any], strict: bool = False) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value, "strict": strict}}}
+
+
+def lark(text: str) -> dict[str, Any]:
+    return {"structured_outputs": {"grammar": text}}
+
+
+def regex(pattern: str) -> dict[str, Any]:
+    return {"structured_outputs": {"regex": pattern}}
+
+
+def branching_rules(count: int) -> str:
+    """Rules each of which is the next one once or twice."""
+    rules = "".join(f"r_{i}: r_{i + 1} | r_{i + 1} r_{i + 1}\n" for i in range(count))
+    return f'start: r_0\n{rules}r_{count}: "a"\n'
+
+
+def grammar_cases() -> list[Case]:
+    cases = [Case(f"none, n {n}", sampled(n, ignore_eos=True)) for n in (1, 4, 128)]
+    for size_kb in (1, 4, 8, 20, 50, 120, 200):
+        literal = schema({"enum": ["a" * (1000 * size_kb)]})
+        cases += [Case(f"enum {size_kb} kB, n {n}", sampled(n, **literal), beside=f"none, n {n}") for n in (1, 128)]
+    # Within a choice of texts of their own length each sample writes another one.
+    near = schema({"enum": [chr(97 + i) * 8000 for i in range(26)]})
+    others = {
+        "250 branching rules": lark(branching_rules(250)),
+        "40 branching rules": lark(branching_rules(40)),
+        "ambiguous regex": regex("(.{1,50}[ab]){1,50}"),
+        "long repetition": regex("(aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa){4000}"),
+        "26 texts of 8 kB": near,
+        "patterns": schema({"type": "array", "items": {"type": "string", "pattern": "^(.{1,30}[ab]){1,30}$"}}),
+    }
+    for name, fields in others.items():
+        cases += [Case(f"{name}, n {n}", sampled(n, **fields), beside=f"none, n {n}") for n in (1, 128)]
+    literal = schema({"enum": ["a" * 8000]})
+    cases.append(Case("16 x enum 8 kB, n 8", sampled(8, **literal), copies=16, beside="none, n 128"))
+    hidden = schema(
+        {"type": "array", "prefixItems": [{"const": "b" * 40}] * 6 + [{"const": "a" * 8000}], "minItems": 7}
+    )
+    cases.append(Case("slow only later, n 128", sampled(128, **hidden), beside="none, n 128"))
+    return cases
+
+
+# --- one stream and what comes beside it --------------------------------------------------------------------------
+async def tokens(client: httpx.AsyncClient) -> AsyncIterator[float]:
+    """Yield when each token of a stream comes. Raises `RuntimeError` if the stream ends with an error."""
+    async with client.stream("POST", "/v1/completions", json=STREAM) as answer:
+        async for line in answer.aiter_lines():
+            if '"error"' in line:
+                raise RuntimeError(line[:300])
+            if '"text"' in line:
+                yield time.perf_counter()
+
+
+async def ask(client: httpx.AsyncClient, case: Case) -> str:
+    """How a hostile request ended."""
+    answer = await client.post(case.path, json=case.body)
+    if answer.status_code == 200:
+        return "200"
+    return f"{answer.status_code} {answer.json().get('error', {}).get('code')}"
+
+
+@dataclass
+class Seen:
+    gaps_ms: list[float]
+    ends: list[str]
+    lasted_s: float
+
+
+async def beside(url: str, case: Case, seconds: float) -> Seen:
+    """Gaps of a stream from when the hostile requests are sent until they have ended, or `seconds` have passed.
+
+    The stream starts again when it is at its end.
+    """
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_GUARD_S, limits=limits) as client:
+        times: list[list[float]] = [[]]
+        warm = asyncio.Event()
+
+        async def run() -> None:
+            while True:
+                times.append([])
+                async for at_s in tokens(client):
+                    times[-1].append(at_s)
+                    if len(times[-1]) == 20:
+                        warm.set()
+
+        stream = asyncio.create_task(run())
+        await warm.wait()
+        began_s = time.perf_counter()
+        hostile = [asyncio.create_task(ask(client, case)) for _ in range(case.copies if case.body else 0)]
+        done, pending = await asyncio.wait(hostile, timeout=seconds) if hostile else (set(), set())
+        ended_s = time.perf_counter()
+        if not pending and ended_s - began_s < 1.0:
+            await asyncio.sleep(1.0)  # so that there are gaps to look at
+            ended_s = time.perf_counter()
+        else:
+            await asyncio.sleep(0.1)  # the gap that is open now
+        if stream.done():
+            stream.result()
+        for task in (*pending, stream):
+            task.cancel()
+        await asyncio.gather(*pending, stream, return_exceptions=True)
+        gaps = [
+            1000 * (after - before) for part in times for before, after in itertools.pairwise(part) if after > began_s
+        ]
+        ends = sorted({task.result() for task in done}) + (["still running"] if pending else [])
+        return Seen(gaps, ends, ended_s - began_s)
+
+
+async def rest(url: str) -> None:
+    """Wait until the engine has nothing left to do."""
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_GUARD_S) as client:
+        for _ in range(300):
+            if (await client.get("/load")).json().get("server_load", 0) == 0:
+                return
+            await asyncio.sleep(0.1)
+
+
+def row(case: Case, seen: Seen, base_p50_ms: float | None) -> dict[str, Any]:
+    p50_ms, worst_ms = percentile(seen.gaps_ms, 50), max(seen.gaps_ms, default=0.0)
+    ratio = p50_ms / base_p50_ms if base_p50_ms else None
+    bad = case.beside and (worst_ms > MAX_GAP_MS or (ratio is not None and ratio > MAX_P50_RATIO))
+    return {
+        "beside the stream": case.name,
+        "p50 ms": round(p50_ms, 1),
+        "of no grammar": "" if ratio is None else f"{ratio:.2f}",
+        "max ms": round(worst_ms, 1),
+        "tokens": len(seen.gaps_ms),
+        "after s": round(seen.lasted_s, 1),
+        "it ended": ", ".join(seen.ends),
+        "": "too slow" if bad else "",
+    }
+
+
+async def one_engine(cases: Sequence[Case], seconds: float) -> bool:
+    rows, p50_ms = [], {}
+    with ServerUnderTest("tiny") as server:
+        for case in cases:
+            seen = await beside(server.url, case, seconds)
+            p50_ms[case.name] = percentile(seen.gaps_ms, 50)
+            rows.append(row(case, seen, p50_ms.get(case.beside)))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+            await rest(server.url)
+    print(table(rows))
+    return not any(found[""] for found in rows)
+
+
+# --- two engines --------------------------------------------------------------------------------------------------
+async def whole(client: httpx.AsyncClient) -> str:
+    """How an innocent stream ended."""
+    count = 0
+    try:
+        async for _ in tokens(client):
+            count += 1
+    except (RuntimeError, httpx.HTTPError) as error:
+        return f"after {count} tokens: {error}"
+    return "finished" if count >= STREAM["max_tokens"] else f"after {count} tokens"
+
+
+async def two_engines(cases: Sequence[Case], streams: int) -> bool:
+    rows = []
+    for case in cases:
+        options = ("--replicas", "2", "--engine-timeout", "1", "--stall-timeout", "1")
+        with ServerUnderTest("tiny", *options) as server:
+            async with httpx.AsyncClient(base_url=server.url, timeout=HANG_GUARD_S) as client:
+                before = server.engines()
+                innocent = [asyncio.create_task(whole(client)) for _ in range(streams)]
+                await asyncio.sleep(1.0)
+                hostile = [asyncio.create_task(ask(client, case)) for _ in range(case.copies)]
+                ends = await asyncio.gather(*innocent)
+                for task in hostile:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait_for(task, 30)
+                finished = ends.count("finished")
+                found = {
+                    "poison": case.name,
+                    "finished": f"{finished} of {streams}",
+                    "engines lost": len(set(before) - set(server.engines())),
+                    "it ended": ", ".join(sorted({task.result() for task in hostile})),
+                    "others": "; ".join(sorted(set(ends) - {"finished"}))[:200],
+                }
+        rows.append(found)
+        print(json.dumps(found), file=sys.stderr, flush=True)
+    print(table(rows))
+    return all(found["finished"] == f"{streams} of {streams}" for found in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each case")
+    parser.add_argument(
+        "--only", action="append", help="cases whose name contains this, and what they are compared with"
+    )
+    parser.add_argument("--replicas", action="store_true", help="two engines, and whether innocent streams finish")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of the samples")
+    args = parser.parse_args()
+    cases = grammar_cases()
+    if args.only:
+        wanted = [case for case in cases if any(name in case.name for name in args.only)]
+        cases = [case for case in cases if case in wanted or case.name in {other.beside for other in wanted}]
+    for case in cases:
+        case.body["seed"] = args.seed
+    print(header("isolation", vars(args)), flush=True)
+    if args.replicas:
+        cases = [case for case in cases if case.beside.endswith("128")]
+        good = asyncio.run(two_engines(cases, args.streams))
+    else:
+        good = asyncio.run(one_engine(cases, args.seconds))
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
