@@ -21,6 +21,7 @@ from orjson import JSONEncodeError, dumps
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import check_literals, check_regex
+from roseinfer.grammar.patterns import with_supported_patterns
 from roseinfer.grammar.rewriting import FURTHEST, out_of_reach, rewritten
 from roseinfer.grammar.subschemas import Schema, SchemaGraph
 
@@ -76,8 +77,9 @@ def schema_text(schema: Schema, *, strict: bool, options: JsonOptions) -> Schema
     `strict`, and for what has no instance.
     """
     schema = rewritten(schema if options.additional_properties else _closed(schema))
+    schema, left_out = with_supported_patterns(schema, strict=strict)
     graph = SchemaGraph(schema)
-    ignored = dict.fromkeys(_ignored(graph, schema, strict))
+    ignored = dict.fromkeys([*left_out, *_ignored(graph, schema, strict)])
     if graph.loops():
         raise GrammarError("the schema refers to itself without end")
     if not graph.has_finite_instance():
@@ -114,8 +116,6 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
     if OPTIONS_KEY in schema:
         yield OPTIONS_KEY
     for part in graph.parts:
-        for name in ("pattern", *_names(part.get("patternProperties"))):
-            check_regex(str(part.get("pattern", "")) if name == "pattern" else name)
         for name in part:
             if name not in _ENFORCED and name not in _ANNOTATIONS and name not in _REPORTED and name[:2] != "x-":
                 yield name[:80]
@@ -218,6 +218,8 @@ def _closed(value: Any, is_schema: bool = True) -> Any:
 _KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _FORMAT = re.compile(r"Unknown format: (.*)")
 _OURS = re.compile(r"(?s)^at \d+\(\d+\): (?=.*\n   1 \| start: TEXT)|\n   1 \| start: TEXT.*")
+# A schema within a grammar: where it stands there, and the lines around it.
+_IN_GRAMMAR = re.compile(r"(?s)^at \d+\(\d+\): failed to compile JSON schema: (.*?)(?:\n +\d+ \| .*)?$")
 _COUNTS = "min/maxProperties only supported"
 _RANGE = re.compile(r"Failed to generate regex for (?:integer|float) range: min=(\w+)[^,]*, max=(\w+)")
 _DIGITS = re.compile(r"Value for 'multipleOf' has too many digits")
@@ -259,4 +261,5 @@ def explained(error: GrammarError) -> GrammarError:
     if "NoExtension" in error.message:
         return GrammarError("no output satisfies the constraint")
     # Where in a grammar of our own it stands tells a client nothing.
-    return GrammarError(_OURS.sub("", error.message), code=error.code or "invalid_grammar")
+    message = _IN_GRAMMAR.sub(r"\1", _OURS.sub("", error.message))
+    return GrammarError(message, code=error.code or "invalid_grammar")

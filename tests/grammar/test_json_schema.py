@@ -1,10 +1,11 @@
 """JSON schemas: what is strict is enforced or refused by name, what is lenient says what it ignores."""
 
+import copy
 import re
 
 import pytest
 
-from roseinfer.grammar.constraint import JSON_OBJECT
+from roseinfer.grammar.constraint import JSON_OBJECT, Prepared
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.subschemas import SchemaGraph
 from tests.helpers.grammars import accepts, make, of_schema
@@ -250,7 +251,6 @@ def test_options_in_a_schema_do_not_weaken_ours() -> None:
         ),
         ({"const": "a\x02b"}, "control characters"),
         ({"properties": {"a": {"enum": [1, [{"\x0b": 1}]]}}}, "control characters"),
-        ({"type": "string", "pattern": "^(?=a)b"}, "look-around"),
         ({"type": "string", "pattern": "a" * 9000}, "longer than 8192 bytes"),
         ({"type": "object", "patternProperties": {"a" * 9000: {}}}, "longer than 8192 bytes"),
     ],
@@ -260,6 +260,54 @@ def test_what_no_output_can_follow_is_refused(schema: dict, words: str, strict: 
     with pytest.raises(GrammarError) as raised:
         of_schema(schema, strict)
     assert words in raised.value.message and "<state>" not in raised.value.message
+
+
+UNSUPPORTED = [
+    ({"type": "string", "pattern": "^(?=a)b"}, "pattern '^(?=a)b'", "#", "look-around", '"x"'),
+    ({"type": "array", "items": {"pattern": r"(a)\1"}}, r"pattern '(a)\\1'", "#/items", "backreferences", '["b"]'),
+    ({"properties": {"a/b": {"type": "string", "pattern": "("}}}, "pattern '('", "#/properties/a~1b", "unclosed", "{}"),
+    ({"type": "string", "pattern": r"x\b"}, r"pattern 'x\\b'", "#", "look-around is not supported", '"y"'),
+    (
+        {"type": "object", "patternProperties": {"^(?!x)": {"type": "integer"}, "^y": {"type": "null"}}},
+        "patternProperties '^(?!x)'",
+        "#",
+        "look-around",
+        '{"x":"z","y":null}',
+    ),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"pattern": "(?!x)"}}}, "pattern '(?!x)'", "#/$defs/a", "look-around", "1"),
+]
+
+
+@pytest.mark.parametrize(("schema", "named", "place", "why", "document"), UNSUPPORTED)
+def test_a_pattern_that_is_not_supported(schema: dict, named: str, place: str, why: str, document: str) -> None:
+    """Lenient schemas are followed without it, strict ones are refused with its name and place."""
+    before = copy.deepcopy(schema)
+    made = of_schema(schema, strict=False)
+    assert made.warnings == (named,) and accepts(made.grammar, document)
+    with pytest.raises(GrammarError) as raised:
+        of_schema(schema, strict=True)
+    assert raised.value.code == "unsupported_schema" and why in raised.value.message
+    assert f"{named} at {place} cannot be enforced" in raised.value.message
+    assert "start:" not in raised.value.message and "\n" not in raised.value.message
+    assert schema == before, "the client's own is left alone"
+
+
+def test_the_rest_of_a_schema_with_such_a_pattern_is_enforced() -> None:
+    schema = {"type": "object", "patternProperties": {"^(?!x)": {}, "^y": {"type": "null"}}}
+    assert not accepts(of_schema(schema, strict=False).grammar, '{"y":1}')
+    assert not accepts(of_schema({"type": "string", "pattern": "(?!x)", "maxLength": 2}, strict=False).grammar, '"abc"')
+
+
+def test_a_word_in_data_is_no_pattern() -> None:
+    schema = {"enum": [{"pattern": "(?!x)"}], "default": {"pattern": "("}}
+    assert of_schema(schema, strict=True).warnings == ()
+
+
+def test_what_is_wrong_with_a_schema_within_a_grammar_is_said_without_the_grammar() -> None:
+    text = 'start: "x" a\na: "b" %json {"type":"string","minLength":5,"maxLength":3} "}"\n'
+    with pytest.raises(GrammarError) as raised:
+        make(Prepared(grammar=text))
+    assert raised.value.message == "Unsatisfiable schema: minLength (5) is greater than maxLength (3)"
 
 
 @pytest.mark.parametrize(

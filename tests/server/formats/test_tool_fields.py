@@ -406,6 +406,19 @@ def test_what_a_lenient_tool_ignores_is_named(server: LiveServer) -> None:
     assert answer.status_code == 200 and any("uniqueItems" in warning for warning in answer.json()["warnings"])
 
 
+def test_a_pattern_that_is_not_supported_is_left_out_of_a_tool_unless_it_is_strict(server: LiveServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)"}}, "required": ["a"]}
+    schema |= {"additionalProperties": False}
+    body = {"messages": HI, "max_tokens": 5, "tools": [tool(parameters=schema)], "tool_choice": "required"}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200 and answer.json()["warnings"] == ["tools: pattern '^(?!x)' is not enforced"]
+    answer = server.post("/v1/chat/completions", body | {"tools": [tool(parameters=schema, strict=True)]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_schema", "tools")
+    assert "pattern '^(?!x)' at #/properties/a cannot be enforced: look-around" in error["message"]
+    assert "start" not in error["message"]
+
+
 @pytest.mark.parametrize(
     "choice",
     [
