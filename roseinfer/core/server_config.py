@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.option import check_choices, check_positive, option
 
+# Value of `response_store` that disables it.
+STORE_OFF = "off"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -44,6 +47,12 @@ class ServerConfig:
     shutdown_timeout: float = option(30.0, "seconds in which running requests may finish after SIGTERM")
     stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")
     worker_timeout: float = option(30.0, "seconds without a heartbeat after which an API worker is killed and replaced")
+    response_store: str | None = option(
+        None, "file that keeps responses; default: a temporary one; 'off' = keep none", metavar="PATH"
+    )
+    response_store_max_count: int = option(10_000, "responses that are kept; the oldest make room for new ones")
+    response_store_max_bytes: int = option(256 * 2**20, "bytes of all responses that are kept, input included")
+    response_store_max_days: float = option(30.0, "days after which a response is removed")
     enable_log_requests: bool = option(False, "log the start of each request too")
     otlp_endpoint: str | None = option(
         None, "send traces to this collector, for example http://127.0.0.1:4318 (OTLP over HTTP)", metavar="URL"
@@ -53,10 +62,15 @@ class ServerConfig:
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_format: str = option("text", "how to write log lines: for people, or as JSON", choices=("text", "json"))
 
+    @property
+    def stores_responses(self) -> bool:
+        return self.response_store != STORE_OFF
+
     def __post_init__(self) -> None:
         check_choices(self)
         check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
         check_positive(self, "api_workers", "worker_timeout", "max_body_readers", "body_timeout", "write_timeout")
+        check_positive(self, "response_store_max_count", "response_store_max_bytes", "response_store_max_days")
         for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_stop_strings"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -65,6 +79,8 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
         check_api_keys(self.api_key, "api_key")
+        if self.response_store == "":
+            raise ConfigError("response_store must be a path or 'off', got ''")
         if not all(name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name: a name must not be empty")
 

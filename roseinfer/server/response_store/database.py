@@ -1,0 +1,202 @@
+"""The SQLite file with the responses. Calls block, and each thread needs a `Database` of its own."""
+
+import hashlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from roseinfer.server.response_store.records import Key, StoreBounds, StoredResponse, Totals
+
+# "rose" in ASCII: SQLite keeps it in the head of the file.
+APPLICATION_ID = 0x726F7365
+FORMAT_VERSION = 1
+# What a row takes beside its texts, roughly.
+ROW_BYTES = 256
+BUSY_TIMEOUT_S = 5.0
+_SALT_BYTES = 32
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE responses (
+    number INTEGER PRIMARY KEY,
+    owner BLOB NOT NULL,
+    id TEXT NOT NULL,
+    written_s REAL NOT NULL,
+    size INTEGER NOT NULL,
+    process TEXT NOT NULL,
+    response BLOB NOT NULL,
+    items BLOB NOT NULL,
+    UNIQUE (owner, id)
+);
+CREATE TABLE totals (count INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0);
+CREATE TRIGGER stored AFTER INSERT ON responses BEGIN
+    UPDATE totals SET count = count + 1, bytes = bytes + NEW.size;
+END;
+CREATE TRIGGER removed AFTER DELETE ON responses BEGIN
+    UPDATE totals SET count = count - 1, bytes = bytes - OLD.size;
+END;
+"""
+
+
+class ForeignFileError(Exception):
+    """The file is not a response store, or one of another version."""
+
+
+class Row(NamedTuple):
+    """A response as it is written."""
+
+    key: Key
+    process: str
+    response: bytes
+    items: bytes
+
+    @classmethod
+    def of(cls, record: StoredResponse) -> "Row":
+        """Raises `orjson.JSONEncodeError` for input that is nested too deeply."""
+        return cls(record.key, record.process, orjson.dumps(record.response), orjson.dumps(record.items))
+
+    @property
+    def size(self) -> int:
+        return len(self.response) + len(self.items) + ROW_BYTES
+
+
+class Removed(NamedTuple):
+    """Rows that made room for others."""
+
+    expired: int = 0
+    evicted: int = 0
+
+
+class Database:
+    """`durable`: whether what is stored survives a power failure. `now`: Unix seconds.
+
+    Raises `OSError`, `sqlite3.Error` or `ForeignFileError` if the file cannot be used.
+    """
+
+    def __init__(self, path: Path, bounds: StoreBounds, durable: bool, now: Callable[[], float]) -> None:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        self._bounds = bounds
+        self._now = now
+        self._sql = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._salt = self._prepare(durable)
+        except BaseException:
+            self._sql.close()
+            raise
+
+    def _prepare(self, durable: bool) -> bytes:
+        sql = self._sql
+        found = sql.execute("PRAGMA application_id").fetchone()[0]
+        if found != APPLICATION_ID and sql.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise ForeignFileError("it is the database of another program")
+        sql.execute("PRAGMA journal_mode = WAL")
+        sql.execute(f"PRAGMA synchronous = {'NORMAL' if durable else 'OFF'}")
+        sql.execute("PRAGMA secure_delete = FAST")
+        if self._version() == 0:
+            self._create()
+        if self._version() != FORMAT_VERSION:
+            raise ForeignFileError(f"its format has version {self._version()}, and this program's {FORMAT_VERSION}")
+        return bytes(sql.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()[0])
+
+    def _version(self) -> int:
+        return int(self._sql.execute("PRAGMA user_version").fetchone()[0])
+
+    def _create(self) -> None:
+        """Another process may do so at the same time: whoever has the lock first does."""
+        self._sql.execute("BEGIN IMMEDIATE")
+        try:
+            if self._version() == 0:
+                for statement in _statements(_SCHEMA):
+                    self._sql.execute(statement)
+                self._sql.execute("INSERT INTO meta VALUES ('salt', ?)", (secrets.token_bytes(_SALT_BYTES),))
+                self._sql.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self._sql.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        except BaseException:
+            self._rollback()
+            raise
+        self._sql.execute("COMMIT")
+
+    # --- writing ------------------------------------------------------------------------------------------------
+    def write(self, rows: Sequence[Row]) -> Removed:
+        """Store all of `rows` or, if it raises `sqlite3.Error`, none. Rows with the same key are replaced."""
+        self._sql.execute("BEGIN IMMEDIATE")
+        try:
+            for row in rows:
+                self._delete(row.key)
+                self._sql.execute(
+                    "INSERT INTO responses (owner, id, written_s, size, process, response, items) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (self._owner(row.key), row.key.id, self._now(), row.size, row.process, row.response, row.items),
+                )
+            removed = self._make_room()
+        except BaseException:
+            self._rollback()
+            raise
+        self._sql.execute("COMMIT")
+        return removed
+
+    def _rollback(self) -> None:
+        if self._sql.in_transaction:  # some failures, such as a full disk, have ended it already
+            self._sql.execute("ROLLBACK")
+
+    def delete(self, key: Key) -> bool:
+        """Return whether there was one."""
+        return self._delete(key) > 0
+
+    def _delete(self, key: Key) -> int:
+        found = self._sql.execute("DELETE FROM responses WHERE owner = ? AND id = ?", (self._owner(key), key.id))
+        return found.rowcount
+
+    def _make_room(self) -> Removed:
+        """Remove the rows written first, as long as a bound is exceeded."""
+        expired = evicted = 0
+        oldest_s = self._now() - self._bounds.max_age_s
+        while True:
+            first = self._sql.execute("SELECT number, written_s FROM responses ORDER BY number LIMIT 1").fetchone()
+            if first is None:
+                break
+            late, total = first[1] < oldest_s, self.totals()
+            if not late and total.count <= self._bounds.max_count and total.bytes <= self._bounds.max_bytes:
+                break
+            self._sql.execute("DELETE FROM responses WHERE number = ?", (first[0],))
+            expired, evicted = expired + late, evicted + (not late)
+        return Removed(expired, evicted)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def get(self, key: Key) -> StoredResponse | None:
+        """None if there is none, or if it has expired."""
+        found = self._sql.execute(
+            "SELECT process, response, items FROM responses WHERE owner = ? AND id = ? AND written_s >= ?",
+            (self._owner(key), key.id, self._now() - self._bounds.max_age_s),
+        ).fetchone()
+        if found is None:
+            return None
+        process, response, items = found
+        return StoredResponse(key.owner, key.id, orjson.loads(response), orjson.loads(items), process)
+
+    def totals(self) -> Totals:
+        return Totals(*self._sql.execute("SELECT count, bytes FROM totals").fetchone())
+
+    def _owner(self, key: Key) -> bytes:
+        """Keys are not to be found by trying digests of likely ones against the file."""
+        return hashlib.blake2b(key.owner.encode(), key=self._salt, digest_size=16).digest() if key.owner else b""
+
+    def close(self) -> None:
+        self._sql.close()
+
+
+def _statements(script: str) -> list[str]:
+    """`executescript` would end the transaction."""
+    found, statement = [], ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            found.append(statement)
+            statement = ""
+    return found
