@@ -72,17 +72,18 @@ STDLIB_ONLY = ("core", "kv", "sched", "router", "gguf")
 SERVER_MAY_IMPORT = {
     "http": set(),
     "request": {"http"},
-    "formats": {"http", "request"},
+    "response_store": set(),
+    "formats": {"http", "request", "response_store"},
     "observe": {"http", "request"},
     "answer_shapes": {"formats"},
     "documents": {"http", "formats", "answer_shapes"},
     "console": {"http", "request", "observe"},
-    "routes": {"http", "request", "formats", "observe", "answer_shapes", "documents"},
-    "app": {"http", "request", "formats", "observe", "documents", "routes", "console"},
+    "routes": {"http", "request", "response_store", "formats", "observe", "answer_shapes", "documents"},
+    "app": {"http", "request", "response_store", "formats", "observe", "documents", "routes", "console"},
     "service_manager": set(),
     "hosting": {"http", "app", "service_manager"},
-    "run": {"http", "request", "app", "hosting", "service_manager"},
-    "fleet": {"http", "request", "observe", "console", "app", "hosting", "service_manager"},
+    "run": {"http", "request", "response_store", "app", "hosting", "service_manager"},
+    "fleet": {"http", "request", "response_store", "observe", "console", "app", "hosting", "service_manager"},
 }
 # Packages that run on tensors; benchmarks also compare with other engines, and the doctor asks PyTorch how it is.
 TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor", "doctor"}

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from prometheus_client.core import Metric
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +30,9 @@ from roseinfer.server.documents import inference_docs
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.formats.completions import CompletionFormat
 from roseinfer.server.formats.messages.format import MessagesFormat
+from roseinfer.server.formats.responses.background import BackgroundRuns
 from roseinfer.server.formats.responses.format import ResponsesFormat
+from roseinfer.server.formats.responses.history import History
 from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
@@ -37,11 +41,15 @@ from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.orca import LoadHeader
 from roseinfer.server.observe.report import Gather, Observation
+from roseinfer.server.observe.stored import StoreMetrics
 from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import Inference
 from roseinfer.server.request.service import Service
-from roseinfer.server.routes import count_tokens, loads, models, requests, status, tokenize
+from roseinfer.server.response_store.records import StoreFailedError
+from roseinfer.server.response_store.shared import SharedResponses
+from roseinfer.server.response_store.start import open_store
+from roseinfer.server.routes import count_tokens, loads, models, requests, responses, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -59,9 +67,14 @@ class Application(FastAPI):
         await self.front(scope, receive, send)
 
 
-def create_app(engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str) -> Application:
-    """An application around an engine that is up. Raises `ConfigError` if the chat template does not compile."""
-    parts = server_parts(config, model_name)
+def create_app(
+    engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str, response_file: Path | None = None
+) -> Application:
+    """An application around an engine that is up. `response_file`: see `server_parts`.
+
+    Raises `ConfigError` if the chat template does not compile.
+    """
+    parts = server_parts(config, model_name, response_file=response_file)
     parts.service.attach(engine, tokenizer)
     return build_app(parts)
 
@@ -74,6 +87,7 @@ class ServerParts:
     observation: Observation
     colleagues: Colleagues
     traces: "Traces | None" = None
+    responses: SharedResponses | None = None
 
 
 def server_parts(
@@ -81,9 +95,12 @@ def server_parts(
     model_name: str,
     gather: Gather | None = None,
     colleagues: Colleagues | None = None,
+    response_file: Path | None = None,
     **shared: Any,
 ) -> ServerParts:
-    """`shared`: what a process that serves beside others shares with them, see `Service`; `gather`: `Observation`."""
+    """`response_file`: where responses are stored, None: nowhere; `gather`: see `Observation`; `shared`: what a process
+    that serves beside others shares with them, see `Service`.
+    """
     traces = None
     if config.otlp_endpoint is not None:
         from roseinfer.server.observe.traces import Traces  # of an extra
@@ -94,7 +111,25 @@ def server_parts(
     keep_steps = MAX_STEPS if config.console else 0
     observation = Observation(name, gather, keep_steps, watch, config.enable_log_requests)
     service = Service(config, model_name, observation, **shared)
-    return ServerParts(service, observation, colleagues or Colleagues(), traces)
+    colleagues = colleagues or Colleagues()
+    responses = None if response_file is None else _responses(config, response_file, name, observation, colleagues)
+    return ServerParts(service, observation, colleagues, traces, responses)
+
+
+def _responses(
+    config: ServerConfig, path: Path, model_name: str, observation: Observation, colleagues: Colleagues
+) -> SharedResponses:
+    metrics = StoreMetrics(observation.tallies, model_name)
+    store = open_store(config, path, metrics)
+
+    async def gauges() -> Iterable[Metric]:
+        try:
+            return metrics.gauges(await store.totals())
+        except StoreFailedError:
+            return ()
+
+    observation.show_too(gauges)
+    return SharedResponses(store, colleagues)
 
 
 def build_app(parts: ServerParts) -> Application:
@@ -105,21 +140,24 @@ def build_app(parts: ServerParts) -> Application:
         title="roseinfer",
         description="An OpenAI-compatible inference server",
         version=__version__,
-        lifespan=_lifespan(service, parts.traces),
+        lifespan=_lifespan(parts),
         docs_url="/docs" if config.enable_docs else None,
         openapi_url="/openapi.json" if config.enable_docs else None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    formats = (CompletionFormat(), ChatFormat(), ResponsesFormat(), MessagesFormat())
+    history = History(parts.responses, keyed=bool(config.api_key))
+    formats = (CompletionFormat(), ChatFormat(), MessagesFormat())
     make = Inference if parts.traces is None else parts.traces.inference
     inferences = [make(service, answer_format) for answer_format in formats]
+    inferences.append(make(service, ResponsesFormat(history), runs=BackgroundRuns()))
     for inference in inferences:
         app.add_api_route(inference.path, _endpoint(inference), methods=["POST"], **inference_docs(inference.path))
     models.add(app, service)
     tokenize.add(app, service)
     count_tokens.add(app, service)
+    responses.add(app, service, history)
     status.add(app, service, parts.observation)
     loads.add(app, service)
     requests.add(app, service, parts.observation.records, parts.colleagues)
@@ -168,7 +206,9 @@ def _endpoint(inference: Inference) -> Callable[[], Awaitable[Response]]:
     return answer
 
 
-def _lifespan(service: Service, traces: "Traces | None") -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(parts: ServerParts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    service, traces = parts.service, parts.traces
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         throttled = ThrottledLog(log, MonotonicClock())
@@ -179,6 +219,8 @@ def _lifespan(service: Service, traces: "Traces | None") -> Callable[[FastAPI], 
             for watch in watches:
                 watch.cancel()
             service.close()
+            if parts.responses is not None:
+                await asyncio.to_thread(parts.responses.store.close)
             if traces is not None:
                 await asyncio.to_thread(traces.close)
 

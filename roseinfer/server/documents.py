@@ -13,7 +13,7 @@ from roseinfer.server.formats.bounds import constrain
 from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
 from roseinfer.server.formats.responses import document as response_shapes
-from roseinfer.server.formats.responses.request import ResponsesRequest
+from roseinfer.server.formats.responses.request import InputTokensRequest, ResponsesRequest
 from roseinfer.server.formats.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -40,6 +40,7 @@ _REQUESTS: tuple[type[RequestModel], ...] = (
     CompletionRequest,
     ChatRequest,
     ResponsesRequest,
+    InputTokensRequest,
     MessagesRequest,
     CountTokensRequest,
     TokenizeRequest,

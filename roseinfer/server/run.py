@@ -27,6 +27,7 @@ from roseinfer.server.hosting import (
     uvicorn_config,
 )
 from roseinfer.server.request.service import Service
+from roseinfer.server.response_store.start import response_file
 from roseinfer.server.service_manager import ServiceManager
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -79,7 +80,7 @@ async def serve(
     Raises `ConfigError` if the address cannot be used, and whatever keeps the engine from starting.
     """
     configure_logging(config)
-    parts = server_parts(config, model_name)
+    parts = server_parts(config, model_name, response_file=response_file(config, None if crew is None else crew.folder))
     service = parts.service
     listener = listen(config)
     manager = ServiceManager()

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -17,6 +19,7 @@ from roseinfer.server.hosting import listen, new_event_loop
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.service import Service
+from roseinfer.server.response_store.start import response_file
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, FakeEngine
 
@@ -40,6 +43,7 @@ class LiveServer:
         self._listener = listen(ServerConfig(port=0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self._folder = tempfile.TemporaryDirectory()
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -50,7 +54,8 @@ class LiveServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.engine = await self._start_engine()
-        app = create_app(self.engine, self.tokenizer, self.config, "fake")
+        stored = response_file(self.config, Path(self._folder.name))
+        app = create_app(self.engine, self.tokenizer, self.config, "fake", stored)
         self.service, self.traces = app.state.service, app.state.traces
         self.service.limits = self.limits
         protocol = limited_protocol(self.limits)
@@ -89,6 +94,7 @@ class LiveServer:
         self._server.should_exit = True
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
+        self._folder.cleanup()
 
     def call(self, function: Callable[[], Result]) -> Result:
         async def run() -> Result:

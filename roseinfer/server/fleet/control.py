@@ -19,7 +19,7 @@ class WorkerBoot(msgspec.Struct):
     """What a worker is told on its standard input. The last three are descriptors that it inherits.
 
     `index`: its place among `workers`; `number`: its own among all workers there ever were. `record`: the file of
-    what its router decides.
+    what its router decides; `response_file`: where all store responses, None: nowhere.
     """
 
     config: ServerConfig
@@ -29,6 +29,7 @@ class WorkerBoot(msgspec.Struct):
     tokenizer: str
     engines: EnginePlaces
     record: str | None
+    response_file: str | None
     max_inflight: int | None
     index: int
     number: int

@@ -39,6 +39,7 @@ from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.slo_classes import configured_classes
+from roseinfer.server.response_store.start import response_file
 from roseinfer.server.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,9 @@ class Fleet:
         self._slo_classes = configured_classes(served.server, served.model_name)  # once: the file may change
         self._announce = announce
         self._listener = listen(served.server)
+        stored = response_file(served.server, None)  # before there is a folder, which would be left if this fails
         self._crew = engine_crew(served.engine, served.replicas, served.server.stall_timeout)
+        self._response_file = stored or response_file(served.server, self._crew.folder)
         self._counters_file = counters_file(str(self._crew.folder / "counters"), served.workers)
         self._counters = SharedCounters(self._counters_file, served.workers)
         self._acceptor = Acceptor(self._listener, self._counters)
@@ -168,6 +171,7 @@ class Fleet:
             replicas=served.replicas,
             engines=self._crew.places,
             record=router_record(served.engine, number),
+            response_file=None if self._response_file is None else str(self._response_file),
             max_inflight=served.engine.scheduler.max_inflight_requests,
             index=index,
             number=number,

@@ -104,6 +104,7 @@ class Worker:
             boot.model_name,
             self._gather,
             self._colleagues,
+            response_file=None if boot.response_file is None else Path(boot.response_file),
             room=SharedOccupancy(self._counters, boot.index),
             share=1 / boot.workers,
             slo_classes=boot.slo_classes,

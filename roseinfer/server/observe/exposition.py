@@ -62,9 +62,9 @@ class Exposition:
         self._tallies = tallies
         self._model_name = model_name
 
-    def text(self, shown: Snapshot, info: EngineInfo | None) -> bytes:
+    def text(self, shown: Snapshot, info: EngineInfo | None, more: Iterable[Metric] = ()) -> bytes:
         """`info`: of engines that do not tell theirs. One that nobody knows has not been up: it is left out."""
-        return generate_latest(_Collected(self._families(shown, info)))
+        return generate_latest(_Collected(chain(self._families(shown, info), more)))
 
     def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
         yield from self._tallies.metrics(shown.numbers)

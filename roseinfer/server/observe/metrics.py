@@ -73,10 +73,13 @@ class HttpMetrics:
 
 
 def _route_of(path: str) -> str:
-    return next((route for route in _WITH_IDS if path.startswith(route.partition("{")[0])), "none")
+    found = next((route for route in _WITH_IDS if path.startswith(route.partition("{")[0])), "none")
+    last = path.rpartition("/")[2]
+    return f"{found}/{last}" if found == _WITH_IDS[-1] and last in _BELOW_RESPONSES else found
 
 
-_WITH_IDS = ("/v1/models/{model_id}", "/v1/requests/{request_id}")
+_WITH_IDS = ("/v1/models/{model_id}", "/v1/requests/{request_id}", "/v1/responses/{response_id}")
+_BELOW_RESPONSES = ("input_items", "cancel")
 
 
 class StepMetrics:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from prometheus_client.core import Metric
 from starlette.requests import ClientDisconnect
 
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
@@ -97,6 +98,8 @@ log = logging.getLogger(__name__)
 
 # From what this process has counted to what all of the server has.
 Gather = Callable[[Snapshot], Awaitable[Snapshot]]
+# Metrics that are read when they are asked for, and are the same in all processes.
+Gauges = Callable[[], Awaitable[Iterable[Metric]]]
 # Puts who else is to be told of requests around who tells the metrics, the records and the log.
 Watch = Callable[[Observer, RequestRecords], Observer]
 
@@ -193,6 +196,7 @@ class Observation:
         self._exposition = Exposition(self.tallies, model_name)
         self._gather = gather
         self._watch = watch
+        self._gauges: Gauges | None = None
         self._engine: Engine | None = None
         self._owner: Owner | None = None
         self.steps = StepMetrics(self.tallies, model_name, keep_steps)
@@ -203,6 +207,10 @@ class Observation:
         """The owner of the engines is in this process too. To be called before `attach`."""
         self._owner = owner
         owner.on_step(self.steps.step)
+
+    def show_too(self, gauges: Gauges) -> None:
+        """Have `gauges` in the text."""
+        self._gauges = gauges
 
     def attach(self, engine: Engine) -> Observer:
         """The engine is up: from now on there are its metrics."""
@@ -240,7 +248,8 @@ class Observation:
         shown = self.snapshot()
         if self._gather is not None:
             shown = await self._gather(shown)
-        return self._exposition.text(shown, None if self._engine is None else self._engine.info)
+        more = () if self._gauges is None else await self._gauges()
+        return self._exposition.text(shown, None if self._engine is None else self._engine.info, more)
 
 
 def _classify(cause: BaseException | None) -> tuple[str, str]:
@@ -249,6 +258,8 @@ def _classify(cause: BaseException | None) -> tuple[str, str]:
         return FinishReason.ABORT, "disconnect"
     if isinstance(cause, asyncio.CancelledError) or (isinstance(cause, ApiError) and cause.code == "draining"):
         return FinishReason.ABORT, "shutdown"
+    if isinstance(cause, ApiError) and cause.status == CLIENT_CLOSED_REQUEST:
+        return FinishReason.ABORT, cause.code or "client"
     if isinstance(cause, InvalidRequestError):
         return "rejected", cause.code or "invalid"
     if isinstance(cause, ApiError) and cause.status == 429:

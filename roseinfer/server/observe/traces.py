@@ -30,7 +30,7 @@ from roseinfer.server.observe.report import status_of
 from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
-from roseinfer.server.request.inference import AnswerFormat, Inference
+from roseinfer.server.request.inference import AnswerFormat, Inference, Runs
 from roseinfer.server.request.job import Account, Job, PromptRun, SampleRecord
 from roseinfer.server.request.service import Service
 
@@ -90,8 +90,10 @@ class TracedObserver:
 class TracedInference(Inference):
     """An inference route whose calls leave a trace each."""
 
-    def __init__(self, service: Service, answer_format: AnswerFormat, traces: "Traces") -> None:
-        super().__init__(service, answer_format)
+    def __init__(
+        self, service: Service, answer_format: AnswerFormat, traces: "Traces", runs: Runs | None = None
+    ) -> None:
+        super().__init__(service, answer_format, runs)
         self._traces = traces
         self._clock = service.clock
 
@@ -129,8 +131,8 @@ class Traces:
         """To a collector's OTLP over HTTP. Headers, certificates and so on are the environment's OTEL_EXPORTER_*."""
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
-    def inference(self, service: Service, answer_format: AnswerFormat) -> Inference:
-        return TracedInference(service, answer_format, self)
+    def inference(self, service: Service, answer_format: AnswerFormat, runs: Runs | None = None) -> Inference:
+        return TracedInference(service, answer_format, self, runs)
 
     def observer(self, inner: Observer, records: RequestRecords) -> Observer:
         return TracedObserver(inner, records)

@@ -80,6 +80,16 @@ class AnswerFormat(Protocol):
         ...
 
 
+class Answers(Protocol):
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run a job and answer its request. Raises `RoseinferError` and `ClientDisconnect` if that has not begun."""
+        ...
+
+
+# How the jobs of an API run: the usual way is `Run`.
+Runs = Callable[[Call, AnswerFormat, Job, Wire, Ticket], Answers]
+
+
 class Inference:
     """An inference route as an ASGI application. A request has a place from when it has been read until the engine is
     done with it.
@@ -87,8 +97,9 @@ class Inference:
     Raises `RoseinferError` and `ClientDisconnect` if the answer has not begun.
     """
 
-    def __init__(self, service: Service, answer_format: AnswerFormat) -> None:
+    def __init__(self, service: Service, answer_format: AnswerFormat, runs: Runs | None = None) -> None:
         self._service = service
+        self._runs = runs or Run
         self._format = answer_format
         self.path = answer_format.path
         self.dialect = answer_format.dialect
@@ -108,7 +119,7 @@ class Inference:
             if call.backend.lengths is not None:
                 job = await call.backend.lengths.fill(job)
             wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
-            await Run(call, self._format, job, wire, ticket).answer(scope, receive, send)
+            await self._runs(call, self._format, job, wire, ticket).answer(scope, receive, send)
 
 
 class Run:
@@ -133,6 +144,10 @@ class Run:
             await self._answer_whole(scope, receive, send)
         else:
             await self._answer_stream(send)
+
+    def interrupt(self, cause: ApiError) -> None:
+        """End the job with `cause`, unless the engine is done with it."""
+        self._guard.interrupt(cause)
 
     def _start(self, receiver: Receiver) -> None:
         try:

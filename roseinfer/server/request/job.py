@@ -59,7 +59,8 @@ class Job:
     `report_slo`: whether the usage says how its objectives were kept, `report_why`: and why. `lengths_predicted`:
     whether the lengths of its prompts are our own predictor's. `about`: what its format repeats of the request in the
     answer; `called`: what its format calls a function that the model knows by another name.
-    `tool_parser`: the name of what reads tool calls in it.
+    `tool_parser`: the name of what reads tool calls in it. `keep`: called with the answer as a whole, in one piece or
+    when its stream has ended; None if nobody stores it.
     """
 
     api: str
@@ -85,6 +86,7 @@ class Job:
     lengths_predicted: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
     called: Mapping[str, Any] = field(default_factory=dict)
+    keep: Callable[[dict[str, Any]], None] | None = None
 
     @property
     def promised(self) -> bool:
@@ -264,7 +266,7 @@ def cut_short(cause: BaseException) -> Outcome | None:
     if isinstance(cause, ClientDisconnect):
         return Outcome.ABORTED
     if isinstance(cause, ApiError):
-        return {429: Outcome.REJECTED, 504: Outcome.TIMEOUT}.get(cause.status, Outcome.FAILED)
+        return {429: Outcome.REJECTED, 504: Outcome.TIMEOUT, 499: Outcome.ABORTED}.get(cause.status, Outcome.FAILED)
     return Outcome.FAILED
 
 

@@ -162,7 +162,7 @@ class Database:
             if first is None:
                 break
             late, total = first[1] < oldest_s, self.totals()
-            if not late and total.count <= self._bounds.max_count and total.bytes <= self._bounds.max_bytes:
+            if not late and total.responses <= self._bounds.max_count and total.size <= self._bounds.max_bytes:
                 break
             self._sql.execute("DELETE FROM responses WHERE number = ?", (first[0],))
             expired, evicted = expired + late, evicted + (not late)

@@ -54,10 +54,10 @@ class StoreBounds:
 
 
 class Totals(NamedTuple):
-    """All that is stored now. `bytes`: of texts; the file is larger."""
+    """All that is stored now. `size`: bytes of texts; the file is larger."""
 
-    count: int
-    bytes: int
+    responses: int
+    size: int
 
 
 class StoreObserver(Protocol):
@@ -91,6 +91,10 @@ class Store(Protocol):
 
     async def get(self, key: Key) -> StoredResponse | None:
         """Raises `StoreFailedError`."""
+        ...
+
+    def delete_later(self, key: Key) -> None:
+        """Delete after all that was `put` before."""
         ...
 
     async def delete(self, key: Key) -> bool:

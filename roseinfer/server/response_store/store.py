@@ -87,7 +87,9 @@ class SqliteStore:
         try:
             self._mark = ProcessMark(path)
         except OSError as error:
-            raise ConfigError(f"response_store: no file can be locked beside {str(path)!r}: {error.strerror}") from error
+            raise ConfigError(
+                f"response_store: no file can be locked beside {str(path)!r}: {error.strerror}"
+            ) from error
         self._queue: queue.SimpleQueue[_Put | _Delete | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[Key, StoredResponse] = {}
@@ -127,14 +129,21 @@ class SqliteStore:
     async def get(self, key: Key) -> StoredResponse | None:
         return self.pending(key) or await self._read(lambda: self._find(key))
 
+    def delete_later(self, key: Key) -> None:
+        self._enqueue_delete(key)
+
     async def delete(self, key: Key) -> bool:
+        return await asyncio.wrap_future(self._enqueue_delete(key))
+
+    def _enqueue_delete(self, key: Key) -> "Future[bool]":
         done: Future[bool] = Future()
         with self._lock:
+            self._pending.pop(key, None)
             if self._closed:
-                raise StoreFailedError("the store is closed")
-            waits = self._pending.pop(key, None) is not None
-            self._queue.put(_Delete(key, done))
-        return await asyncio.wrap_future(done) or waits
+                done.set_exception(StoreFailedError("the store is closed"))
+            else:
+                self._queue.put(_Delete(key, done))
+        return done
 
     async def totals(self) -> Totals:
         return await self._read(self._reading.totals)

@@ -54,7 +54,7 @@ def test_a_second_process_sees_what_the_first_wrote(tmp_path: Path) -> None:
     first.write([Row.of(record("a", "me"))])
     second.write([Row.of(record("b", "me"))])
     assert second.get(Key("me", "a")) == record("a", "me") and first.get(Key("me", "b")) == record("b", "me")
-    assert first.totals().count == second.totals().count == 2
+    assert first.totals().responses == second.totals().responses == 2
     assert second.delete(Key("me", "a")) and first.get(Key("me", "a")) is None
 
 
@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_all_as_it_was(tmp_path: Path) -> None:
     database.write([Row.of(record("a", text="old"))])
     with pytest.raises(sqlite3.Error):
         database.write([Row.of(record("a", text="new")), Row(Key("", "b"), None, b"", b"")])  # type: ignore[arg-type]
-    assert database.get(Key("", "a")) == record("a", text="old") and database.totals().count == 1
+    assert database.get(Key("", "a")) == record("a", text="old") and database.totals().responses == 1
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:

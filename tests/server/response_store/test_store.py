@@ -1,4 +1,4 @@
-"""The store of one process: what is pending is found, failures cost nothing but what is stored, dead owners are seen."""
+"""The store of one process: pending responses are found, failures cost no more than what fails, dead owners show."""
 
 import asyncio
 import logging
@@ -94,7 +94,7 @@ def test_a_later_version_replaces_an_earlier_one(open_store: Opener, counted: Co
     assert get(first, Key("", "a")) == record("a", text="new")
     first.close()
     assert get(second, Key("", "a")) == record("a", text="new")
-    assert counted.counts == {"stored": 2} and asyncio.run(second.totals()).count == 1
+    assert counted.counts == {"stored": 2} and asyncio.run(second.totals()).responses == 1
 
 
 def test_deleting_what_is_pending(open_store: Opener, counted: Counted) -> None:

@@ -21,6 +21,8 @@ _DELTAS = {
 }
 # Names of failures that OpenAI's API has; the message says more.
 _FAILED = "server_error"
+# Code of the error that ends a response which a client has cancelled.
+CANCELLED = "cancelled"
 
 
 class ResponseWriter:
@@ -34,6 +36,8 @@ class ResponseWriter:
 
     def head(self, usage: Usage) -> bytes:
         response = self._response("in_progress", [])
+        if self._job.about.get("background"):
+            self._keep(response)
         events = [self._event(f"response.{name}", {"response": response}) for name in ("created", "in_progress")]
         return b"".join(events)
 
@@ -56,7 +60,13 @@ class ResponseWriter:
         more: dict[str, Any] = {"error": {"code": error.code or _FAILED, "message": error.message}}
         more["usage"] = usage_fields(usage)
         output = [self._item(block, "completed" if block.complete else "incomplete") for block in blocks]
-        return self._event("response.failed", {"response": self._response("failed", output) | more})
+        response = self._response("cancelled" if error.code == CANCELLED else "failed", output) | more
+        self._keep(response)
+        return self._event("response.failed", {"response": response})
+
+    def queued(self) -> dict[str, Any]:
+        """The response before anything is done for it."""
+        return self._response("queued", [])
 
     def whole(self, blocks: list[Block], ending: Ending, usage: Usage) -> dict[str, Any]:
         complete = ending.finish is FinishReason.STOP
@@ -67,7 +77,13 @@ class ResponseWriter:
             response["incomplete_details"] = {"reason": "max_output_tokens" if length else ending.finish.value}
         else:
             response["completed_at"] = int(time.time())
-        return response | {"usage": usage_fields(usage)}
+        response["usage"] = usage_fields(usage)
+        self._keep(response)
+        return response
+
+    def _keep(self, response: dict[str, Any]) -> None:
+        if self._job.keep is not None:
+            self._job.keep(response)
 
     # --- the response ---------------------------------------------------------------------------------------------
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

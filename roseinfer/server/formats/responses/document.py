@@ -15,6 +15,7 @@ DESCRIPTION = (
     "failure on the way is an event response.failed, after which the connection is cut"
 )
 Status = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class _Shape(BaseModel):
@@ -110,13 +111,34 @@ class ResponseError(_Shape):
     message: str
 
 
+class DeletedResponse(_Shape):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ItemList(_Shape):
+    """Items of the input, as they were sent, with ids."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokenCount(_Shape):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseObject(_Shape):
     id: str
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    background: Literal[False]
+    status: ResponseStatus
+    background: bool
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
@@ -126,9 +148,9 @@ class ResponseObject(_Shape):
     model: str
     output: list[OutputMessage | ReasoningItem | FunctionCall | CustomToolCall]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: ResponseReasoning
-    store: Literal[False]
+    store: bool
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]

@@ -6,30 +6,40 @@ from typing import Any
 
 from roseinfer.server.formats.as_chat import translated_job
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
+from roseinfer.server.formats.chat import chat_ids, output_of
 from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.responses.answer import ResponseWriter
+from roseinfer.server.formats.responses.history import Headers, History
 from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, Translation
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
+from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
 
 _TOOL = {"type": "function", "description": None, "parameters": None, "strict": False}
 
 
 class ResponsesFormat:
-    """OpenAI's Responses, of which none is kept. See `request.inference.AnswerFormat`."""
+    """OpenAI's Responses. See `request.inference.AnswerFormat`. `history`: none are stored without one."""
 
     path = "/v1/responses"
     dialect = OPENAI
 
+    def __init__(self, history: History | None = None) -> None:
+        self._history = history or History()
+
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
-        """Raises `ApiError` 400 or 404."""
-        request = parse(ResponsesRequest, body)
+        """Raises `ApiError` 400, 404 or 503."""
+        history = self._history
+        request = await history.whole(parse(ResponsesRequest, body), call.headers)
         chat = Translation(request)
-        job = await translated_job(call, chat.chat, WORDS, "response", "resp", chat.warnings)
-        return replace(job, about=_about(request, job), called=chat.names)
+        warnings = chat.warnings + history.warnings(request)
+        job = await translated_job(call, chat.chat, WORDS, "response", "resp", warnings)
+        keeper = history.keeper(request, job, call.headers)
+        about = _about(request, job) | {"store": keeper is not None}
+        return replace(job, about=about, called=chat.names, keep=keeper)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
         return BlockEncoder(job, ResponseWriter(job), usage)
@@ -38,16 +48,26 @@ class ResponsesFormat:
         return BlockBody(job, ResponseWriter(job))
 
 
+async def count_tokens(backend: Backend, history: History, request: ResponsesRequest, headers: Headers) -> int:
+    """Tokens of the prompt that a response with these fields would have. Raises `ApiError` 400, 404 or 503."""
+    chat = Translation(await history.whole(request, headers)).chat
+    with WORDS.errors():
+        ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
+    return len(ids)
+
+
 def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
     """What a response repeats of its request, with the values that were used where it gave none."""
     format = None if request.text is None else request.text.format
     params = job.prompts[0].params
     return {
+        "background": bool(request.background),
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
         "metadata": request.metadata or {},
         "parallel_tool_calls": given(request.parallel_tool_calls, True),
+        "previous_response_id": request.previous_response_id,
         "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
         "temperature": params.temperature,
         "text": {"format": given(format, {"type": "text"})},

@@ -35,6 +35,9 @@ Metadata = Annotated[dict[str, str], BeforeValidator(_few)]
 
 class ResponsesRequest(OneAnswerRequest):
     input: str | Parts = Field(description="text, or items: messages, function calls, their outputs, reasoning")
+    previous_response_id: str | None = Field(None, description="a stored response that this one continues")
+    store: bool | None = Field(None, description="keep the response to be asked for and continued; default true")
+    background: bool | None = Field(None, description="answer at once, run without the client; needs store")
     instructions: str | None = Field(None, description="a system message before the input")
     max_output_tokens: int | None = Field(None, description="default: the rest of the context")
     tools: Parts | None = Field(None, description="functions, custom tools, namespaces of both; others are left out")
@@ -49,6 +52,10 @@ class ResponsesRequest(OneAnswerRequest):
     user: str | None = Field(None, description="accepted, not used")
 
 
+class InputTokensRequest(ResponsesRequest):
+    input: str | Parts = Field([], description="as of a response")
+
+
 _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -58,17 +65,13 @@ _NAMES = {
     "tools.*.function": "tools.*",
     "verbosity": "text.verbosity",
 }
-_STATELESS = "responses are not kept"
 _REFUSALS = {
-    "previous_response_id": Refusal(f"{_STATELESS}, send the items of earlier turns as input", always),
-    "conversation": Refusal(f"{_STATELESS}, send the items of earlier turns as input", always),
-    "background": Refusal(f"{_STATELESS}, so nobody could ask for this one later", unless(False)),
+    "conversation": Refusal("there are no conversation objects, give previous_response_id", always),
     "prompt": Refusal("there are no stored prompts", always),
     "top_logprobs": Refusal("log probabilities are those of /v1/chat/completions", unless(0)),
 }
 # An input that is too long is refused, whatever was to be done with it. No built-in tool is called.
 _HINTS = {
-    "store": never,
     "max_tool_calls": never,
     "include": never,  # its entries are named one by one
     "context_management": if_set,

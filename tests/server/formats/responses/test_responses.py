@@ -75,7 +75,7 @@ def test_the_response_repeats_its_request(server: LiveServer) -> None:
     ResponseObject.model_validate(answer)
     for name in ("instructions", "metadata", "temperature", "user"):
         assert answer[name] == body[name]
-    assert answer["store"] is answer["background"] is False
+    assert answer["store"] is True and answer["background"] is False and answer["previous_response_id"] is None
     assert (answer["top_p"], answer["tool_choice"], answer["tools"]) == (1.0, "auto", [])
     assert answer["warnings"] == ["mood", "reasoning.summary"]
 
@@ -97,7 +97,7 @@ def test_wrong_fields(client: OpenAI) -> None:
         ({"max_output_tokens": 0}, None, "max_output_tokens"),
         ({"input": "hello " * 100}, "context_length_exceeded", "input"),
         ({"moderation": {"model": "x"}}, "unsupported_field", "moderation"),
-        ({"previous_response_id": "resp_1"}, "unsupported_field", "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "previous_response_not_found", "previous_response_id"),
         ({"temperature": 3.0}, None, "temperature"),
         ({"input": [{"role": "nobody", "content": "x"}]}, None, "input"),
     ):

@@ -1,0 +1,115 @@
+"""Responses that run without their client: the answer comes at once, or as a stream that may be left."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from starlette.types import Message, Receive, Scope, Send
+
+from roseinfer.server.formats.responses.answer import CANCELLED, ResponseWriter
+from roseinfer.server.formats.responses.history import Keeper
+from roseinfer.server.http.body import JsonResponse
+from roseinfer.server.http.connection import Wire
+from roseinfer.server.http.errors import ApiError, as_api_error
+from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
+from roseinfer.server.request.inference import AnswerFormat, Answers, Call, Run
+from roseinfer.server.request.job import Job, StreamChoices
+from roseinfer.server.request.lifecycle import Ticket
+from roseinfer.server.response_store.shared import RunningResponse
+
+log = logging.getLogger(__name__)
+
+# Nobody reads the events of a response without `stream`: there is one at the start and the rest at the end.
+_UNREAD = StreamChoices(interval=2**31)
+
+
+class BackgroundRuns:
+    """See `request.inference.Runs`."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket) -> Answers:
+        if not job.about.get("background"):
+            return Run(call, answer_format, job, wire, place)
+        return _BackgroundAnswer(call, answer_format, job, wire, self._tasks)
+
+
+class _BackgroundAnswer:
+    def __init__(
+        self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, tasks: "set[asyncio.Task[None]]"
+    ) -> None:
+        self._call = call
+        self._format = answer_format
+        self._job = job
+        self._wire = wire
+        self._tasks = tasks
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises the error of a stream that failed before it began."""
+        keeper = self._job.keep
+        assert isinstance(keeper, Keeper), "what runs in the background is stored"
+        queued = ResponseWriter(self._job).queued()
+        running = keeper.begin(queued)
+        if self._job.stream is None:
+            self._start(running, scope, receive, _discard)
+            await JsonResponse(queued)(scope, receive, send)
+            return
+        task = self._start(running, scope, receive, send)
+        await asyncio.shield(task)
+
+    def _start(self, running: RunningResponse, scope: Scope, receive: Receive, send: Send) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._work(running, scope, receive, send))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _work(self, running: RunningResponse, scope: Scope, receive: Receive, send: Send) -> None:
+        streamed = self._job.stream is not None
+        job = replace(self._job, keep=running.keep, stream=self._job.stream or _UNREAD)
+        wire = _Unwatched(self._wire if streamed else None)
+        with self._call.service.lifecycle.ticket() as place:
+            place.grow(len(job.prompts))
+            run = Run(self._call, self._format, job, wire, place)
+            running.on_cancel(lambda: run.interrupt(_cancelled()))
+            try:
+                await run.answer(scope, receive, send)
+            except Exception as error:
+                known = as_api_error(error)
+                running.fail(known.code or known.type, known.message)
+                if streamed:
+                    raise
+                if not isinstance(error, ApiError):
+                    log.warning("background response %s failed: %r", job.id, error)
+            finally:
+                # Of a task that is cancelled, as at the end of the event loop; else its end is known by now.
+                running.fail("server_error", "The server ended while this response ran")
+
+
+class _Unwatched(Wire):
+    """The connection of a client that may leave. None: it has its answer already."""
+
+    __slots__ = ("_wire",)
+
+    def __init__(self, wire: Wire | None) -> None:
+        self._wire = wire
+        self.filler = b""
+
+    @property
+    def paused(self) -> bool:
+        return self._wire is not None and self._wire.paused
+
+    def write(self, data: bytes) -> None:
+        if self._wire is not None:
+            self._wire.write(data)
+
+    def watch(self, on_gone: object) -> None:
+        """What becomes of the client changes nothing."""
+
+
+async def _discard(message: Message) -> None:
+    """A `Send` that nobody listens to."""
+
+
+def _cancelled() -> ApiError:
+    return ApiError(CLIENT_CLOSED_REQUEST, "The response was cancelled", code=CANCELLED)

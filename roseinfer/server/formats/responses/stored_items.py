@@ -1,0 +1,52 @@
+"""Items of a stored response as clients see them, each with an id from which its response is found."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from roseinfer.server.response_store.records import StoredResponse
+
+RESPONSE_PREFIX = "resp_"
+# Prefixes of ids by type of item, as far as clients may compare them.
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_OTHER_PREFIX = "item"
+
+
+def input_items(record: StoredResponse) -> list[dict[str, Any]]:
+    """The whole input, that of earlier responses first."""
+    request_id = record.id.removeprefix(RESPONSE_PREFIX)
+    return [_shown(item, f"{request_id}_i{index}") for index, item in enumerate(record.items)]
+
+
+def conversation(record: StoredResponse) -> list[dict[str, Any]]:
+    """What a next response continues: input and output."""
+    return input_items(record) + record.response["output"]
+
+
+def response_of(item_id: str) -> str | None:
+    """Id of the response in which an item was first; None if no response gives such ids."""
+    request_id = item_id.partition("_")[2].rpartition("_")[0]
+    return RESPONSE_PREFIX + request_id if request_id else None
+
+
+def _shown(item: dict[str, Any], id_end: str) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    own = item.get("id")
+    id = own if isinstance(own, str) and own else f"{_PREFIXES.get(kind, _OTHER_PREFIX)}_{id_end}"
+    shown = {**item, "type": kind, "id": id}
+    return shown | {"status": "completed", "content": _parts(item)} if kind == "message" else shown
+
+
+def _parts(message: Mapping[str, Any]) -> Any:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return content
+    if message.get("role") == "assistant":
+        return [{"type": "output_text", "text": content, "annotations": []}]
+    return [{"type": "input_text", "text": content}]

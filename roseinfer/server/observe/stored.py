@@ -1,0 +1,58 @@
+"""Metrics of stored responses."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from roseinfer.server.observe.tallies import Tallies
+
+NOT_STORED = ("queue_full", "too_large", "unwritable", "failed")
+REMOVED = ("deleted", "expired", "evicted")
+
+
+class StoredTotals(Protocol):
+    """What is in the file, whichever process wrote it."""
+
+    @property
+    def responses(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class StoreMetrics:
+    """See `response_store.records.StoreObserver`. Each series is there from the start: other threads count in them."""
+
+    def __init__(self, tallies: Tallies, model_name: str) -> None:
+        self._model_name = model_name
+        stored = tallies.counters("roseinfer:responses_stored", "States of responses written to the store", _LABELS)
+        self._stored = stored.labels(model_name)
+        help = "Responses that should have been stored and were not"
+        not_stored = tallies.counters("roseinfer:responses_not_stored", help, (*_LABELS, "reason"))
+        self._not_stored = {reason: not_stored.labels(model_name, reason) for reason in NOT_STORED}
+        removed = tallies.counters(
+            "roseinfer:responses_removed", "Responses removed from the store", (*_LABELS, "reason")
+        )
+        self._removed = {reason: removed.labels(model_name, reason) for reason in REMOVED}
+
+    def stored(self, count: int) -> None:
+        self._stored.inc(count)
+
+    def not_stored(self, reason: str) -> None:
+        self._not_stored[reason].inc()
+
+    def removed(self, reason: str, count: int) -> None:
+        self._removed[reason].inc(count)
+
+    def gauges(self, totals: StoredTotals) -> Iterable[Metric]:
+        for name, help, value in (
+            ("roseinfer:stored_responses", "Responses in the store", totals.responses),
+            ("roseinfer:stored_response_bytes", "Bytes of the responses in the store, input included", totals.size),
+        ):
+            family = GaugeMetricFamily(name, help, labels=_LABELS)
+            family.add_metric((self._model_name,), value)
+            yield family
+
+
+_LABELS = ("model_name",)

@@ -1,0 +1,154 @@
+"""The store as all API processes of a server have it: what one of them has not written yet, or still runs, is found
+and ended by the others too.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import orjson
+
+from roseinfer.server.response_store.records import Key, Store, StoredResponse
+
+_TOPIC = "responses"
+_GET, _CANCEL, _DROP = "get", "cancel", "drop"
+
+
+class Peers(Protocol):
+    """The other API processes. A handler that returns b"" knows nothing."""
+
+    def on(self, topic: str, handler: Callable[[bytes], bytes]) -> None: ...
+
+    async def ask(self, topic: str, body: bytes) -> list[bytes]: ...
+
+
+class RunningResponse:
+    """A response that this process works on, whether or not its client waits. `key` names it."""
+
+    def __init__(self, store: Store, record: StoredResponse, size_hint: int, on_end: Callable[[], None]) -> None:
+        self._store = store
+        self._record = record
+        self._size_hint = size_hint
+        self._on_end = on_end
+        self._interrupt: Callable[[], None] | None = None
+        self._ended = False
+        store.put(record, size_hint)
+
+    @property
+    def key(self) -> Key:
+        return self._record.key
+
+    def on_cancel(self, interrupt: Callable[[], None]) -> None:
+        """Have `interrupt` called when a client cancels or deletes the response."""
+        self._interrupt = interrupt
+
+    def keep(self, response: dict[str, Any]) -> None:
+        """Store a new state. After the last one there are no more."""
+        if self._ended:
+            return
+        self._record = replace(self._record, response=response)
+        if not self._record.running:
+            self._record = replace(self._record, process="")
+            self._end()
+        self._store.put(self._record, self._size_hint)
+
+    def fail(self, code: str, message: str) -> None:
+        self.keep(self._record.response | {"status": "failed", "error": {"code": code, "message": message}})
+
+    def cancel(self) -> StoredResponse:
+        """End the work. Return the response as it is stored from now on."""
+        self.keep(self._record.response | {"status": "cancelled"})
+        self._stop()
+        return self._record
+
+    def drop(self) -> None:
+        """End the work, and store nothing more of it."""
+        if not self._ended:
+            self._end()
+        self._stop()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._on_end()
+
+    def _stop(self) -> None:
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            interrupt()
+
+
+class SharedResponses:
+    """Made once per API process; `peers` are the others of the same server."""
+
+    def __init__(self, store: Store, peers: Peers) -> None:
+        self.store = store
+        self._peers = peers
+        self._running: dict[Key, RunningResponse] = {}
+        peers.on(_TOPIC, self._answer)
+
+    def begin(self, record: StoredResponse, size_hint: int = 0) -> RunningResponse:
+        """Store a response that this process is about to work on."""
+        earlier = self._running.pop(record.key, None)
+        if earlier is not None:  # a client has used an id again
+            earlier.drop()
+        record = replace(record, process=self.store.process)
+
+        def forget() -> None:
+            if self._running.get(running.key) is running:
+                del self._running[running.key]
+
+        running = RunningResponse(self.store, record, size_hint, forget)
+        self._running[record.key] = running
+        return running
+
+    async def find(self, key: Key) -> StoredResponse | None:
+        """Raises `StoreFailedError`, like the others."""
+        found = await self.store.get(key) or await self._ask(_GET, key)
+        # A process that has written it since the first look does not know it any more.
+        return found or await self.store.get(key)
+
+    async def delete(self, key: Key) -> bool:
+        """Return whether there was one. One that runs is ended."""
+        found = await self.find(key)
+        if found is None:
+            return False
+        self._drop(key)
+        if found.running:  # its process would store it again
+            await self._ask(_DROP, key)
+        if not await self.store.delete(key):  # not written yet
+            await self._ask(_DROP, key)
+        return True
+
+    async def cancel(self, key: Key) -> StoredResponse | None:
+        """Return the response as it is then; one that does not run is left as it is."""
+        running = self._running.get(key)
+        if running is not None:
+            return running.cancel()
+        found = await self.find(key)
+        if found is None or not found.running:
+            return found
+        return await self._ask(_CANCEL, key) or await self.find(key)
+
+    # --- between processes --------------------------------------------------------------------------------------
+    async def _ask(self, action: str, key: Key) -> StoredResponse | None:
+        answers = await self._peers.ask(_TOPIC, orjson.dumps([action, *key]))
+        return next((StoredResponse(*orjson.loads(answer)) for answer in answers if answer), None)
+
+    def _answer(self, body: bytes) -> bytes:
+        action, *names = orjson.loads(body)
+        key = Key(*names)
+        if action == _DROP:
+            self._drop(key)
+            if self.store.pending(key) is not None:
+                self.store.delete_later(key)
+            return b""
+        running = self._running.get(key)
+        record = running.cancel() if action == _CANCEL and running is not None else self.store.pending(key)
+        if record is None:
+            return b""
+        return orjson.dumps([record.owner, record.id, record.response, record.items, record.process])
+
+    def _drop(self, key: Key) -> None:
+        running = self._running.get(key)
+        if running is not None:
+            running.drop()

@@ -1,0 +1,27 @@
+"""The store that a server's options ask for."""
+
+from pathlib import Path
+
+from roseinfer.core.server_config import ServerConfig
+from roseinfer.server.response_store.records import StoreBounds, StoreObserver
+from roseinfer.server.response_store.store import SqliteStore, check_file
+
+_TEMPORARY_NAME = "responses.db"
+
+
+def response_file(config: ServerConfig, folder: Path | None) -> Path | None:
+    """The file that all API processes of a server share; None: responses are not stored. `folder`: of temporary files,
+    None if there is none. Raises `ConfigError` if a file that was asked for cannot be used.
+    """
+    if not config.stores_responses:
+        return None
+    if config.response_store is None:
+        return None if folder is None else folder / _TEMPORARY_NAME
+    path = Path(config.response_store).absolute()
+    check_file(path, StoreBounds.of(config))
+    return path
+
+
+def open_store(config: ServerConfig, path: Path, observer: StoreObserver) -> SqliteStore:
+    """Raises `ConfigError` if the file cannot be used."""
+    return SqliteStore(path, StoreBounds.of(config), observer, durable=config.response_store is not None)

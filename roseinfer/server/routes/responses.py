@@ -1,0 +1,152 @@
+"""Stored responses: GET and DELETE /v1/responses/{id}, its input items, its end, and the tokens of an input."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roseinfer.server.documents import docs
+from roseinfer.server.formats.as_chat import unsupported
+from roseinfer.server.formats.responses.document import (
+    DeletedResponse,
+    InputTokenCount,
+    ItemList,
+    ResponseObject,
+)
+from roseinfer.server.formats.responses.format import count_tokens
+from roseinfer.server.formats.responses.history import NO_STORE, History, store_failed
+from roseinfer.server.formats.responses.request import InputTokensRequest
+from roseinfer.server.formats.responses.stored_items import input_items
+from roseinfer.server.formats.schemas import parse
+from roseinfer.server.http.body import JsonResponse
+from roseinfer.server.http.errors import ApiError, bad_request
+from roseinfer.server.request.service import Service
+from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
+from roseinfer.server.response_store.shared import SharedResponses
+
+PATH = "/v1/responses"
+# Ids may hold slashes, since clients may choose request ids.
+_ONE = PATH + "/{response_id:path}"
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+ORDERS = ("asc", "desc")
+
+
+def add(app: FastAPI, service: Service, history: History) -> None:
+    def stored(request: Request, id: str) -> tuple[SharedResponses, Key]:
+        if history.responses is None:
+            raise _not_found(id, f": {NO_STORE}")
+        return history.responses, Key(history.owner(request.headers.raw), id)
+
+    async def found(request: Request, id: str) -> StoredResponse:
+        _, key = stored(request, id)
+        record = await history.find(key)
+        if record is None:
+            raise _not_found(id)
+        return record
+
+    async def count_input_tokens(request: Request) -> Response:
+        backend, body = await service.read(request.scope, request.receive)
+        with service.lifecycle.ticket():
+            wanted = parse(InputTokensRequest, body)
+            service.resolve_model(wanted.model)
+            tokens = await count_tokens(backend, history, wanted, request.headers.raw)
+        return JsonResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def retrieve_response(request: Request, response_id: str) -> Response:
+        if request.query_params.get("stream", "false").lower() == "true":
+            raise unsupported("stream", "a response cannot be streamed again, ask for it until it has ended")
+        return JsonResponse((await found(request, response_id)).response)
+
+    async def list_input_items(request: Request, response_id: str) -> Response:
+        asked = request.query_params
+        limit, order, after = _limit(asked.get("limit")), _order(asked.get("order")), asked.get("after")
+        items = input_items(await found(request, response_id))
+        return JsonResponse(_page(items[::-1] if order == "desc" else items, limit, after))
+
+    async def delete_response(request: Request, response_id: str) -> Response:
+        responses, key = stored(request, response_id)
+        try:
+            deleted = await responses.delete(key)
+        except StoreFailedError as error:
+            raise store_failed() from error
+        if not deleted:
+            raise _not_found(response_id)
+        return JsonResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        record = await found(request, response_id)
+        if not record.response["background"]:
+            raise bad_request("Only responses with background: true can be cancelled", "response_id", "not_background")
+        responses, key = stored(request, response_id)
+        try:
+            ended = await responses.cancel(key)
+        except StoreFailedError as error:
+            raise store_failed() from error
+        if ended is None:
+            raise _not_found(response_id)
+        return JsonResponse(ended.response)
+
+    def route(path: str, endpoint: Any, method: str, answer: Any, *errors: int, **more: Any) -> None:
+        described = docs(answer, *errors, body=more.pop("body", None))
+        described["openapi_extra"] |= more
+        app.add_api_route(path, endpoint, methods=[method], tags=["responses"], **described)
+
+    errors = (400, 401, 404, 408, 413, 503)
+    route(f"{PATH}/input_tokens", count_input_tokens, "POST", InputTokenCount, *errors, body=InputTokensRequest)
+    route(f"{_ONE}/input_items", list_input_items, "GET", ItemList, 400, 401, 404, 503, parameters=_PARAMETERS)
+    route(f"{_ONE}/cancel", cancel_response, "POST", ResponseObject, 400, 401, 404, 503)
+    route(_ONE, retrieve_response, "GET", ResponseObject, 400, 401, 404, 503)
+    route(_ONE, delete_response, "DELETE", DeletedResponse, 401, 404, 503)
+
+
+def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
+    start = 0
+    if after is not None:
+        start = 1 + next((index for index, item in enumerate(items) if item["id"] == after), -1)
+        if not start:
+            raise bad_request(f"after: Item with id {after[:100]!r} not found", "after")
+    page = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + limit < len(items),
+    }
+
+
+_PARAMETERS = [
+    {
+        "name": "limit",
+        "in": "query",
+        "description": "how many at most",
+        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    },
+    {
+        "name": "order",
+        "in": "query",
+        "description": "the first or the last items first",
+        "schema": {"type": "string", "enum": list(ORDERS), "default": "desc"},
+    },
+    {"name": "after", "in": "query", "description": "id of the item before the first", "schema": {"type": "string"}},
+]
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_LIMIT
+    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= MAX_LIMIT):
+        raise bad_request(f"limit must be within [1, {MAX_LIMIT}], got {text[:20]!r}", "limit")
+    return int(text)
+
+
+def _order(text: str | None) -> str:
+    if text is not None and text not in ORDERS:
+        raise bad_request(f"order must be one of {', '.join(ORDERS)}, got {text[:20]!r}", "order")
+    return text or "desc"
+
+
+def _not_found(id: str, why: str = "") -> ApiError:
+    message = f"Response with id {id[:100]!r} not found{why}"
+    return ApiError(404, message, type="not_found_error", param="response_id", code="response_not_found")
