@@ -93,6 +93,10 @@ class Store(Protocol):
         """Raises `StoreFailedError`."""
         ...
 
+    async def written(self) -> None:
+        """Return once all that was `put` before is in the file, or has failed."""
+        ...
+
     def delete_later(self, key: Key) -> None:
         """Delete after all that was `put` before."""
         ...

@@ -39,8 +39,10 @@ class RunningResponse:
         return self._record.key
 
     def on_cancel(self, interrupt: Callable[[], None]) -> None:
-        """Have `interrupt` called when a client cancels or deletes the response."""
+        """Have `interrupt` called when a client cancels or deletes the response, at once if one has."""
         self._interrupt = interrupt
+        if self._ended:
+            self._stop()
 
     def keep(self, response: dict[str, Any]) -> None:
         """Store a new state. After the last one there are no more."""
@@ -100,6 +102,10 @@ class SharedResponses:
         running = RunningResponse(self.store, record, size_hint, forget)
         self._running[record.key] = running
         return running
+
+    async def written(self) -> None:
+        """Return once all states of responses of this process so far are in the file, or have failed to be."""
+        await self.store.written()
 
     async def find(self, key: Key) -> StoredResponse | None:
         """Raises `StoreFailedError`, like the others."""

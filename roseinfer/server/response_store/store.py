@@ -52,6 +52,10 @@ class _Delete(NamedTuple):
     done: "Future[bool]"
 
 
+class _Flush(NamedTuple):
+    done: "Future[None]"
+
+
 def check_file(path: Path, bounds: StoreBounds) -> None:
     """Create the file if there is none. Raises `ConfigError` if it cannot be used."""
     _open(path, bounds, durable=True, now=time.time).close()
@@ -90,7 +94,7 @@ class SqliteStore:
             raise ConfigError(
                 f"response_store: no file can be locked beside {str(path)!r}: {error.strerror}"
             ) from error
-        self._queue: queue.SimpleQueue[_Put | _Delete | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Put | _Delete | _Flush | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[Key, StoredResponse] = {}
         self._pending_bytes = 0
@@ -128,6 +132,14 @@ class SqliteStore:
     # --- from the event loop ------------------------------------------------------------------------------------
     async def get(self, key: Key) -> StoredResponse | None:
         return self.pending(key) or await self._read(lambda: self._find(key))
+
+    async def written(self) -> None:
+        done: Future[None] = Future()
+        with self._lock:
+            if self._closed:
+                return
+            self._queue.put(_Flush(done))
+        await asyncio.wrap_future(done)
 
     def delete_later(self, key: Key) -> None:
         self._enqueue_delete(key)
@@ -204,7 +216,10 @@ class SqliteStore:
                 puts = []
                 if each is None:
                     return
-                self._delete(each)
+                if isinstance(each, _Flush):
+                    each.done.set_result(None)
+                else:
+                    self._delete(each)
             if puts:
                 self._write(puts)
 

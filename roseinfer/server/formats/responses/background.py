@@ -50,7 +50,7 @@ class _BackgroundAnswer:
         keeper = self._job.keep
         assert isinstance(keeper, Keeper), "what runs in the background is stored"
         queued = ResponseWriter(self._job).queued()
-        running = keeper.begin(queued)
+        running = await keeper.begin(queued)
         if self._job.stream is None:
             self._start(running, scope, receive, _discard)
             await JsonResponse(queued)(scope, receive, send)

@@ -35,9 +35,15 @@ class Keeper:
     def __call__(self, response: dict[str, Any]) -> None:
         self._responses.store.put(self._record(response), self._size_hint)
 
-    def begin(self, response: dict[str, Any]) -> RunningResponse:
-        """For a response whose states are stored while it runs."""
-        return self._responses.begin(self._record(response), self._size_hint)
+    async def begin(self, response: dict[str, Any]) -> RunningResponse:
+        """For a response whose states are stored while it runs. Return when the first is in the file."""
+        running = self._responses.begin(self._record(response), self._size_hint)
+        try:
+            await self._responses.written()
+        except BaseException:  # the server ends
+            running.fail("server_error", "The server ended before this response ran")
+            raise
+        return running
 
     def _record(self, response: dict[str, Any]) -> StoredResponse:
         return StoredResponse(self._owner, response["id"], response, self._items)
