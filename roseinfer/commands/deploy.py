@@ -24,7 +24,9 @@ HELP = "serve a model with engines on a Ray cluster"
 # Of `serve`: of these the deployment has options of its own, or places of its own.
 NOT_OURS = frozenset({"replicas", "devices", "engines", "secret_file"})
 ENGINES = Group(ReplicasConfig, "routing", skip=NOT_OURS, choices={"router": ROUTERS})
-SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"}))
+# Its API processes have no file that all of them could store responses in.
+NO_STORE = {"response_store", "response_store_max_count", "response_store_max_bytes", "response_store_max_days"}
+SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"} | NO_STORE))
 # Variables that the deployment needs and Ray must not show, beside those of OpenTelemetry, which may hold keys.
 HIDDEN = frozenset({"HF_TOKEN"})
 DEPLOYMENT = Group(DeployConfig, "deployment")
