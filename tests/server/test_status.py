@@ -158,7 +158,9 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
     document = server.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/tokenize", "/detokenize",
-        "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/requests", "/v1/requests/{request_id}",
+            "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",
+            "/v1/responses/{response_id}/cancel", "/v1/responses/input_tokens",
+            "/v1/messages", "/v1/messages/count_tokens", "/v1/requests", "/v1/requests/{request_id}",
         "/v1/loads", "/v1/promise", "/tokenizer_info", "/health", "/ping", "/ready", "/version", "/load", "/metrics",
     }  # fmt: skip
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
