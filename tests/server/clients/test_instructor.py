@@ -22,3 +22,13 @@ def test_an_object(scripted: ScriptedServer, mode: instructor.Mode) -> None:
         asked = [{"role": "user", "content": "Jason is 25 years old."}]
         person = made.chat.completions.create(model="fake", messages=asked, response_model=Person, max_retries=0)
     assert person.model_dump() == {"name": "Jason", "age": 25}
+
+
+def test_an_object_through_responses(scripted: ScriptedServer) -> None:
+    """It sends a format beside a choice of the tool."""
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        made = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
+        person = made.responses.create(
+            model="fake", input="Jason is 25 years old.", response_model=Person, max_retries=0
+        )
+    assert person.model_dump() == {"name": "Jason", "age": 25}

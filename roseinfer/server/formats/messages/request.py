@@ -119,7 +119,9 @@ def words_of(request: CountTokensRequest) -> Vocabulary:
         names["reasoning_effort"] = "thinking"
     if request.output_format is not None:
         names |= dict.fromkeys(("response_format", "response_format.json_schema"), "output_format")
-    return replace(WORDS, names=names)
+    # Of a prompt that is only counted.
+    hints = _HINTS if isinstance(request, MessagesRequest) else _HINTS | {"max_tokens": never}
+    return replace(WORDS, names=names, hints=hints)
 
 
 class Translation:
@@ -190,25 +192,29 @@ def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[st
 # --- tools, thinking and formats ----------------------------------------------------------------------------------
 def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """As a chat takes them, and warnings of those that are Anthropic's own. Raises `ApiError` 400."""
-    tools, left_out = [], []
+    tools: dict[str, dict[str, Any]] = {}
+    left_out = []
     for index, tool in enumerate(given):
         kind, place = tool.get("type"), f"tools.{index}"
         if kind in (None, "custom"):
-            tools.append(_tool(tool, place))
+            function = _function(tool, place)
+            if function["name"] in tools:
+                raise bad_request(f"{place}.name: {function['name']!r} is there twice", "tools")
+            tools[function["name"]] = {"type": "function", "function": function}
         elif isinstance(kind, str):
             left_out.append(f"{place} of type {kind[:40]!r} is left out")
         else:
             raise bad_request(f"{place}.type must be a string", "tools")
-    return tools, left_out
+    return list(tools.values()), left_out
 
 
-def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
+def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
     for name, refusal in _IN_TOOLS.items():
         refuse(f"{place}.{name}", tool.get(name), {f"{place}.{name}": refusal})
     named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
     function = {name: tool[own] for name, own in named.items() if tool.get(own) is not None}
     read_function(function, place, "input_schema")
-    return {"type": "function", "function": function}
+    return function
 
 
 def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:

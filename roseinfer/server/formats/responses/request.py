@@ -92,7 +92,7 @@ class Translation:
         offered = OfferedTools()
         offered.add(request.tools or [], "tools")
         tools_within(request.input, offered)
-        self.names = offered.names
+        self.names = offered.called()
         said, left_out = messages(request, offered)
         choice = offered.choice(request.tool_choice)
         self.chat = chat_request(request, _fields(request, said, offered.functions, choice), WORDS)

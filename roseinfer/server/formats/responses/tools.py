@@ -58,6 +58,13 @@ class OfferedTools:
             offered = self._within.get(name)
         return offered or (name if namespace is None else f"{namespace}.{name}")
 
+    def called(self) -> dict[str, CallName]:
+        """The client's name of each name by which the model may call a tool: also that within its namespace, as models
+        write now and then, if no other tool has it.
+        """
+        alone = {name: self.names[offered] for name, offered in self._within.items() if offered}
+        return alone | self.names
+
     # --- tools ------------------------------------------------------------------------------------------------------
     def _add(self, tool: dict[str, Any], place: str) -> None:
         kind = tool.get("type")

@@ -214,7 +214,8 @@ def test_what_is_passed_on() -> None:
 def test_what_is_ignored_within_fields_is_named() -> None:
     failed = {"type": "tool_result", "tool_use_id": "x", "content": "no", "is_error": True}
     body: Any = {"messages": [{"role": "user", "content": [failed]}], "max_tokens": 1, "output_config": {"mood": 1}}
-    body["tools"] = [TOOL | {"input_examples": [{}], "cache_control": {"type": "ephemeral"}}] * 2
+    described = {"input_examples": [{}], "cache_control": {"type": "ephemeral"}}
+    body["tools"] = [TOOL | described, TOOL | described | {"name": "other"}]
     assert Translation(parse(MessagesRequest, body)).warnings == [
         "output_config.mood",
         "tools.input_examples",
@@ -229,6 +230,7 @@ def test_tools_of_anthropics_own_are_left_out() -> None:
     assert found.warnings == ["tools.0 of type 'web_search_20260209' is left out"]
     wrong = refused(tools=[search, TOOL | {"input_schema": 5}])
     assert wrong.message.startswith("tools.1.input_schema must be")
+    assert refused(tools=[search, TOOL, TOOL]).message.startswith("tools.2.name")
     assert refused(tools=[{"type": 5}]).message.startswith("tools.0.type")
 
 
@@ -291,4 +293,5 @@ def test_a_format_by_its_older_name() -> None:
 
 
 def test_counting_needs_no_length() -> None:
-    assert Translation(parse(CountTokensRequest, {"messages": [HI]})).chat.max_completion_tokens is None
+    for body in ({"messages": [HI]}, {"messages": [HI], "max_tokens": 5}):
+        assert Translation(parse(CountTokensRequest, body)).chat.max_completion_tokens is None

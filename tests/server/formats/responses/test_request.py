@@ -313,6 +313,9 @@ def test_functions_of_a_namespace_are_functions_of_its_name() -> None:
     assert (send["description"], wait["description"]) == ("Other agents.\n\nSend", "Send")
     names = translated(tools=[AGENTS, TOOL]).names
     assert names["agents.send"] == CallName("send", "agents") and names["look"] == CallName("look")
+    assert names["send"] == CallName("send", "agents"), "as a model may call it"
+    assert translated(tools=[AGENTS, SEND]).names["send"] == CallName("send")
+    assert "send" not in translated(tools=[AGENTS, AGENTS | {"name": "others"}]).names
 
 
 def test_a_name_that_is_too_long_with_its_namespace_stands_alone() -> None:
