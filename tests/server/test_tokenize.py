@@ -43,7 +43,7 @@ def test_back_to_text(server: LiveServer) -> None:
     ("path", "body"),
     [
         ("/tokenize", {}), ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}),
-        ("/tokenize", {"prompt": ["x"]}), ("/tokenize", {"messages": []}), ("/tokenize", {"prompt": "x", "tools": []}),
+        ("/tokenize", {"prompt": ["x"]}), ("/tokenize", {"messages": []}),
         ("/tokenize", {"prompt": "x", "truncate_prompt_tokens": 3}),
         ("/detokenize", {}), ("/detokenize", {"tokens": [400]}), ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": "x"}),

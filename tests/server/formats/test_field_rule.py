@@ -148,7 +148,11 @@ ROWS: list[Row] = [
     (("messages",), "betas", ["x"], WARNED),
     (("messages",), "user_profile_id", "x", WARNED),
     (("messages",), "workspace_id", "x", WARNED),
+    (("responses",), "store", False, ACCEPTED),
+    (("responses",), "background", False, ACCEPTED),
+    (("responses",), "previous_response_id", "resp_unknown", REFUSED),
     # --- what only another server has ---
+    (("responses",), "conversation", "conv_x", REFUSED),
     (("messages",), "container", "x", REFUSED),
     (("messages",), "thread", {"type": "create"}, REFUSED),
     (("responses",), "prompt", {"id": "x"}, REFUSED),
