@@ -150,7 +150,6 @@ ROWS: list[Row] = [
     (("messages",), "workspace_id", "x", WARNED),
     (("responses",), "store", False, ACCEPTED),
     (("responses",), "background", False, ACCEPTED),
-    (("responses",), "previous_response_id", "resp_unknown", REFUSED),
     # --- what only another server has ---
     (("responses",), "conversation", "conv_x", REFUSED),
     (("messages",), "container", "x", REFUSED),
