@@ -69,7 +69,8 @@ def check_template(variables: frozenset[str]) -> None:
 
 def checked_tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
     """Tools as a request describes them, by name. Raises `ApiError` 400 naming the place."""
-    _check_size(given)
+    check_bytes(given)
+    _check_depth(given)
     tools: dict[str, Tool] = {}
     for position, entry in enumerate(given):
         tool = _tool(entry, f"tools.{position}")
@@ -79,13 +80,19 @@ def checked_tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
     return tools
 
 
-def _check_size(given: list[dict[str, Any]]) -> None:
-    """The bytes first: megabytes of tools are written down in no time, and looked through in half a second."""
+def check_bytes(given: list[dict[str, Any]]) -> None:
+    """First of all: megabytes of tools are written down in no time, and looked through in half a second.
+
+    Raises `ApiError` 400.
+    """
     try:
         if len(dumps(given)) > MAX_BYTES:
             raise bad_request(f"tools may have {MAX_BYTES} bytes together", "tools", "grammar_too_complex")
     except JSONEncodeError:  # nested too deep to be written down
         pass
+
+
+def _check_depth(given: list[dict[str, Any]]) -> None:
     try:
         check_depth(given)
     except GrammarError as error:

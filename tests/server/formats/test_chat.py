@@ -133,3 +133,9 @@ def test_template_variables_are_a_short_list(server: LiveServer) -> None:
 def test_unknown_message_fields_are_named(server: LiveServer) -> None:
     message = {"role": "user", "content": "hello", "mood": "good", "refusal": None}
     assert server.post("/v1/chat/completions", {"messages": [message]}).json()["warnings"] == ["messages.mood"]
+
+
+def test_what_says_nothing_in_an_answer_that_is_sent_back_is_not_named(server: LiveServer) -> None:
+    message = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None, "tool_calls": []}
+    answer = server.post("/v1/chat/completions", {"messages": [message, {"role": "user", "content": "y"}]})
+    assert answer.status_code == 200 and "warnings" not in answer.json()

@@ -18,7 +18,7 @@ from roseinfer.server.formats.schemas import (
     Strings,
     unknown_fields,
 )
-from roseinfer.server.formats.tool_fields import read_function
+from roseinfer.server.formats.tool_fields import check_bytes, read_function
 from roseinfer.server.http.errors import bad_request
 
 
@@ -192,6 +192,7 @@ def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[st
 # --- tools, thinking and formats ----------------------------------------------------------------------------------
 def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """As a chat takes them, and warnings of those that are Anthropic's own. Raises `ApiError` 400."""
+    check_bytes(given)
     tools: dict[str, dict[str, Any]] = {}
     left_out = []
     for index, tool in enumerate(given):

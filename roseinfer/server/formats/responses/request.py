@@ -88,9 +88,9 @@ class Translation:
     """
 
     def __init__(self, request: ResponsesRequest) -> None:
-        _check_values(request)
         offered = OfferedTools()
         offered.add(request.tools or [], "tools")
+        _check_values(request)
         tools_within(request.input, offered)
         self.names = offered.called()
         said, left_out = messages(request, offered)

@@ -7,7 +7,7 @@ from pydantic_core import from_json
 
 from roseinfer.server.formats.as_chat import refuse, text_field, unsupported
 from roseinfer.server.formats.planning import Refusal, unless_listing
-from roseinfer.server.formats.tool_fields import MAX_NAME_CHARS, read_function
+from roseinfer.server.formats.tool_fields import MAX_NAME_CHARS, check_bytes, read_function
 from roseinfer.server.http.errors import bad_request
 
 # Fields of a tool that mean something here. `defer_loading` asks to keep a tool from the model until it is searched
@@ -47,6 +47,7 @@ class OfferedTools:
 
     def add(self, tools: list[dict[str, Any]], place: str, again: bool = False) -> None:
         """`again`: those that are offered already are not an error. Raises `ApiError` 400 naming the place."""
+        check_bytes(tools)
         self._again = again
         for index, tool in enumerate(tools):
             self._add(tool, f"{place}.{index}")

@@ -231,6 +231,7 @@ def test_tools_of_anthropics_own_are_left_out() -> None:
     wrong = refused(tools=[search, TOOL | {"input_schema": 5}])
     assert wrong.message.startswith("tools.1.input_schema must be")
     assert refused(tools=[search, TOOL, TOOL]).message.startswith("tools.2.name")
+    assert refused(tools=[search] * 6000).code == "grammar_too_complex"
     assert refused(tools=[{"type": 5}]).message.startswith("tools.0.type")
 
 
