@@ -1,21 +1,27 @@
 """What an API process costs in Python: a streamed request, and each of its tokens. No engine, no sockets.
 
-    python -m benchmarks.api_cost [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256] [--traces]
+    python -m benchmarks.api_cost [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256]
+                                  [--words 20 1000] [--traces]
 
 The application, uvicorn's connection class and the engine client are the real ones; connections are given bytes and
 take bytes, the engine's messages are encoded and decoded. Figures are microseconds of one thread's CPU, the smallest
 of all rounds and, in brackets, the median. What the kernel adds is about 50 us a connection and 4 us a write. Each
 request logs a line to standard error: send that to a file. With `--traces` each request also leaves its spans; the
 thread that encodes and sends them is not in these figures, and what takes them here drops them.
+
+The rows of responses are those of POST /v1/responses, not stored and stored, in turn: CPU of the event loop's thread,
+then of all threads of the process.
 """
 
 import argparse
 import asyncio
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -59,7 +65,7 @@ INFO = EngineInfo(
     startup_s={},
 )
 HEAD = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAccept: */*\r\nAccept-Encoding: gzip, deflate\r\n"
+    b"POST %b HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAccept: */*\r\nAccept-Encoding: gzip, deflate\r\n"
     b"User-Agent: benchmark\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
 
@@ -86,8 +92,9 @@ class Wireless(asyncio.Transport):
 class Bench:
     """A server's API process, and an engine that says what it is told to say."""
 
-    def __init__(self, traces: bool = False) -> None:
+    def __init__(self, folder: Path, traces: bool = False) -> None:
         self.added: list[str] = []
+        self._folder = folder
         self._traces = traces
         self._encode = msgspec.msgpack.Encoder().encode
         self._read = msgspec.msgpack.Decoder(ClientMessage).decode
@@ -106,11 +113,19 @@ class Bench:
         if self._traces:
             to_nobody()
             server = replace(server, otlp_endpoint="http://127.0.0.1:1/v1/traces")
-        app = create_app(self.engine, tokenizer, server, "none")
+        app = create_app(self.engine, tokenizer, server, "none", self._folder / "responses.db")
+        self._store = app.state.responses.store
         self._config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
         self._config.load()
         self._server = uvicorn.Server(self._config)
         settle_garbage_collector()
+
+    async def written(self) -> None:
+        """Return when the responses so far are stored."""
+        await self._store.written()
+
+    def close_store(self) -> None:
+        self._store.close()
 
     # The transport of the engine client.
     async def start(self, on_message: Callable[[EngineMessage], None], on_death: object) -> EngineInfo:
@@ -168,7 +183,7 @@ async def settle() -> None:
 def request(ids: int, tokens: int) -> bytes:
     body = {"model": "none", "prompt": list(range(ids)), "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
     data = orjson.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
-    return HEAD % len(data) + data
+    return HEAD % (b"/v1/completions", len(data)) + data
 
 
 async def request_us(bench: Bench, count: int, ids: int) -> float:
@@ -210,18 +225,59 @@ async def token_us(bench: Bench, streams: int) -> float:
     return spent / (streams * steps) * 1e6
 
 
+async def response_us(bench: Bench, count: int, words: int, store: bool) -> tuple[float, float]:
+    """Of one response, to its event loop and to all threads, when all are written."""
+    body = {"input": "word " * words, "max_output_tokens": 1, "store": store, "ignore_eos": True}
+    data = orjson.dumps(body)
+    bench.added.clear()
+    began, began_all = time.thread_time(), time.process_time()
+    connections = [bench.connect() for _ in range(count)]
+    for connection in connections:
+        connection.data_received(HEAD % (b"/v1/responses", len(data)) + data)
+    while len(bench.added) < count:  # prompts are tokenised in threads
+        await asyncio.sleep(0.001)
+    await bench.hear(bench.outputs(bench.added, first=True, last=True))
+    await settle()
+    for connection in connections:
+        connection.connection_lost(None)
+    spent = time.thread_time() - began
+    await bench.written()
+    spent_all = time.process_time() - began_all
+    assert bench.engine.num_live == 0
+    return spent / count * 1e6, spent_all / count * 1e6
+
+
+async def show_responses(bench: Bench, args: argparse.Namespace, words: int) -> None:
+    taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for _ in range(args.rounds):
+        for store, found in taken.items():
+            found.append(await response_us(bench, args.requests, words, store))
+    for store, found in taken.items():
+        name = f"a response to {words} words, {'stored' if store else 'not stored'}"
+        for where, values in zip(("loop", "all"), zip(*found, strict=True), strict=True):
+            print(f"{name:<44} {where:<4} {min(values):8.2f} us  ({statistics.median(values):.2f})", flush=True)
+
+
 async def show(name: str, rounds: int, measure: Callable[[], Awaitable[float]]) -> None:
     taken = [await measure() for _ in range(rounds)]
     print(f"{name:<36} {min(taken):8.2f} us  ({statistics.median(taken):.2f})", flush=True)
 
 
 async def run(args: argparse.Namespace) -> None:
-    bench = Bench(args.traces)
-    await bench.open()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), args.traces)
+        await bench.open()
+        await measure(bench, args)
+        await asyncio.to_thread(bench.close_store)
+
+
+async def measure(bench: Bench, args: argparse.Namespace) -> None:
     for ids in args.ids:
         await show(f"a request of {ids} prompt ids", args.rounds, partial(request_us, bench, args.requests, ids))
     for streams in args.streams:
         await show(f"a token, {streams} streams", args.rounds, partial(token_us, bench, streams))
+    for words in args.words:
+        await show_responses(bench, args, words)
 
 
 def main() -> None:
@@ -230,6 +286,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--ids", type=int, nargs="+", default=[1, 65, 1025])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--words", type=int, nargs="+", default=[20, 1000], help="of the input of responses")
     parser.add_argument("--traces", action="store_true", help="with traces of all requests")
     args = parser.parse_args()
     print(header("API process", vars(args)))

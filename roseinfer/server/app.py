@@ -173,7 +173,7 @@ def build_app(parts: ServerParts) -> Application:
         return load_header.value(wanted, reports, service.backend.info if reports else None, service.clock.now())
 
     app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public, load)
-    app.state.service, app.state.traces = service, parts.traces
+    app.state.service, app.state.traces, app.state.responses = service, parts.traces, parts.responses
     return app
 
 

@@ -5,13 +5,16 @@ import sys
 
 
 def test_it_measures_requests_and_tokens() -> None:
-    options = ["--rounds", "1", "--requests", "9", "--ids", "3", "--streams", "2"]
+    options = ["--rounds", "1", "--requests", "9", "--ids", "3", "--streams", "2", "--words", "3"]
     command = [sys.executable, "-m", "benchmarks.api_cost", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    request, token = done.stdout.splitlines()[-2:]
+    request, token, *responses = done.stdout.splitlines()[-6:]
+    assert [line.split(" us ")[0].rsplit(maxsplit=2)[:2] for line in responses] == [
+        [f"a response to 3 words, {state}", where] for state in ("not stored", "stored") for where in ("loop", "all")
+    ]
     for line, name in ((request, "a request of 3 prompt ids"), (token, "a token, 2 streams")):
         assert line.startswith(name)
         assert float(line.removeprefix(name).split()[0]) > 0
-    # One line of the log each: those of the request's measurement and those of the token's.
-    assert done.stderr.count("finish=length") == 9 + 2
+    # One line of the log each: those of the request's measurement, those of the token's and those of responses.
+    assert done.stderr.count("finish=length") == 9 + 2 + 2 * 9
