@@ -33,13 +33,15 @@ CREATE TABLE responses (
     items BLOB NOT NULL,
     UNIQUE (owner, id)
 );
-CREATE TABLE totals (count INTEGER NOT NULL, bytes INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0);
+CREATE INDEX by_age ON responses (owner, number);
+CREATE TABLE totals (owner BLOB PRIMARY KEY, count INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER stored AFTER INSERT ON responses BEGIN
-    UPDATE totals SET count = count + 1, bytes = bytes + NEW.size;
+    INSERT INTO totals VALUES (NEW.owner, 1, NEW.size)
+        ON CONFLICT (owner) DO UPDATE SET count = count + 1, bytes = bytes + NEW.size;
 END;
 CREATE TRIGGER removed AFTER DELETE ON responses BEGIN
-    UPDATE totals SET count = count - 1, bytes = bytes - OLD.size;
+    UPDATE totals SET count = count - 1, bytes = bytes - OLD.size WHERE owner = OLD.owner;
+    DELETE FROM totals WHERE owner = OLD.owner AND count = 0;
 END;
 """
 
@@ -154,19 +156,32 @@ class Database:
         return found.rowcount
 
     def _make_room(self) -> Removed:
-        """Remove the rows written first, as long as a bound is exceeded."""
+        """Remove what has expired, and as long as a bound is exceeded the oldest row of who has most of it."""
         expired = evicted = 0
         oldest_s = self._now() - self._bounds.max_age_s
         while True:
             first = self._sql.execute("SELECT number, written_s FROM responses ORDER BY number LIMIT 1").fetchone()
-            if first is None:
-                break
-            late, total = first[1] < oldest_s, self.totals()
-            if not late and total.responses <= self._bounds.max_count and total.size <= self._bounds.max_bytes:
+            if first is None or first[1] >= oldest_s:
                 break
             self._sql.execute("DELETE FROM responses WHERE number = ?", (first[0],))
-            expired, evicted = expired + late, evicted + (not late)
-        return Removed(expired, evicted)
+            expired += 1
+        while True:
+            total = self.totals()
+            if total.responses > self._bounds.max_count:
+                self._evict("count")
+            elif total.size > self._bounds.max_bytes:
+                self._evict("bytes")
+            else:
+                return Removed(expired, evicted)
+            evicted += 1
+
+    def _evict(self, measure: str) -> None:
+        """So that no client's responses make those of others go that have fewer."""
+        self._sql.execute(
+            "DELETE FROM responses WHERE number = ("
+            "SELECT min((SELECT min(number) FROM responses WHERE responses.owner = totals.owner)) FROM totals "
+            f"WHERE {measure} = (SELECT max({measure}) FROM totals))"
+        )
 
     # --- reading ------------------------------------------------------------------------------------------------
     def get(self, key: Key) -> StoredResponse | None:
@@ -181,7 +196,7 @@ class Database:
         return StoredResponse(key.owner, key.id, orjson.loads(response), orjson.loads(items), process)
 
     def totals(self) -> Totals:
-        return Totals(*self._sql.execute("SELECT count, bytes FROM totals").fetchone())
+        return Totals(*self._sql.execute("SELECT ifnull(sum(count), 0), ifnull(sum(bytes), 0) FROM totals").fetchone())
 
     def _owner(self, key: Key) -> bytes:
         """Keys are not to be found by trying digests of likely ones against the file."""

@@ -41,7 +41,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """If one is exceeded, the responses that were written first are removed."""
+    """If one is exceeded, responses are removed: of the owner that has most, those that were written first."""
 
     max_count: int
     max_bytes: int

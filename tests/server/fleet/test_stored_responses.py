@@ -98,9 +98,15 @@ def test_the_store_survives_a_restart_and_a_temporary_one_leaves_nothing(tmp_pat
         running = server.client().responses.create(**LONG, extra_body={"ignore_eos": True}).id
         server.process.kill()
         server.process.wait()
-    with RealServer(*priced(tmp_path), *stored, "--api-workers", "2") as server:
+    with RealServer(*priced(tmp_path), *stored, "--api-workers", "2", "--shutdown-timeout", "0") as server:
         assert server.fresh(f"{PATH}/{done}").json()["status"] == "incomplete"
         assert server.fresh(f"{PATH}/{running}").json()["status"] == "failed"
+        running = server.client().responses.create(**LONG, extra_body={"ignore_eos": True}).id
+        server.process.terminate()
+        assert server.exit_code() == 0
+    with RealServer(*priced(tmp_path), *stored) as server:
+        ended = server.fresh(f"{PATH}/{running}").json()
+        assert (ended["status"], ended["error"]["code"]) == ("failed", "draining")
     left = sorted(path.name for path in tmp_path.iterdir() if path.name != "cost.json")
     assert left == ["responses.db"], "the processes' own files are gone"
     with RealServer(*priced(tmp_path)) as server:

@@ -4,6 +4,7 @@ import os
 import random
 import sqlite3
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -60,23 +61,29 @@ def test_a_second_process_sees_what_the_first_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_operations_agree_with_a_model(tmp_path: Path, seed: int) -> None:
-    """The model: a dict in the order of writes, from which the first go while a bound is exceeded."""
+    """The model: a dict in the order of writes. Expired ones go, then the first of who has most of what is exceeded."""
     rng, clock = random.Random(seed), Clock()
     bounds = StoreBounds(max_count=rng.randint(1, 8), max_bytes=rng.randint(1500, 6000), max_age_s=50.0)
     databases = [opened(tmp_path / "db", bounds, clock) for _ in range(2)]
     model: dict[Key, tuple[float, Row, StoredResponse]] = {}
 
     def make_room() -> list[Key]:
-        gone = []
-        while model:
-            first = next(iter(model))
-            used = sum(row.size for _, row, _ in model.values())
-            expired = model[first][0] < clock.now_s - bounds.max_age_s
-            if not expired and len(model) <= bounds.max_count and used <= bounds.max_bytes:
-                break
-            gone.append(first)
-            del model[first]
-        return gone
+        gone = [key for key in model if model[key][0] < clock.now_s - bounds.max_age_s]
+        for key in gone:
+            del model[key]
+        while True:
+            counts, sizes = Counter[str](), Counter[str]()
+            for key, (_, row, _) in model.items():
+                counts[key.owner] += 1
+                sizes[key.owner] += row.size
+            if counts.total() > bounds.max_count:
+                exceeded = counts
+            elif sizes.total() > bounds.max_bytes:
+                exceeded = sizes
+            else:
+                return gone
+            gone.append(next(key for key in model if exceeded[key.owner] == max(exceeded.values())))
+            del model[gone[-1]]
 
     for _ in range(300):
         database = rng.choice(databases)
@@ -101,6 +108,15 @@ def test_random_operations_agree_with_a_model(tmp_path: Path, seed: int) -> None
             clock.now_s += rng.choice([1.0, 10.0, 60.0])
         used = sum(row.size for _, row, _ in model.values())
         assert database.totals() == Totals(len(model), used)
+
+
+def test_who_stores_much_does_not_make_others_go(tmp_path: Path) -> None:
+    database = opened(tmp_path / "db", StoreBounds(max_count=10, max_bytes=2**20, max_age_s=10.0))
+    database.write([Row.of(record(f"resp_{number}", "modest")) for number in range(3)])
+    for number in range(100):
+        database.write([Row.of(record(f"resp_{number}", "greedy"))])
+    assert [database.get(Key("modest", f"resp_{number}")) is not None for number in range(3)] == [True] * 3
+    assert [database.get(Key("greedy", f"resp_{number}")) is not None for number in (92, 93, 99)] == [False, True, True]
 
 
 def test_a_failed_write_leaves_all_as_it_was(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from roseinfer.server.formats.as_chat import unsupported
+import orjson
+
+from roseinfer.server.formats.as_chat import text_field, unsupported
 from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.formats.responses.stored_items import conversation, response_of
 from roseinfer.server.http.auth import key_digest
@@ -98,25 +100,25 @@ class History:
 
     async def _resolved(self, owner: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """`items` with what they refer to in place of references."""
-        known: dict[str, dict[str, dict[str, Any]]] = {}
-        found = []
-        for index, item in enumerate(items):
+        known: dict[Any, dict[str, Any]] = {}
+        read: set[str] = set()
+        # The last first: its response has a copy of what was said before, so that one is often enough.
+        for index, item in reversed(list(enumerate(items))):
             if not _is_reference(item):
-                found.append(item)
                 continue
-            id = item.get("id")
-            response = response_of(id) if isinstance(id, str) else None
-            if response is not None and response not in known:
-                if len(known) == MAX_REFERENCED_RESPONSES:
+            id = text_field(item, "id", f"input.{index}", "input")
+            response = response_of(id)
+            if id not in known and response is not None and response not in read:
+                if len(read) == MAX_REFERENCED_RESPONSES:
                     message = f"input refers to items of more than {MAX_REFERENCED_RESPONSES} responses"
                     raise bad_request(message, "input")
+                read.add(response)
                 record = await self.find(Key(owner, response))
-                known[response] = {} if record is None else {each["id"]: each for each in conversation(record)}
-            if response is None or id not in known[response]:
-                message = f"input.{index}: Item with id {str(id)[:100]!r} not found"
+                known |= {} if record is None else {each["id"]: each for each in conversation(record)}
+            if id not in known:
+                message = f"input.{index}: Item with id {id[:100]!r} not found"
                 raise ApiError(404, message, param="input", code="item_not_found")
-            found.append(known[response][id])
-        return found
+        return [known[item["id"]] if _is_reference(item) else item for item in items]
 
     async def find(self, key: Key) -> StoredResponse | None:
         """Raises `ApiError` 503 if the store fails."""
@@ -131,8 +133,10 @@ class History:
         """None: the answer is not stored. `request`: as `whole` returned it."""
         if self.responses is None or request.store is False:
             return None
-        size_hint = _RESPONSE_BYTES + _BYTES_PER_TOKEN * len(job.prompts[0].ids)
-        return Keeper(self.responses, self.owner(headers), as_items(request.input), size_hint)
+        items = as_items(request.input)
+        # Of a long conversation most is in the prompt; what is not has come in the body.
+        size_hint = _RESPONSE_BYTES + _BYTES_PER_TOKEN * len(job.prompts[0].ids) + _body_bytes(headers, items)
+        return Keeper(self.responses, self.owner(headers), items, size_hint)
 
     def warnings(self, request: ResponsesRequest) -> list[str]:
         """What was asked for and is not done."""
@@ -141,6 +145,16 @@ class History:
 
 def as_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def _body_bytes(headers: Headers, items: list[dict[str, Any]]) -> int:
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value)
+    try:
+        return len(orjson.dumps(items))  # it came in chunks
+    except orjson.JSONEncodeError:  # too deep to be stored
+        return 0
 
 
 def _is_reference(item: Mapping[str, Any]) -> bool:

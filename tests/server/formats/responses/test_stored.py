@@ -153,6 +153,12 @@ def test_how_many_responses_a_request_may_refer_to(server: LiveServer, monkeypat
 
     assert counted(ids[1:] * 2).status_code == 200, "as often as one likes"
     assert counted(ids).json()["error"]["param"] == "input"
+    # What refers to what was said before brings it along.
+    turns: list[dict[str, str]] = []
+    for _ in range(5):
+        made = server.post(PATH, {**body, "input": [*turns, {"role": "user", "content": "x"}]}).json()
+        turns.append({"type": "item_reference", "id": made["output"][0]["id"]})
+    assert counted([turn["id"] for turn in turns]).status_code == 200
 
 
 def test_what_cannot_be_continued(client: OpenAI, server: LiveServer) -> None:
