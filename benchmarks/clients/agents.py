@@ -142,7 +142,7 @@ class OpenCode(Agent):
             "models": {place.model: {"name": place.model}},
         }
         model = f"{PROVIDER}/{place.model}"
-        only_reads = {"*": "deny", "read": "allow"}
+        only_reads = {"*": "ask", "read": "allow"}  # nobody answers, so the rest is denied
         config = {"provider": {PROVIDER: provider}, "model": model, "permission": only_reads, "autoupdate": False}
         (folder / "opencode.json").write_text(json.dumps(config))
 
