@@ -46,6 +46,10 @@ class Exchange:
         return api_of(self.path) is not None and self.sent is not None
 
     @property
+    def is_good(self) -> bool:
+        return self.status < 400 and not self.errors
+
+    @property
     def is_continuation(self) -> bool:
         """True if the request brings a tool's result."""
         return self.is_answer and api_of(self.path).turn(self.sent) is None
@@ -53,13 +57,14 @@ class Exchange:
     def close(self) -> None:
         """Read usage and errors out of the answer."""
         api = api_of(self.path)
-        for event in events(self.answer):
+        read = list(events(self.answer))
+        for event in read:
             message = failure(event)
             if message:
                 self.errors.append(message)
             self.warnings += (event.get("response") or event.get("message") or event).get("warnings") or []
             self.usage = (api and api.usage(event)) or self.usage
-        if self.status >= 400 and not self.errors:
+        if self.status >= 400 and not read:
             self.errors.append(f"{self.status} {self.answer[:200]}")
 
 

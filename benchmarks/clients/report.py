@@ -22,11 +22,11 @@ class Row:
 
     @property
     def turns(self) -> int:
-        return sum(exchange.is_answer and not exchange.errors for exchange in self.exchanges)
+        return sum(exchange.is_answer and exchange.is_good for exchange in self.exchanges)
 
     @property
     def round_trips(self) -> int:
-        return sum(exchange.is_continuation and not exchange.errors for exchange in self.exchanges)
+        return sum(exchange.is_continuation and exchange.is_good for exchange in self.exchanges)
 
     @property
     def all_errors(self) -> list[str]:

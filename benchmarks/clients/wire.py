@@ -141,10 +141,15 @@ def events(answer: str) -> Iterator[Json]:
             yield event
 
 
+# Refusals after which a client goes on another way, by the rules of its API.
+NEGOTIATED_CODES = {"thread_unsupported_request"}
+
+
 def failure(event: Json) -> str | None:
-    """Return the error that an answer or an event carries."""
+    """Return the error that an answer or an event carries, None also for one that is part of the protocol."""
     error = event.get("error") or (event.get("response") or {}).get("error")
-    if not error:
+    details = (error.get("details") if isinstance(error, dict) else None) or {}
+    if not error or details.get("error_code") in NEGOTIATED_CODES:
         return None
     return str(error.get("message", error) if isinstance(error, dict) else error)
 

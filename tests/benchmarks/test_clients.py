@@ -114,9 +114,12 @@ def test_counts_of_a_row() -> None:
     continued = Exchange("POST", CHAT, body(CHAT, CALL, *RESULTS[CHAT]), 200, "{}")
     refused = Exchange("POST", CHAT, body(CHAT, "x"), 400, '{"error": {"message": "no"}}')
     probed = Exchange("HEAD", "/", None, 200)
-    for exchange in (answered, continued, refused, probed):
+    negotiated = Exchange("POST", MESSAGES, body(MESSAGES, "x"), 400)
+    negotiated.answer = '{"error": {"message": "no", "details": {"error_code": "thread_unsupported_request"}}}'
+    exchanges = [answered, continued, refused, probed, negotiated]
+    for exchange in exchanges:
         exchange.close()
-    row = Row("one", "1.0", [answered, continued, refused, probed], cached=0.5)
+    row = Row("one", "1.0", exchanges, cached=0.5)
     assert (row.turns, row.round_trips, row.all_errors) == (2, 1, ["POST /v1/chat/completions: 400 no"])
     assert table([row]).splitlines()[2] == "| one | 1.0 | 2 | 1 | 50.0% | 1 |"
     row.errors = ["step: Error code: 400 - no"]

@@ -96,7 +96,7 @@ def refuse(name: str, value: Any, refusals: Mapping[str, Refusal]) -> None:
     """Raises `ApiError` 400 if the field asks for what cannot be done."""
     refusal = refusals.get(name)
     if value is not None and refusal is not None and refusal.asks(value):
-        raise unsupported(name, refusal.why)
+        raise unsupported(name, refusal.why, refusal.code)
 
 
 def ignored_in_tools(tools: list[dict[str, Any]] | None, known: Set[str]) -> list[str]:
@@ -115,8 +115,8 @@ def check_nesting(value: Any, param: str) -> None:
         raise bad_request(f"{param}: {error.message}", param) from error
 
 
-def unsupported(name: str, why: str) -> ApiError:
-    return bad_request(f"{name[:100]} is not supported: {why}", name[:100], "unsupported_field")
+def unsupported(name: str, why: str, code: str = "unsupported_field") -> ApiError:
+    return bad_request(f"{name[:100]} is not supported: {why}", name[:100], code)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

@@ -207,6 +207,7 @@ class Refusal:
 
     why: str
     asks: Asks
+    code: str = "unsupported_field"
 
 
 def always(value: Any) -> bool:
@@ -321,7 +322,7 @@ def check_extras(extras: dict[str, Any], n: int = 1) -> list[str]:
     for name, value in extras.items():
         refusal = REFUSALS.get(name) or (_UNHEARD_OF if name.startswith("guided_") else None)
         if refusal is not None and refusal.asks(value):
-            raise bad_request(f"{name} is not supported: {refusal.why}", name, "unsupported_field")
+            raise bad_request(f"{name} is not supported: {refusal.why}", name, refusal.code)
         if refusal is None and HINTS.get(name, always)(value):
             ignored.append(name[:100])
     _check_best_of(extras.get("best_of"), n)

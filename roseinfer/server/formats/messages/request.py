@@ -74,7 +74,8 @@ _NAMES = {
 _NO_MEMORY = "nothing is kept between requests"
 _REFUSALS = {
     "container": Refusal(_NO_MEMORY, always),
-    "thread": Refusal(_NO_MEMORY, always),
+    # By this code Anthropic's packages know that they can go on without a thread, and do.
+    "thread": Refusal(_NO_MEMORY, always, "thread_unsupported_request"),
     "stop": Refusal("strings that end the text are stop_sequences", if_set),
 }
 

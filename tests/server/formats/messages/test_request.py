@@ -168,7 +168,6 @@ def test_formats_are_enforced() -> None:
     [
         ({"tools": [TOOL | {"allowed_callers": ["code_execution_20260521"]}]}, "tools.0.allowed_callers"),
         ({"container": "c"}, "container"),
-        ({"thread": {"type": "create"}}, "thread"),
         ({"stop": "x"}, "stop"),
         ({"thinking": {"type": "between_tools"}}, "thinking"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
@@ -180,6 +179,12 @@ def test_formats_are_enforced() -> None:
 def test_refused(fields: dict[str, Any], param: str) -> None:
     error = refused(**fields)
     assert (error.code, error.param) == ("unsupported_field", param)
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_a_thread_is_refused_with_the_code_that_clients_go_on_after(thread: dict[str, Any]) -> None:
+    error = refused(thread=thread)
+    assert (error.code, error.param) == ("thread_unsupported_request", "thread")
 
 
 @pytest.mark.parametrize(
