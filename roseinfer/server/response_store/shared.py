@@ -38,6 +38,11 @@ class RunningResponse:
     def key(self) -> Key:
         return self._record.key
 
+    @property
+    def record(self) -> StoredResponse:
+        """As it stands, whether or not it could be stored."""
+        return self._record
+
     def on_cancel(self, interrupt: Callable[[], None]) -> None:
         """Have `interrupt` called when a client cancels or deletes the response, at once if one has."""
         self._interrupt = interrupt
@@ -109,6 +114,9 @@ class SharedResponses:
 
     async def find(self, key: Key) -> StoredResponse | None:
         """Raises `StoreFailedError`, like the others."""
+        running = self._running.get(key)
+        if running is not None:
+            return running.record
         found = await self.store.get(key) or await self._ask(_GET, key)
         # A process that has written it since the first look does not know it any more.
         return found or await self.store.get(key)
@@ -149,7 +157,10 @@ class SharedResponses:
                 self.store.delete_later(key)
             return b""
         running = self._running.get(key)
-        record = running.cancel() if action == _CANCEL and running is not None else self.store.pending(key)
+        if running is not None:
+            record: StoredResponse | None = running.cancel() if action == _CANCEL else running.record
+        else:
+            record = self.store.pending(key)
         if record is None:
             return b""
         return orjson.dumps([record.owner, record.id, record.response, record.items, record.process])
