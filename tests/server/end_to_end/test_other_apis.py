@@ -182,8 +182,12 @@ def test_wrong_tools_are_named_as_they_were_written(client: openai.OpenAI, claud
     body: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}
     with pytest.raises(anthropic.BadRequestError, match=r"tools\.0\.input_schema must be"):
         claude.messages.create(**body, tools=[{"name": "a", "input_schema": 3}])
-    with pytest.raises(anthropic.BadRequestError, match=r"thinking\.budget_tokens: the model does not think"):
-        claude.messages.create(**body | {"max_tokens": 9}, thinking={"type": "enabled", "budget_tokens": 8})
+
+
+def test_a_model_that_does_not_think_keeps_every_budget(claude: anthropic.Anthropic) -> None:
+    body: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9}
+    message = claude.messages.create(**body, thinking={"type": "enabled", "budget_tokens": 8})
+    assert message.to_dict()["warnings"] == ["thinking.budget_tokens: the model does not think"]
 
 
 def test_schemas_that_cannot_be_enforced_are_refused_by_their_field(

@@ -134,7 +134,7 @@ def test_many_prompts_in_one_stream(server: LiveServer) -> None:
 
 
 def test_warnings_come_once(server: LiveServer) -> None:
-    chunks = stream(server, nonsense=1, stream_options={"include_obfuscation": False})
+    chunks = stream(server, nonsense=1, stream_options={"include_obfuscation": True})
     names = ["nonsense", "stream_options.include_obfuscation"]
     assert [chunk.get("warnings") for chunk in chunks] == [names, None, None, None]
 
