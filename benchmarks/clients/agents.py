@@ -73,10 +73,11 @@ class Agent:
 
 
 class Codex(Agent):
-    name, package, tools = "codex", "@openai/codex", ("get_goal",)
+    # The second one is in a namespace, and says that there is no such agent.
+    name, package, tools = "codex", "@openai/codex", ("get_goal", "close_agent")
 
     def arguments(self, place: Place) -> dict[str, Any]:
-        return {}  # it takes none
+        return {"close_agent": constant("target", "nobody")}
 
     def configure(self, place: Place) -> None:
         folder = place.home / ".codex"

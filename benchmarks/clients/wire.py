@@ -72,8 +72,9 @@ class Responses:
 
     def tools(self, body: Json) -> Iterator[tuple[str, Json]]:
         for tool in body.get("tools") or []:
-            if tool.get("type") == "function":
-                yield tool["name"], tool
+            for one in tool["tools"] if tool.get("type") == "namespace" else [tool]:
+                if one.get("type") == "function":
+                    yield one["name"], one
 
     def force(self, body: Json, name: str) -> None:
         body["tool_choice"] = {"type": "function", "name": name}
