@@ -40,7 +40,9 @@ class GuideSpec:
 
     `grammar`: the whole output follows it and ends when it is complete; empty: the output is free, but for what
     `triggers` wake. `ends_after`: so many awakened grammars, when complete, end the output; 0 = it goes on.
-    `banned`: tokens that are never said. Grammars are in llguidance's own serialised form or in Lark.
+    `banned`: tokens that are never said. Grammars are in llguidance's own serialised form or in Lark. `memory`: bytes
+    that the largest of the grammars takes, compiled and by how much it grows (`grammar.memory.GrammarMemory`), None if
+    that was not measured.
     """
 
     grammar: str = ""
@@ -48,6 +50,7 @@ class GuideSpec:
     ends_after: int = 0
     banned: tuple[int, ...] = ()
     thinking: Thinking | None = None
+    memory: tuple[int, int] | None = None
 
     @property
     def constrains(self) -> bool:

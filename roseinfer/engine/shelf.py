@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from time import monotonic
 from typing import cast
 
@@ -16,16 +17,16 @@ from roseinfer.core.outputs import GuideStats
 from roseinfer.engine.constraints import Vocabulary, grammars_of, make_guide, token_ids_of
 from roseinfer.engine.guides import Guide, MaskSource
 from roseinfer.grammar.library import Grammar, GrammarTokens, MaskThreads, Matcher, compile_grammar
+from roseinfer.grammar.memory import GrammarMemory, estimated
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
 MOST_GRAMMARS = 1024
 COMPILERS = 2
+HITS_BEFORE_TRIM = 16  # grammars also grow while no others come
 WIDEST_SHARE = 0.25  # of the room, for the lanes of one grammar
-# What a compiled grammar takes: measured over 216 JSON schemas of up to 180 kB, as a line through 0 and the mean.
-_GRAMMAR_BYTES = 32 << 10
-_BYTES_PER_BYTE = 48
+MAX_GROWN_SHARE = 0.25  # of the room, for what one grammar has grown by: then it is compiled anew
 # How long a request waits for its grammars. The library bounds what one costs; this is for a machine that stands still.
 PATIENCE_S = 10.0
 
@@ -51,8 +52,7 @@ class Shelf:
         self._lanes = lanes
         self._most_bytes = most_bytes
         self._most_grammars = most_grammars
-        self._grammars: OrderedDict[bytes, tuple[Future[Grammar], int]] = OrderedDict()
-        self._bytes = 0
+        self._grammars: OrderedDict[bytes, _Kept] = OrderedDict()
         self._news = threading.Event()
         self.tokens: Future[GrammarTokens] = self._pool.submit(tokens)
         self.compiled = self.cached = 0
@@ -60,19 +60,24 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._grammars)
 
-    def grammar(self, text: str) -> Future[Grammar]:
-        """The compiled grammar, at once or some time later. It fails with `InvalidRequestError`, and is forgotten."""
+    def grammar(self, text: str, memory: tuple[int, int] | None = None) -> Future[Grammar]:
+        """The compiled grammar, at once or some time later. It fails with `InvalidRequestError`, and is forgotten.
+
+        `memory`: what it takes, if that was measured.
+        """
         key = hashlib.sha256(text.encode()).digest()
         known = self._grammars.get(key)
-        if known is not None and not (known[0].done() and known[0].exception() is not None):
+        if known is not None and known.usable(MAX_GROWN_SHARE * self._most_bytes):
             self._grammars.move_to_end(key)
             self.cached += 1
-            return known[0]
+            if self.cached % HITS_BEFORE_TRIM == 0:
+                self._trim()
+            return known.future
         if known is not None:
-            self._forget(key)
+            del self._grammars[key]
         future = self._pool.submit(self._compile, text)
         future.add_done_callback(lambda _: self._news.set())
-        self._keep(key, future, _GRAMMAR_BYTES + _BYTES_PER_BYTE * len(text))
+        self._keep(key, _Kept(future, estimated(text) if memory is None else GrammarMemory(*memory)))
         self.compiled += 1
         return future
 
@@ -83,15 +88,14 @@ class Shelf:
         """Begin to give a grammar its lanes, unless they are too large to be kept. To be called once for each."""
         key = hashlib.sha256(grammar.text.encode()).digest()
         known = self._grammars.get(key)
-        more = (self._lanes - 1) * known[1] if known else 0
+        more = (self._lanes - 1) * known.taken_bytes if known else 0
         if not 0 < more <= WIDEST_SHARE * self._most_bytes:
             grammar.widen([])
             return
         assert known is not None
-        del self._grammars[key]
-        self._bytes -= known[1]
+        known.lanes = self._lanes
         self._wideners.submit(self._add_lanes, grammar)
-        self._keep(key, known[0], known[1] + more)
+        self._keep(key, known)
 
     def _add_lanes(self, grammar: Grammar) -> None:
         try:
@@ -100,15 +104,23 @@ class Shelf:
             log.exception("a grammar that had been compiled could not be compiled again")
             grammar.widen([])
 
-    def _keep(self, key: bytes, future: Future[Grammar], size: int) -> None:
-        self._grammars[key] = (future, size)
-        self._bytes += size
-        while len(self._grammars) > 1 and (self._bytes > self._most_bytes or len(self._grammars) > self._most_grammars):
-            self._forget(next(iter(self._grammars)))
+    @property
+    def taken_bytes(self) -> int:
+        """What all grammars take by now."""
+        return sum(kept.taken_bytes for kept in self._grammars.values())
 
-    def _forget(self, key: bytes) -> None:
-        _, size = self._grammars.pop(key)
-        self._bytes -= size
+    def _keep(self, key: bytes, kept: "_Kept") -> None:
+        """Make `kept` the newest."""
+        self._grammars[key] = kept
+        self._grammars.move_to_end(key)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Forget the oldest grammars while there is no room."""
+        total = self.taken_bytes
+        while len(self._grammars) > 1 and (total > self._most_bytes or len(self._grammars) > self._most_grammars):
+            _, oldest = self._grammars.popitem(last=False)
+            total -= oldest.taken_bytes
 
     def wait(self, timeout_s: float) -> None:
         """Until a grammar has been compiled since the last call, or so long."""
@@ -118,6 +130,32 @@ class Shelf:
     def close(self) -> None:
         for pool in (self._pool, self._wideners):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A grammar on the shelf. `memory` is that of each of its lanes."""
+
+    future: Future[Grammar]
+    memory: GrammarMemory
+    lanes: int = 1
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.memory.after(self._masks, self.lanes)
+
+    def usable(self, max_growth: float) -> bool:
+        """Whether outputs to come can follow it: it compiles, has not failed, and has not grown beyond `max_growth`."""
+        if not self.future.done():
+            return True
+        if self.future.exception() is not None or self.future.result().is_spent:
+            return False
+        return self.memory.grown(self._masks, self.lanes) <= max_growth
+
+    @property
+    def _masks(self) -> int:
+        is_there = self.future.done() and not self.future.cancelled() and self.future.exception() is None
+        return self.future.result().masks if is_there else 0
 
 
 class GrammarGuides:
@@ -133,7 +171,7 @@ class GrammarGuides:
         size = self._vocabulary.size
         if any(not 0 <= token < size for token in token_ids_of(spec)):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {size}", "guide")
-        return GrammarBlueprint(spec, [self._shelf.grammar(text) for text in grammars_of(spec)], self)
+        return GrammarBlueprint(spec, [self._shelf.grammar(text, spec.memory) for text in grammars_of(spec)], self)
 
     def guide(self, spec: GuideSpec, grammars: Sequence[Grammar]) -> Guide:
         for grammar in grammars:

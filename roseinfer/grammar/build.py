@@ -17,6 +17,7 @@ from roseinfer.grammar.json_schema import explained, keywords, schema_text
 from roseinfer.grammar.lark import choice_grammar, lark_text, regex_grammar, serialised, with_leading_space
 from roseinfer.grammar.library import GrammarError, GrammarTokens, compile_grammar
 from roseinfer.grammar.limits import MAX_BYTES, check_depth, too_complex
+from roseinfer.grammar.memory import GrammarMemory, heap_bytes
 from roseinfer.grammar.structural_tag import structural_tag_grammar
 from roseinfer.grammar.walk import mask_time_s
 
@@ -38,17 +39,24 @@ def proved(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
     """
     ignored = dict.fromkeys(made.warnings)
     mask_s = 0.0
+    memory: GrammarMemory | None = None
     for text in [made.grammar, *(trigger.grammar for trigger in made.triggers)]:
         if not text:
             continue
+        before = heap_bytes()
         try:
             grammar = compile_grammar(text, tokens)
         except GrammarError as error:
             raise explained(error) from error
+        compiled = heap_bytes()
         mask_s = max(mask_s, mask_time_s(grammar, tokens))
+        walked = heap_bytes()
+        if before is not None and compiled is not None and walked is not None:
+            taken = GrammarMemory(max(0, compiled - before), max(0, walked - compiled))
+            memory = max(memory or taken, taken, key=sum)
         for warning in grammar.warnings():
             ignored |= dict.fromkeys(keywords(warning) or [warning[:200]])
-    return msgspec.structs.replace(made, warnings=tuple(ignored), mask_s=mask_s)
+    return msgspec.structs.replace(made, warnings=tuple(ignored), mask_s=mask_s, memory=memory)
 
 
 def check_size(constraint: Constraint, encoded: int) -> None:

@@ -68,7 +68,7 @@ JSON_OBJECT = JsonSchema(schema={"type": "object"}, strict=True)
 
 class BuiltGrammar(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     """What a constraint becomes, fields as in `GuideSpec`. `warnings`: what of it is not enforced. `mask_s`: processor
-    time that a token of one output takes, 0 if it is not known.
+    time that a token of one output takes, 0 if it is not known. `memory`: as in `GuideSpec`.
     """
 
     grammar: str = ""
@@ -76,3 +76,4 @@ class BuiltGrammar(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     ends_after: int = 0
     warnings: tuple[str, ...] = ()
     mask_s: float = 0.0
+    memory: tuple[int, int] | None = None

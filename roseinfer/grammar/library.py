@@ -129,6 +129,7 @@ class Matcher:
     def consume(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens. Raises `MatcherError` for one that the grammar forbids, or behind its end."""
         self.first = None
+        self._grammar.masks += len(token_ids)
         consume = self.raw.consume_token
         for token_id in token_ids:
             if not consume(token_id):
@@ -176,6 +177,7 @@ class Matcher:
         return self.raw.is_stopped() and not self.raw.is_error()
 
     def failure(self) -> MatcherError:
+        self._grammar.is_spent = True
         return MatcherError(_message(self.raw.get_error()))
 
     @property
@@ -185,7 +187,8 @@ class Matcher:
 
 class Grammar:
     """A compiled grammar. `text`: what it was compiled from. `first`: the first mask, a line of `TokenMasks` as bytes.
-    `wide`: it has all lanes that it will have.
+    `wide`: it has all lanes that it will have. `is_spent`: an output has failed, perhaps at the limit of states, which
+    all outputs of the grammar share: those to come need another one.
 
     What the library finds out about a grammar while masks are computed is kept by the compiled grammar, behind a lock
     that all its matchers share. So masks of one grammar would be computed one by one, whatever the threads. Where that
@@ -197,6 +200,8 @@ class Grammar:
         self.first = first
         self.wide = False
         self.users = 0  # for whoever counts them
+        self.masks = 0  # computed for its outputs, about
+        self.is_spent = False
         self._next = 0
         self._lanes = [proved]
 

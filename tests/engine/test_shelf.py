@@ -15,8 +15,9 @@ from roseinfer.engine import shelf as shelf_module
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Abort, Add, Rejected
-from roseinfer.engine.shelf import GrammarGuides, Shelf
-from roseinfer.grammar.library import GrammarError, GrammarTokens, UnsupportedTokenizerError
+from roseinfer.engine.shelf import HITS_BEFORE_TRIM, GrammarGuides, Shelf
+from roseinfer.grammar.library import GrammarError, GrammarTokens, MatcherError, UnsupportedTokenizerError
+from roseinfer.grammar.memory import estimated
 from tests.engine.test_loop import Script
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
@@ -50,13 +51,75 @@ def test_what_was_not_used_for_longest_goes_first():
 
 
 def test_the_shelf_is_bounded_in_bytes_but_keeps_the_newest():
-    shelf = Shelf(lambda: TOKENS, most_bytes=100_000)
+    shelf = Shelf(lambda: TOKENS, most_bytes=300_000)
     grammars = [shelf.grammar(f'start: "{i}"') for i in range(8)]
     assert len(shelf) == 3
     large = shelf.grammar('start: "' + "x" * 10_000 + '"')
     assert len(shelf) == 1 and len(done(large).result().text.encode()) > 10_000
     assert all(done(grammar).result() for grammar in grammars), "who waits for one that went gets it"
     shelf.close()
+
+
+def test_what_outputs_have_added_to_a_grammar_counts():
+    """What was measured after 24 masks comes again with each 24 up to 200, and then with their square root."""
+    shelf = Shelf(lambda: TOKENS, most_bytes=1_000_000)
+    first, second = (done(shelf.grammar(f"start: /[a-z]{{{i}}}/", (10_000, 50_000))).result() for i in (4, 5))
+    assert shelf.taken_bytes == 20_000
+    first.masks = 24
+    assert shelf.taken_bytes == 70_000
+    first.masks = 48
+    assert shelf.taken_bytes == 120_000
+    first.masks = 200
+    grown = shelf.taken_bytes - 20_000
+    first.masks = 800
+    assert shelf.taken_bytes == pytest.approx(20_000 + 2 * grown, rel=1e-4)
+    first.masks = 48
+    shelf.grammar("start: /x/", (850_000, 0))
+    assert len(shelf) == 3
+    second.masks = 24
+    for _ in range(HITS_BEFORE_TRIM):
+        shelf.grammar("start: /x/")
+    assert len(shelf) == 2 and shelf.taken_bytes <= 1_000_000
+    shelf.close()
+
+
+def test_a_grammar_that_has_grown_large_is_compiled_anew_for_outputs_to_come():
+    shelf = Shelf(lambda: TOKENS, most_bytes=1_000_000)
+    grown = shelf.grammar(LETTERS, (10_000, 60_000))
+    done(grown).result().masks = 24 * 4
+    assert shelf.grammar(LETTERS, (10_000, 60_000)) is grown
+    grown.result().masks = 24 * 5
+    again = shelf.grammar(LETTERS, (10_000, 60_000))
+    assert again is not grown and len(shelf) == 1 and shelf.taken_bytes == 10_000
+    large = shelf.grammar('start: "x"', (900_000, 0))
+    assert done(large) and shelf.grammar('start: "x"') is large, "what is large from the start is kept"
+    shelf.close()
+
+
+def test_masks_are_counted_by_grammar():
+    shelf = Shelf(lambda: TOKENS)
+    grammar = done(shelf.grammar(LETTERS)).result()
+    for _ in range(2):
+        grammar.matcher().consume(list(b"abc"))
+    assert grammar.masks == 6
+    shelf.close()
+
+
+def test_a_grammar_that_has_failed_is_compiled_anew_for_outputs_to_come():
+    """The limit of states is the grammar's, not the output's: all that came later would fail as well."""
+    shelf = Shelf(lambda: TOKENS)
+    failed = shelf.grammar(LETTERS)
+    with pytest.raises(MatcherError):
+        done(failed).result().matcher().consume(list(b"a1"))
+    assert shelf.grammar(LETTERS) is not failed and len(shelf) == 1
+    shelf.close()
+
+
+def test_what_was_not_measured_is_estimated_by_its_text():
+    literal = estimated('{"enum":["' + "a" * 8000 + '"]}')
+    schema = estimated('{"properties":{' + ",".join(f'"name{i}":{{"type":"string"}}' for i in range(300)) + "}}")
+    assert literal.base > 2_900_000 and schema.base < 1_000_000
+    assert estimated('{"maxLength":10}').growth > estimated('{"minimum":100}').growth
 
 
 def test_what_does_not_compile_is_not_kept():

@@ -95,7 +95,13 @@ class Grammars:
             check_mask_time(made.mask_s, n)
         except InvalidRequestError as error:
             raise self._refusal(error.message, error.code, param) from error
-        spec = GuideSpec(grammar=made.grammar, triggers=made.triggers, ends_after=made.ends_after, thinking=thinking)
+        spec = GuideSpec(
+            grammar=made.grammar,
+            triggers=made.triggers,
+            ends_after=made.ends_after,
+            thinking=thinking,
+            memory=made.memory,
+        )
         return spec, [f"{param}: {name} is not enforced" for name in made.warnings]
 
     async def prove(self, constraint: Constraint, param: str, leading_space: bool = False) -> BuiltGrammar:
