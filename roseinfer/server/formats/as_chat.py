@@ -29,11 +29,11 @@ class Vocabulary:
     names: Mapping[str, str]
     refusals: Mapping[str, Refusal]
     hints: Mapping[str, Asks]
-    # How the API says that a prompt is too long; None: as the chat does.
+    # Message of the API for a prompt that is too long; None: that of chats.
     too_long: Callable[[RequestTooLongError], str] | None = None
 
     def asks(self, name: str, value: Any) -> bool:
-        """Whether a field that may be left undone asks for something."""
+        """True unless the value of a field that may be left undone asks for nothing."""
         hint = self.hints.get(name)
         return hint is None or hint(value)
 

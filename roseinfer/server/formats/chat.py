@@ -31,8 +31,8 @@ from roseinfer.text.tokenizer import Tokenizer
 
 # Message fields that mean something and that the server cannot honour.
 _REFUSED_IN_MESSAGES = ("function_call", "audio")
-# Values of message fields that say nothing, as clients send them back from answers.
-_NOTHING: tuple[Any, ...] = (None, [], {})
+# Empty fields of answers, which clients send back.
+_EMPTY_VALUES: tuple[Any, ...] = (None, [], {})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 
 
@@ -172,7 +172,7 @@ def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], l
         for name, value in (message.model_extra or {}).items():
             if name in _REFUSED_IN_MESSAGES and value:
                 raise bad_request(f"{place}.{name} is not supported", "messages", "unsupported_field")
-            if value not in _NOTHING and name not in _REFUSED_IN_MESSAGES:
+            if value not in _EMPTY_VALUES and name not in _REFUSED_IN_MESSAGES:
                 ignored[f"messages.{name}"[:100]] = None
         more: dict[str, Any] = {}
         if message.role == "tool" or not message.model_fields_set <= _PLAIN_FIELDS:

@@ -177,7 +177,7 @@ class Draft:
 
 
 def ignored_stream_options(extras: dict[str, Any]) -> list[str]:
-    """Warnings. `include_obfuscation` false is what is done anyway."""
+    """Return warnings. `include_obfuscation: false` asks for what is done anyway."""
     asked = {name for name, value in extras.items() if name != "include_obfuscation" or value is not False}
     return [f"stream_options.{name}"[:100] for name in extras if name in asked]
 
@@ -310,7 +310,7 @@ HINTS: dict[str, Asks] = {
     "verbosity": unless("medium"),
     "spaces_between_special_tokens": unless(True),
 }
-# Service tiers that leave it to the server.
+# Service tiers that leave the choice to the server.
 _ANY_TIER = frozenset({"auto", "default", "standard_only"})
 
 

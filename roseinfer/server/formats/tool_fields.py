@@ -81,10 +81,7 @@ def checked_tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
 
 
 def check_bytes(given: list[dict[str, Any]]) -> None:
-    """First of all: megabytes of tools are written down in no time, and looked through in half a second.
-
-    Raises `ApiError` 400.
-    """
+    """Raise `ApiError` 400 for too many bytes of tools. Comes first: other checks take half a second per megabyte."""
     try:
         if len(dumps(given)) > MAX_BYTES:
             raise bad_request(f"tools may have {MAX_BYTES} bytes together", "tools", "grammar_too_complex")
@@ -110,7 +107,7 @@ def _tool(entry: dict[str, Any], place: str) -> Tool:
 
 
 def read_function(function: dict[str, Any], place: str, schema: str = "parameters") -> Tool:
-    """A function as a request describes it at `place`; `schema`: what its parameters are called there.
+    """Return the function that a request describes at `place`. `schema`: the name of its parameters there.
 
     Raises `ApiError` 400.
     """

@@ -58,7 +58,7 @@ class Job:
     `meta`: what it brings for the engine. `first_token_by_s`: on the same clock, when it ends unless it has a token.
     `report_slo`: whether the usage says how its objectives were kept, `report_why`: and why. `lengths_predicted`:
     whether the lengths of its prompts are our own predictor's. `about`: what its format repeats of the request in the
-    answer; `called`: what its format calls a function that the model knows by another name.
+    answer; `call_names`: the model's name of a function -> what its format makes of it.
     `tool_parser`: the name of what reads tool calls in it. `keep`: called with the answer as a whole, in one piece or
     when its stream has ended; None if nobody stores it.
     """
@@ -85,7 +85,7 @@ class Job:
     tool_parser: str = "none"
     lengths_predicted: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
-    called: Mapping[str, Any] = field(default_factory=dict)
+    call_names: Mapping[str, Any] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] | None = None
 
     @property

@@ -1,7 +1,7 @@
-"""The content blocks of messages as turns of a chat.
+"""Content blocks of messages as turns of a chat.
 
-Blocks that Anthropic's server made in earlier answers come too. What can be read of them is shown to the model. What
-only that server can read is left out, with a warning, or refused if the model would miss it.
+Histories may hold blocks that Anthropic's server made. Their readable parts are shown to the model. Blocks without
+content for the model are left out, with a warning. Blocks with content that only that server can read are refused.
 """
 
 from typing import Any
@@ -12,18 +12,18 @@ from roseinfer.server.formats.as_chat import Turns, check_nesting, text_field, t
 from roseinfer.server.http.errors import ApiError, bad_request
 
 TEXT = {"text": "text"}
-# A tool that a search has found is shown to the model anyway: its name says which.
+# All tools are shown to the model, so the name of one that a search found is enough.
 _RESULT_PARTS = {"text": "text", "tool_reference": "tool_name"}
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 _SERVERS_RESULT = "_tool_result"
 _LEFT_OUT = frozenset({"redacted_thinking", "fallback", "mcp_tool_listing"})
-# Of the first system block, with which Claude Code says who pays. It differs in each session, so that none could share
-# the prefixes of another.
+# Start of the first system block of Claude Code, which is for Anthropic's billing. It differs in each session, so with
+# it no session would find another's prefix in the cache.
 _BILLING = "x-anthropic-billing-header:"
 
 
 def system_texts(system: str | list[dict[str, Any]]) -> list[str]:
-    """The texts of a system prompt. Raises `ApiError` 400."""
+    """Return the texts of a system prompt, without the billing block. Raises `ApiError` 400."""
     texts = texts_of(system, TEXT, "system", "system")
     return texts[1:] if isinstance(system, list) and texts and _is_billing(texts[0]) else texts
 
@@ -33,7 +33,7 @@ def _is_billing(text: str) -> bool:
 
 
 class Content:
-    """Adds the blocks of messages to the turns of a chat. `warnings`: what the model is not shown."""
+    """Content blocks on their way into the turns of a chat. `warnings`: parts that are left out."""
 
     def __init__(self, turns: Turns) -> None:
         self.warnings: dict[str, None] = {}
@@ -46,7 +46,7 @@ class Content:
             self._turns.say(role, [text])
 
     def add(self, role: str, block: dict[str, Any], place: str) -> None:
-        """Raises `ApiError` 400 naming the place."""
+        """Add the block at `place`. Raises `ApiError` 400 that names the place."""
         kind = block.get("type")
         if kind == "text":
             self.add_text(role, text_field(block, "text", place, "messages"))
@@ -58,7 +58,7 @@ class Content:
             raise _unsupported(kind, role, place)
 
     def _add_answered(self, kind: str, block: dict[str, Any], place: str) -> None:
-        """A block that only an assistant has."""
+        """Add a block that only an assistant has."""
         if kind in _CALLS:
             self._add_call(block, place)
         elif kind == "thinking":
@@ -87,7 +87,7 @@ class Content:
             self.warnings["messages.content.is_error"] = None
 
     def _add_servers_result(self, block: dict[str, Any], place: str) -> None:
-        """The result of a tool that Anthropic's server ran: texts, or as JSON what can be read of it."""
+        """Add the result of a tool that Anthropic's server ran: its texts, or its readable parts as JSON."""
         content = block.get("content")
         check_nesting(content, "messages")
         if isinstance(content, str):
@@ -104,7 +104,7 @@ def _has_texts_alone(content: Any) -> bool:
 
 
 def _readable(value: Any, place: str) -> Any:
-    """Without what is encrypted. Raises `ApiError` 400 for what is no text."""
+    """Return `value` without encrypted fields. Raises `ApiError` 400 for images and files."""
     if isinstance(value, list):
         return [_readable(part, place) for part in value]
     if not isinstance(value, dict):

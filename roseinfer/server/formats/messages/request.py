@@ -81,13 +81,13 @@ _REFUSALS = {
 
 
 def _removes(context_management: Any) -> bool:
-    """Whether it asks to remove anything from the messages."""
+    """True if it asks to remove anything from the messages."""
     edits = context_management.get("edits") if isinstance(context_management, dict) else context_management
     nothing = {"type": "clear_thinking_20251015", "keep": "all"}
     return bool(edits) and (not isinstance(edits, list) or any(edit != nothing for edit in edits))
 
 
-# Edits only make a prompt shorter, and the answer says which were made: none. The server runs no tools.
+# Edits only shorten a prompt, and the answer reports that none was applied. The server runs no tools.
 _HINTS = {
     "cache_control": never,
     "user": never,
@@ -99,7 +99,7 @@ _HINTS = {
 
 
 def _too_long(error: RequestTooLongError) -> str:
-    """In words that clients look for: they shorten the conversation by the difference."""
+    """Return the message that Anthropic's clients parse to shorten a conversation."""
     context = error.max_model_len or 0
     return f"prompt is too long: {error.prompt_tokens or context} tokens > {context - 1} maximum"
 
@@ -114,7 +114,7 @@ _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def words_of(request: CountTokensRequest) -> Vocabulary:
-    """How much to think is said in two places, and a format too, of which the chat has one."""
+    """Return the vocabulary for the fields that this request uses, where two mean one field of the chat."""
     names = dict(_NAMES)
     if request.output_config is None or request.output_config.effort is None:
         names["reasoning_effort"] = "thinking"
@@ -126,7 +126,7 @@ def words_of(request: CountTokensRequest) -> Vocabulary:
 
 
 class Translation:
-    """The chat that asks for the same. Raises `ApiError` 400 when made. `warnings`: what of the request is not done."""
+    """Chat that asks for the same. Raises `ApiError` 400 when made. `warnings`: parts that are not used."""
 
     def __init__(self, request: CountTokensRequest) -> None:
         tools, left_out = _tools(request.tools or [])
@@ -136,7 +136,7 @@ class Translation:
 
 
 def _fields(request: CountTokensRequest, said: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Those of the chat that have other names there."""
+    """Return the fields of the chat that have other names there."""
     translated: dict[str, Any] = {
         "messages": said,
         "tools": tools or None,
@@ -163,7 +163,7 @@ def _fields(request: CountTokensRequest, said: list[dict[str, Any]], tools: list
 
 
 def _ignored_parts(request: CountTokensRequest) -> list[str]:
-    """What is ignored within fields: to be named among the warnings."""
+    """Return warnings for parts of fields that are not used."""
     parts = {"output_config": request.output_config, "thinking": request.thinking, "tool_choice": request.tool_choice}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
     return names + ignored_in_tools(request.tools, _IN_TOOLS.keys() | _TOOL_FIELDS)
@@ -171,7 +171,7 @@ def _ignored_parts(request: CountTokensRequest) -> list[str]:
 
 # --- messages -----------------------------------------------------------------------------------------------------
 def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[str]]:
-    """The messages of the chat, and warnings of what is not among them. Raises `ApiError` 400."""
+    """Return the messages of the chat, and warnings for parts that are left out. Raises `ApiError` 400."""
     turns = Turns()
     content = Content(turns)
     if request.system is not None and (texts := system_texts(request.system)):
@@ -192,7 +192,7 @@ def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[st
 
 # --- tools, thinking and formats ----------------------------------------------------------------------------------
 def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """As a chat takes them, and warnings of those that are Anthropic's own. Raises `ApiError` 400."""
+    """Return the tools of the chat, and warnings for Anthropic's own. Raises `ApiError` 400."""
     check_bytes(given)
     tools: dict[str, dict[str, Any]] = {}
     left_out = []
@@ -242,7 +242,7 @@ def _thinking(config: ThinkingConfig) -> dict[str, Any]:
 
 
 def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
-    """Anthropic's API has no name for a schema, and enforces it."""
+    """Return the format of the chat. Anthropic's API has no name for a schema, and enforces it."""
     wanted = None if request.output_config is None else request.output_config.format
     if request.output_format is not None:
         if wanted not in (None, request.output_format):

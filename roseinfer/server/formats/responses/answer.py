@@ -45,7 +45,7 @@ class ResponseWriter:
         block = change.block
         if isinstance(change, Grown):
             if self._is_custom(block):
-                return b""  # its input is an argument of the call: it is sent when that is complete
+                return b""  # the input is a string within the arguments, so it is sent when they are complete
             return self._event(_DELTAS[block.kind], self._place(block) | _grown(block, change.text))
         return self._opened(block) if isinstance(change, Opened) else self._closed(block)
 
@@ -126,8 +126,8 @@ class ResponseWriter:
         return {"type": "function_call", **item, **call, "arguments": block.text}
 
     def _known(self, block: Block) -> CallName:
-        """The tool as the client knows it; the model may call one that there is not."""
-        known = self._job.called.get(block.name)
+        """Return the client's name of the called tool. The model may call one that was not offered."""
+        known = self._job.call_names.get(block.name)
         return known if isinstance(known, CallName) else CallName(block.name)
 
     def _is_custom(self, block: Block) -> bool:

@@ -1,7 +1,7 @@
-"""The input items of a response as messages of a chat.
+"""Input items of a response as messages of a chat.
 
-Items of other servers' histories come too. What can be read of them is shown to the model. What says nothing to the
-model is left out, with a warning. What only its own server can read, and the model would miss, is refused.
+Clients also send items of other servers' histories. Their readable parts are shown to the model. Items without content
+for the model are left out, with a warning. Items with content that only their own server can read are refused.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ _RESULTS = {
 }
 # Calls that hold their result themselves -> its field.
 _ENCLOSED = {"mcp_call": "output", "code_interpreter_call": "outputs", "file_search_call": "results"}
-# They hold nothing that the model could read: what was found is in the text that follows them.
+# Items without content for the model. The text that follows a search has what it found.
 _LEFT_OUT = frozenset(
     {
         "web_search_call",
@@ -73,7 +73,7 @@ def tools_within(items: str | list[dict[str, Any]], offered: OfferedTools) -> No
 
 
 class InputItems:
-    """Adds items to the turns of a chat. `warnings`: what the model is not shown."""
+    """Input items on their way into the turns of a chat. `warnings`: items that are left out."""
 
     def __init__(self, turns: Turns, offered: OfferedTools) -> None:
         self.warnings: dict[str, None] = {}
@@ -81,7 +81,7 @@ class InputItems:
         self._offered = offered
 
     def add(self, item: dict[str, Any], place: str) -> None:
-        """Raises `ApiError` 400 naming the place."""
+        """Add the item at `place`. Raises `ApiError` 400 that names the place."""
         kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, place)
@@ -123,7 +123,7 @@ class InputItems:
             raise bad_request(f"{place}.role is not known: {role[:40]!r}", "input")
 
     def _reasoning(self, item: dict[str, Any], place: str) -> None:
-        """What was thought, or if that is not there, the summary of it."""
+        """Add the reasoning, or its summary if there is no more."""
         texts = texts_of(item.get("content") or [], _REASONING_PARTS, f"{place}.content", "input")
         texts = texts or texts_of(item.get("summary") or [], _SUMMARY_PARTS, f"{place}.summary", "input")
         if texts:
@@ -137,7 +137,7 @@ class InputItems:
         self._turns.call(text_field(item, "call_id", place, "input"), offered, arguments)
 
     def _foreign_call(self, kind: str, item: dict[str, Any], place: str) -> None:
-        """A call of a tool of another server, as one of a function."""
+        """Add a call of another server's tool as a call of a function."""
         field = _CALLS[kind]
         given = item.get(field)
         call_id, name = _call_id(item, place), item.get("name")
@@ -158,12 +158,12 @@ def _unsupported(kind: Any, place: str) -> ApiError:
 
 
 def _call_id(item: dict[str, Any], place: str) -> str:
-    """Some items have their call's id as their own."""
+    """Return the id of an item's call, which some items have as their own id."""
     return text_field(item, "call_id" if "call_id" in item else "id", place, "input")
 
 
 def _result(value: Any, place: str) -> list[str]:
-    """The text of a result of a tool of another server, which is shown as JSON if it is none."""
+    """Return the texts of another server's result. Lists and objects are shown as JSON."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list | dict):

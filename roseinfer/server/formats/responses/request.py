@@ -82,9 +82,9 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class Translation:
-    """The chat that asks for the same. Raises `ApiError` 400 when made.
+    """Chat that asks for the same. Raises `ApiError` 400 when made.
 
-    `names`: a function of the chat -> the tool as the client knows it. `warnings`: what of the request is not done.
+    `call_names`: the name in a call -> the client's name of the tool. `warnings`: parts that are not used.
     """
 
     def __init__(self, request: ResponsesRequest) -> None:
@@ -92,7 +92,7 @@ class Translation:
         offered.add(request.tools or [], "tools")
         _check_values(request)
         tools_within(request.input, offered)
-        self.names = offered.called()
+        self.call_names = offered.call_names()
         said, left_out = messages(request, offered)
         choice = offered.choice(request.tool_choice)
         self.chat = chat_request(request, _fields(request, said, offered.functions, choice), WORDS)
@@ -114,7 +114,7 @@ def _fields(
     functions: list[dict[str, Any]],
     choice: str | dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Those of the chat that have other names there."""
+    """Return the fields of the chat that have other names there."""
     translated: dict[str, Any] = {
         "messages": said,
         "max_completion_tokens": request.max_output_tokens,
@@ -134,7 +134,7 @@ def _fields(
 
 
 def _ignored_parts(request: ResponsesRequest) -> list[str]:
-    """What is ignored within fields: to be named among the warnings."""
+    """Return warnings for parts of fields that are not used."""
     parts = {"text": request.text, "reasoning": request.reasoning}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
     options = {name: value for name, value in (request.stream_options or {}).items() if name != "include_usage"}
@@ -151,7 +151,7 @@ def _check_include(include: Any) -> None:
 
 
 def messages(request: ResponsesRequest, offered: OfferedTools) -> tuple[list[dict[str, Any]], list[str]]:
-    """The messages of the chat, and warnings of what is not among them. Raises `ApiError` 400."""
+    """Return the messages of the chat, and warnings for items that are left out. Raises `ApiError` 400."""
     turns = Turns()
     items = InputItems(turns, offered)
     if request.instructions is not None:

@@ -1,4 +1,4 @@
-"""The tools of a response as functions of a chat, and what their calls are named in the answer."""
+"""Tools of a response as functions of a chat, and the names of their calls in the answer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,8 @@ from roseinfer.server.formats.planning import Refusal, unless_listing
 from roseinfer.server.formats.tool_fields import MAX_NAME_CHARS, check_bytes, read_function
 from roseinfer.server.http.errors import bad_request
 
-# Fields of a tool that mean something here. `defer_loading` asks to keep a tool from the model until it is searched
-# for: nothing is searched, and all tools are shown.
+# Fields of a tool that need no warning. `defer_loading` asks to hide a tool until a search finds it. There is no
+# search, so all tools are shown.
 TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict", "defer_loading", "allowed_callers"})
 _NAMESPACE_FIELDS = frozenset({"type", "name", "description", "tools"})
 _CUSTOM_FIELDS = frozenset({"type", "name", "description", "format", "defer_loading", "allowed_callers"})
@@ -22,7 +22,7 @@ _INPUT = "input"
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """A tool as the client knows it. `custom`: its input is a text."""
+    """Name of a tool in the client's words. `custom`: its input is a text, not a JSON object."""
 
     name: str
     namespace: str | None = None
@@ -32,8 +32,8 @@ class CallName:
 class OfferedTools:
     """Tools that the model is offered.
 
-    `functions`: as a chat takes them. `names`: the name that the model knows -> the client's. `warnings`: what is not
-    done, tools that the server cannot run among them.
+    `functions`: the tools of the chat. `names`: the model's name of a tool -> the client's. `warnings`: parts that are
+    not used, such as tools that the server cannot run.
     """
 
     def __init__(self) -> None:
@@ -46,22 +46,26 @@ class OfferedTools:
         self._within: dict[str, str] = {}
 
     def add(self, tools: list[dict[str, Any]], place: str, again: bool = False) -> None:
-        """`again`: those that are offered already are not an error. Raises `ApiError` 400 naming the place."""
+        """Add the tools found at `place`. `again`: skip those that are offered already.
+
+        Raises `ApiError` 400 that names the place.
+        """
         check_bytes(tools)
         self._again = again
         for index, tool in enumerate(tools):
             self._add(tool, f"{place}.{index}")
 
     def name_of(self, name: str, namespace: str | None) -> str:
-        """The model's name of a tool that the client names."""
+        """Return the model's name of a tool that the client names."""
         offered = self._offered.get((name, namespace))
         if offered is None and namespace is None:
             offered = self._within.get(name)
         return offered or (name if namespace is None else f"{namespace}.{name}")
 
-    def called(self) -> dict[str, CallName]:
-        """The client's name of each name by which the model may call a tool: also that within its namespace, as models
-        write now and then, if no other tool has it.
+    def call_names(self) -> dict[str, CallName]:
+        """Return the client's name for each name that a call may have.
+
+        Models sometimes leave the namespace out. That is understood if no other tool has the name.
         """
         alone = {name: self.names[offered] for name, offered in self._within.items() if offered}
         return alone | self.names
@@ -81,7 +85,7 @@ class OfferedTools:
             )
 
     def _add_namespace(self, tool: dict[str, Any], place: str) -> None:
-        """The description of a namespace goes to its first function: a chat has no other place for it."""
+        """Offer the tools of a namespace. Its description goes to the first: a chat has no other place for it."""
         name, tools = text_field(tool, "name", place, "tools"), tool.get("tools")
         if not isinstance(tools, list):
             raise bad_request(f"{place}.tools must be a list of tools", "tools")
@@ -121,7 +125,7 @@ class OfferedTools:
         raise bad_request(f"{place}.name: {known.name!r} is there twice", "tools")
 
     def _custom(self, tool: dict[str, Any], place: str) -> dict[str, Any]:
-        """A custom tool as a function of one text. Its grammar is shown to the model, and enforced if it is a regex."""
+        """Return a function of one text. A regex is enforced; a grammar in Lark is only shown to the model."""
         text: dict[str, Any] = {"type": "string"}
         about = [tool.get("description")]
         wanted = tool.get("format")
@@ -146,7 +150,7 @@ class OfferedTools:
 
     # --- tool_choice ------------------------------------------------------------------------------------------------
     def choice(self, choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-        """As a chat takes it. Raises `ApiError` 400."""
+        """Return the `tool_choice` of the chat. Raises `ApiError` 400."""
         if not isinstance(choice, dict):
             return choice
         kind = choice.get("type")
@@ -172,13 +176,13 @@ class OfferedTools:
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    """The function stands within the tool in chats, and is the tool here."""
+    """Return the fields of a function, which chats have within the tool."""
     known = ("name", "description", "parameters", "strict")
     return {name: tool[name] for name in known if tool.get(name) is not None}
 
 
 def custom_input(arguments: str) -> str:
-    """The input in the arguments of a call of a custom tool, as far as it was written."""
+    """Return the input that the arguments of a custom tool's call hold, as far as they were written."""
     try:
         given = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
@@ -188,5 +192,5 @@ def custom_input(arguments: str) -> str:
 
 
 def custom_arguments(text: str) -> dict[str, str]:
-    """The arguments of a call of a custom tool with this input."""
+    """Return the arguments of a custom tool's call with this input."""
     return {_INPUT: text}

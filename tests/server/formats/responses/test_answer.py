@@ -166,7 +166,7 @@ def test_warnings_are_part_of_the_response() -> None:
 
 
 # --- tools with names of their own --------------------------------------------------------------------------------
-CALLED = {"agents.send": CallName("send", "agents"), "patch": CallName("patch", custom=True)}
+CALL_NAMES = {"agents.send": CallName("send", "agents"), "patch": CallName("patch", custom=True)}
 CUSTOM = [*call(0, "patch", '{"input": "a', "\\n", 'b"}'), *call(1, "agents.send", "{}"), *call(2, "gone", "{}")]
 
 
@@ -179,8 +179,8 @@ def test_calls_have_the_names_that_the_client_gave() -> None:
         | head,
         {"type": "function_call", "id": "fc_r_2", "call_id": "call_2", "name": "gone", "arguments": "{}"} | head,
     ]
-    assert whole(FORMAT, chunks(CUSTOM), about=ABOUT, called=CALLED)["output"] == expected
-    events = streamed(FORMAT, chunks(CUSTOM), about=ABOUT, called=CALLED)
+    assert whole(FORMAT, chunks(CUSTOM), about=ABOUT, call_names=CALL_NAMES)["output"] == expected
+    events = streamed(FORMAT, chunks(CUSTOM), about=ABOUT, call_names=CALL_NAMES)
     assert events[-1][1]["response"]["output"] == expected
     assert [data["item"] for name, data in events if name == "response.output_item.done"] == expected
     for _, data in events:
@@ -188,7 +188,7 @@ def test_calls_have_the_names_that_the_client_gave() -> None:
 
 
 def test_the_input_of_a_custom_tool_is_sent_when_it_is_complete() -> None:
-    events = numbered(streamed(FORMAT, chunks(CUSTOM[:5]), about=ABOUT, called=CALLED))
+    events = numbered(streamed(FORMAT, chunks(CUSTOM[:5]), about=ABOUT, call_names=CALL_NAMES))
     place = {"item_id": "ctc_r_0", "output_index": 0}
     added, delta, done = events[2:5]
     assert added["item"]["input"] == ""

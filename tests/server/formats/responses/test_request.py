@@ -311,11 +311,11 @@ def test_functions_of_a_namespace_are_functions_of_its_name() -> None:
     send, wait, look = functions(AGENTS, TOOL)
     assert (send["name"], wait["name"], look["name"]) == ("agents.send", "agents.wait", "look")
     assert (send["description"], wait["description"]) == ("Other agents.\n\nSend", "Send")
-    names = translated(tools=[AGENTS, TOOL]).names
+    names = translated(tools=[AGENTS, TOOL]).call_names
     assert names["agents.send"] == CallName("send", "agents") and names["look"] == CallName("look")
     assert names["send"] == CallName("send", "agents"), "as a model may call it"
-    assert translated(tools=[AGENTS, SEND]).names["send"] == CallName("send")
-    assert "send" not in translated(tools=[AGENTS, AGENTS | {"name": "others"}]).names
+    assert translated(tools=[AGENTS, SEND]).call_names["send"] == CallName("send")
+    assert "send" not in translated(tools=[AGENTS, AGENTS | {"name": "others"}]).call_names
 
 
 def test_a_name_that_is_too_long_with_its_namespace_stands_alone() -> None:
@@ -362,7 +362,7 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     text = {"type": "string"}
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     assert function == {"name": "patch", "description": "Patch files.", "parameters": schema, "strict": True}
-    assert translated(tools=[PATCH]).names == {"patch": CallName("patch", custom=True)}
+    assert translated(tools=[PATCH]).call_names == {"patch": CallName("patch", custom=True)}
 
 
 def test_the_grammar_of_a_custom_tool() -> None:
