@@ -61,7 +61,8 @@ class Row(NamedTuple):
     @classmethod
     def of(cls, record: StoredResponse) -> "Row":
         """Raises `orjson.JSONEncodeError` for input that is nested too deeply."""
-        return cls(record.key, record.process, orjson.dumps(record.response), orjson.dumps(record.items))
+        items = record.items if isinstance(record.items, bytes) else orjson.dumps(record.items)
+        return cls(record.key, record.process, orjson.dumps(record.response), items)
 
     @property
     def size(self) -> int:
@@ -193,7 +194,7 @@ class Database:
         if found is None:
             return None
         process, response, items = found
-        return StoredResponse(key.owner, key.id, orjson.loads(response), orjson.loads(items), process)
+        return StoredResponse(key.owner, key.id, orjson.loads(response), items, process, len(response) + len(items))
 
     def totals(self) -> Totals:
         return Totals(*self._sql.execute("SELECT ifnull(sum(count), 0), ifnull(sum(bytes), 0) FROM totals").fetchone())

@@ -1,7 +1,9 @@
 """What is stored of a response, within which bounds, and the interface of a store."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import orjson
 
 from roseinfer.core.server_config import ServerConfig
 
@@ -13,15 +15,21 @@ _DAY_S = 86400.0
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """`owner`: digest of the API key of its request, "" if the server has no keys. `response`: the object that clients
-    get. `items`: the whole input of the model, with that of earlier responses, as clients wrote it. `process`: token of
-    the process that runs it, "" once it has ended.
+    get. `items`: the whole input of the model, with that of earlier responses, as clients wrote it; as JSON if it comes
+    from the file. `process`: token of the process that runs it, "" once it has ended. `size`: bytes, roughly.
     """
 
     owner: str
     id: str
     response: dict[str, Any]
-    items: list[dict[str, Any]]
+    items: list[dict[str, Any]] | bytes
     process: str = ""
+    size: int = field(default=0, compare=False)
+
+    def input(self) -> list[dict[str, Any]]:
+        """`items`, which may be much to read."""
+        items: list[dict[str, Any]] = orjson.loads(self.items) if isinstance(self.items, bytes) else self.items
+        return items
 
     @property
     def key(self) -> "Key":
@@ -78,8 +86,8 @@ class Store(Protocol):
         """Token of this process. Responses that it runs are known to have failed once it has ended."""
         ...
 
-    def put(self, record: StoredResponse, size_hint: int = 0) -> None:
-        """Store, or replace what has the same key, some time later. `size_hint`: bytes, roughly.
+    def put(self, record: StoredResponse) -> None:
+        """Store, or replace what has the same key, some time later.
 
         Never raises: what cannot be stored is counted and logged.
         """

@@ -25,14 +25,13 @@ class Peers(Protocol):
 class RunningResponse:
     """A response that this process works on, whether or not its client waits. `key` names it."""
 
-    def __init__(self, store: Store, record: StoredResponse, size_hint: int, on_end: Callable[[], None]) -> None:
+    def __init__(self, store: Store, record: StoredResponse, on_end: Callable[[], None]) -> None:
         self._store = store
         self._record = record
-        self._size_hint = size_hint
         self._on_end = on_end
         self._interrupt: Callable[[], None] | None = None
         self._ended = False
-        store.put(record, size_hint)
+        store.put(record)
 
     @property
     def key(self) -> Key:
@@ -57,7 +56,7 @@ class RunningResponse:
         if not self._record.running:
             self._record = replace(self._record, process="")
             self._end()
-        self._store.put(self._record, self._size_hint)
+        self._store.put(self._record)
 
     def fail(self, code: str, message: str) -> None:
         self.keep(self._record.response | {"status": "failed", "error": {"code": code, "message": message}})
@@ -93,7 +92,7 @@ class SharedResponses:
         self._running: dict[Key, RunningResponse] = {}
         peers.on(_TOPIC, self._answer)
 
-    def begin(self, record: StoredResponse, size_hint: int = 0) -> RunningResponse:
+    def begin(self, record: StoredResponse) -> RunningResponse:
         """Store a response that this process is about to work on."""
         earlier = self._running.pop(record.key, None)
         if earlier is not None:  # a client has used an id again
@@ -104,7 +103,7 @@ class SharedResponses:
             if self._running.get(running.key) is running:
                 del self._running[running.key]
 
-        running = RunningResponse(self.store, record, size_hint, forget)
+        running = RunningResponse(self.store, record, forget)
         self._running[record.key] = running
         return running
 
@@ -163,7 +162,7 @@ class SharedResponses:
             record = self.store.pending(key)
         if record is None:
             return b""
-        return orjson.dumps([record.owner, record.id, record.response, record.items, record.process])
+        return orjson.dumps([record.owner, record.id, record.response, record.input(), record.process, record.size])
 
     def _drop(self, key: Key) -> None:
         running = self._running.get(key)

@@ -42,11 +42,6 @@ _ENDED = {"code": "server_error", "message": "The server process that ran this r
 Result = TypeVar("Result")
 
 
-class _Put(NamedTuple):
-    record: StoredResponse
-    size_hint: int
-
-
 class _Delete(NamedTuple):
     key: Key
     done: "Future[bool]"
@@ -94,7 +89,7 @@ class SqliteStore:
             raise ConfigError(
                 f"response_store: no file can be locked beside {str(path)!r}: {error.strerror}"
             ) from error
-        self._queue: queue.SimpleQueue[_Put | _Delete | _Flush | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[StoredResponse | _Delete | _Flush | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[Key, StoredResponse] = {}
         self._pending_bytes = 0
@@ -109,13 +104,13 @@ class SqliteStore:
         return self._mark.token
 
     # --- from any thread ----------------------------------------------------------------------------------------
-    def put(self, record: StoredResponse, size_hint: int = 0) -> None:
+    def put(self, record: StoredResponse) -> None:
         with self._lock:
-            crowded = len(self._pending) >= MAX_PENDING_COUNT or self._pending_bytes + size_hint > MAX_PENDING_BYTES
+            crowded = len(self._pending) >= MAX_PENDING_COUNT or self._pending_bytes + record.size > MAX_PENDING_BYTES
             if not crowded and not self._closed:
                 self._pending[record.key] = record
-                self._pending_bytes += size_hint
-                self._queue.put(_Put(record, size_hint))
+                self._pending_bytes += record.size
+                self._queue.put(record)
                 return
         self._not_stored("queue_full", "the file takes less than there is to store")
 
@@ -207,9 +202,9 @@ class SqliteStore:
                 continue
             while len(work) < MAX_BATCH_COUNT and not self._queue.empty():
                 work.append(self._queue.get())
-            puts: list[_Put] = []
+            puts: list[StoredResponse] = []
             for each in work:
-                if isinstance(each, _Put):
+                if isinstance(each, StoredResponse):
                     puts.append(each)
                     continue
                 self._write(puts)
@@ -223,9 +218,9 @@ class SqliteStore:
             if puts:
                 self._write(puts)
 
-    def _write(self, puts: list[_Put]) -> None:
+    def _write(self, puts: list[StoredResponse]) -> None:
         try:
-            self._write_rows([row for put in puts if (row := self._row(put.record)) is not None])
+            self._write_rows([row for put in puts if (row := self._row(put)) is not None])
         except Exception as error:  # a bug must not end the thread
             log.exception("responses are not stored: %s", error)
         finally:
@@ -256,10 +251,10 @@ class SqliteStore:
         self._observer.removed("expired", removed.expired)
         self._observer.removed("evicted", removed.evicted)
 
-    def _settle(self, puts: list[_Put]) -> None:
+    def _settle(self, puts: list[StoredResponse]) -> None:
         with self._lock:
-            for record, size_hint in puts:
-                self._pending_bytes -= size_hint
+            for record in puts:
+                self._pending_bytes -= record.size
                 if self._pending.get(record.key) is record:
                     del self._pending[record.key]
 

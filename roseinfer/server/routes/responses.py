@@ -1,5 +1,6 @@
 """Stored responses: GET and DELETE /v1/responses/{id}, its input items, its end, and the tokens of an input."""
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ from roseinfer.server.formats.responses.document import (
     ItemList,
     ResponseObject,
 )
+from roseinfer.server.formats.responses.earlier import MIN_THREAD_BYTES
 from roseinfer.server.formats.responses.format import count_tokens
 from roseinfer.server.formats.responses.history import NO_STORE, History, store_failed
 from roseinfer.server.formats.responses.request import InputTokensRequest
@@ -50,7 +52,8 @@ def add(app: FastAPI, service: Service, history: History) -> None:
         with service.lifecycle.ticket():
             wanted = parse(InputTokensRequest, body)
             service.resolve_model(wanted.model)
-            tokens = await count_tokens(backend, history, wanted, request.headers.raw)
+            whole = await history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)
+            tokens = await count_tokens(backend, whole.request)
         return JsonResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def retrieve_response(request: Request, response_id: str) -> Response:
@@ -61,8 +64,14 @@ def add(app: FastAPI, service: Service, history: History) -> None:
     async def list_input_items(request: Request, response_id: str) -> Response:
         asked = request.query_params
         limit, order, after = _limit(asked.get("limit")), _order(asked.get("order")), asked.get("after")
-        items = input_items(await found(request, response_id))
-        return JsonResponse(_page(items[::-1] if order == "desc" else items, limit, after))
+        record = await found(request, response_id)
+
+        def page() -> dict[str, Any]:
+            items = input_items(record)
+            return _page(items[::-1] if order == "desc" else items, limit, after)
+
+        large = record.size >= MIN_THREAD_BYTES
+        return JsonResponse(await asyncio.to_thread(page) if large else page())
 
     async def delete_response(request: Request, response_id: str) -> Response:
         responses, key = stored(request, response_id)

@@ -25,7 +25,7 @@ class Clock:
 
 def record(id: str, owner: str = "", text: str = "x", status: str = "completed", process: str = "") -> StoredResponse:
     response = {"id": id, "status": status, "output": [text]}
-    return StoredResponse(owner, id, response, [{"role": "user", "content": text}], process)
+    return StoredResponse(owner, id, response, b'[{"role":"user","content":"%b"}]' % text.encode(), process)
 
 
 def opened(path: Path, bounds: StoreBounds = WIDE, clock: Clock | None = None) -> Database:
@@ -39,6 +39,10 @@ def test_what_is_written_is_read_by_its_owner_only(tmp_path: Path) -> None:
     assert database.get(Key("abc", "resp_1")) == mine
     assert database.get(Key("", "resp_1")) is None and database.get(Key("xyz", "resp_1")) is None
     assert not database.delete(Key("xyz", "resp_1")) and database.get(mine.key) == mine
+    given = StoredResponse("abc", "resp_2", {"status": "completed"}, [{"role": "user", "content": "ü"}])
+    database.write([Row.of(given)])
+    read = database.get(given.key)
+    assert read is not None and read.input() == given.input() == given.items and read.size > 40
 
 
 def test_the_file_is_private_and_holds_no_digest_of_a_key(tmp_path: Path) -> None:

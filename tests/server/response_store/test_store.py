@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,12 @@ def test_bytes_that_wait_are_bounded_and_given_back(open_store: Opener, counted:
     store = open_store()
     held = Held(store)
     large = store_module.MAX_PENDING_BYTES // 2 + 1
-    store.put(record("a"), large)
-    store.put(record("b"), large)
+    store.put(replace(record("a"), size=large))
+    store.put(replace(record("b"), size=large))
     assert counted.counts == {"queue_full": 1}
     held.released.set()
     asyncio.run(store.delete(Key("", "a")))  # after it
-    store.put(record("b"), large)
+    store.put(replace(record("b"), size=large))
     store.close()
     assert counted.counts == {"queue_full": 1, "stored": 2, "deleted": 1}
 

@@ -9,7 +9,7 @@ from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
 from roseinfer.server.formats.chat import chat_ids, output_of
 from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.responses.answer import ResponseWriter
-from roseinfer.server.formats.responses.history import Headers, History
+from roseinfer.server.formats.responses.history import History
 from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, Translation
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import OPENAI
@@ -33,11 +33,12 @@ class ResponsesFormat:
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400, 404 or 503."""
         history = self._history
-        request = await history.whole(parse(ResponsesRequest, body), call.headers)
+        whole = await history.whole(parse(ResponsesRequest, body), call.headers, call.limits.max_body_bytes)
+        request = whole.request
         chat = Translation(request)
         warnings = chat.warnings + history.warnings(request)
         job = await translated_job(call, chat.chat, WORDS, "response", "resp", warnings)
-        keeper = history.keeper(request, job, call.headers)
+        keeper = history.keeper(whole, call.headers)
         about = _about(request, job) | {"store": keeper is not None}
         return replace(job, about=about, call_names=chat.call_names, keep=keeper)
 
@@ -48,9 +49,9 @@ class ResponsesFormat:
         return BlockBody(job, ResponseWriter(job))
 
 
-async def count_tokens(backend: Backend, history: History, request: ResponsesRequest, headers: Headers) -> int:
-    """Tokens of the prompt that a response with these fields would have. Raises `ApiError` 400, 404 or 503."""
-    chat = Translation(await history.whole(request, headers)).chat
+async def count_tokens(backend: Backend, request: ResponsesRequest) -> int:
+    """Tokens of the prompt that a response with these fields would have. Raises `ApiError` 400."""
+    chat = Translation(request).chat
     with WORDS.errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

@@ -21,7 +21,7 @@ _OTHER_PREFIX = "item"
 def input_items(record: StoredResponse) -> list[dict[str, Any]]:
     """The whole input, that of earlier responses first."""
     request_id = record.id.removeprefix(RESPONSE_PREFIX)
-    return [_shown(item, f"{request_id}_i{index}") for index, item in enumerate(record.items)]
+    return [_shown(item, f"{request_id}_i{index}") for index, item in enumerate(record.input())]
 
 
 def conversation(record: StoredResponse) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.server.answer_shapes import ErrorBody
-from roseinfer.server.formats.responses import history
+from roseinfer.server.formats.responses import earlier
 from roseinfer.server.formats.responses.document import ItemList, ResponseObject
 from roseinfer.server.response_store.database import Database
 from tests.server.conftest import Serve
@@ -144,7 +144,7 @@ def test_items_are_referred_to_by_their_ids(client: OpenAI, server: LiveServer) 
 
 
 def test_how_many_responses_a_request_may_refer_to(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MAX_REFERENCED_RESPONSES", 2)
+    monkeypatch.setattr(earlier, "MAX_REFERENCED_RESPONSES", 2)
     body = {"input": "x", "max_output_tokens": 1}
     ids = [server.post(PATH, body).json()["output"][0]["id"] for _ in range(3)]
 
@@ -203,6 +203,22 @@ def test_input_tokens(client: OpenAI, server: LiveServer) -> None:
     assert len(server.engine.requests) == 2, "nothing was computed for it"
     refused(400, "previous_response_not_found", "previous_response_id", count, previous_response_id="resp_x")
     assert server.post(f"{PATH}/input_tokens", {}).status_code == 400
+
+
+def test_a_conversation_is_no_larger_than_a_body(serve: Serve) -> None:
+    server = serve(max_body_bytes=20_000)
+    silent = [{"role": "user", "content": "", "note": "x" * 7000}]
+    ids = [server.post(PATH, {"input": silent}).json()["id"]]
+    answers = []
+    while len(answers) < 3:
+        answers.append(server.post(PATH, {"input": silent, "previous_response_id": ids[-1]}))
+        ids += [answers[-1].json()["id"]] if answers[-1].is_success else []
+    assert [answer.status_code for answer in answers] == [200, 400, 400]
+    error = answers[-1].json()["error"]
+    assert (error["code"], error["param"]) == ("conversation_too_large", "previous_response_id")
+    references = [{"type": "item_reference", "id": server.get(f"{PATH}/{id}").json()["output"][0]["id"]} for id in ids]
+    for given, status in ((references[:1], 200), (references, 400)):
+        assert server.post(f"{PATH}/input_tokens", {"input": given[::-1]}).status_code == status
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
