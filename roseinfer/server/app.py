@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roseinfer import __version__
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.errors import RoseinferError
+from roseinfer.core.errors import ConfigError, RoseinferError
 from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.server import documents
@@ -118,9 +118,15 @@ def server_parts(
 
 def _responses(
     config: ServerConfig, path: Path, model_name: str, observation: Observation, colleagues: Colleagues
-) -> SharedResponses:
+) -> SharedResponses | None:
     metrics = StoreMetrics(observation.tallies, model_name)
-    store = open_store(config, path, metrics)
+    try:
+        store = open_store(config, path, metrics)
+    except ConfigError as error:
+        if config.response_store is not None:
+            raise
+        log.warning("responses are not stored: %s", error)  # nobody has asked for this file
+        return None
 
     async def gauges() -> Iterable[Metric]:
         try:

@@ -106,8 +106,10 @@ class SqliteStore:
     # --- from any thread ----------------------------------------------------------------------------------------
     def put(self, record: StoredResponse) -> None:
         with self._lock:
+            if self._closed:
+                return
             crowded = len(self._pending) >= MAX_PENDING_COUNT or self._pending_bytes + record.size > MAX_PENDING_BYTES
-            if not crowded and not self._closed:
+            if not crowded:
                 self._pending[record.key] = record
                 self._pending_bytes += record.size
                 self._queue.put(record)

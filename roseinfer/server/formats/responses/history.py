@@ -80,8 +80,8 @@ class History:
         earlier = EarlierItems(partial(self._find, self.owner(headers)), size, max_bytes)
         before = [] if request.previous_response_id is None else await earlier.of_previous(request.previous_response_id)
         given = as_items(request.input)
-        items = before + (await earlier.resolved(given) if refers else given)
-        return Whole(request.model_copy(update={"input": items}), earlier.size)
+        given = await earlier.resolved(given) if refers else given
+        return Whole(request.continuing(before, given), earlier.size)
 
     def _check(self, request: ResponsesRequest) -> None:
         if not request.background:

@@ -4,6 +4,7 @@ Clients also send items of other servers' histories. Their readable parts are sh
 for the model are left out, with a warning. Items with content that only their own server can read are refused.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from orjson import dumps
@@ -59,8 +60,8 @@ _REFUSED = {
 }
 
 
-def tools_within(items: str | list[dict[str, Any]], offered: OfferedTools) -> None:
-    """Offer the tools that items bring. Raises `ApiError` 400."""
+def tools_within(items: str | list[dict[str, Any]], place_of: Callable[[int], str], offered: OfferedTools) -> None:
+    """Offer the tools that items bring. `place_of` names an item by its index. Raises `ApiError` 400."""
     if isinstance(items, str):
         return
     for index, item in enumerate(items):
@@ -68,8 +69,8 @@ def tools_within(items: str | list[dict[str, Any]], offered: OfferedTools) -> No
         if isinstance(kind, str) and kind in _WITH_TOOLS:
             tools = item.get("tools")
             if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-                raise bad_request(f"input.{index}.tools must be a list of tools", "input")
-            offered.add(tools, f"input.{index}.tools", again=True)
+                raise bad_request(f"{place_of(index)}.tools must be a list of tools", "input")
+            offered.add(tools, f"{place_of(index)}.tools", again=True)
 
 
 class InputItems:

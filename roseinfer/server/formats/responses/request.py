@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, check_nesting, unsupported
 from roseinfer.server.formats.planning import Refusal, always, if_set, ignored_stream_options, never, unless
@@ -50,6 +50,19 @@ class ResponsesRequest(OneAnswerRequest):
     stream_options: dict[str, Any] | None = Field(None, description="accepted: the usage is sent anyway")
     metadata: Metadata | None = Field(None, description="returned as it is; up to 16 texts by name")
     user: str | None = Field(None, description="accepted, not used")
+    # Items at the start of `input` that come from a stored response.
+    _earlier_items: int = PrivateAttr(0)
+
+    def continuing(self, earlier: list[dict[str, Any]], given: list[dict[str, Any]]) -> "ResponsesRequest":
+        """The same with stored items before those that were given."""
+        whole = self.model_copy(update={"input": earlier + given})
+        whole._earlier_items = len(earlier)
+        return whole
+
+    def place_of(self, index: int) -> str:
+        """Name of an item of `input` in messages to the client."""
+        given = index - self._earlier_items
+        return f"input.{given}" if given >= 0 else f"previous_response_id, item {index}"
 
 
 class InputTokensRequest(ResponsesRequest):
@@ -91,7 +104,7 @@ class Translation:
         offered = OfferedTools()
         offered.add(request.tools or [], "tools")
         _check_values(request)
-        tools_within(request.input, offered)
+        tools_within(request.input, request.place_of, offered)
         self.call_names = offered.call_names()
         said, left_out = messages(request, offered)
         choice = offered.choice(request.tool_choice)
@@ -160,7 +173,7 @@ def messages(request: ResponsesRequest, offered: OfferedTools) -> tuple[list[dic
         turns.say("user", [request.input])
     else:
         for index, item in enumerate(request.input):
-            items.add(item, f"input.{index}")
+            items.add(item, request.place_of(index))
         if not request.input:
             raise bad_request("input must not be empty", "input")
     return turns.messages(), list(items.warnings)

@@ -7,8 +7,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from roseinfer.core.errors import EngineDeadError
+from roseinfer.core.errors import ConfigError, EngineDeadError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.server_config import ServerConfig
+from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.answer_shapes import ErrorBody
+from roseinfer.server.app import server_parts
 from roseinfer.server.formats.responses import earlier
 from roseinfer.server.formats.responses.document import ItemList, ResponseObject
 from roseinfer.server.response_store.database import Database
@@ -127,6 +131,15 @@ def test_a_conversation_goes_on_without_being_sent_again(client: OpenAI, server:
     client.responses.delete(first.id)
     client.responses.create(model="fake", input="x", previous_response_id=second.id, max_output_tokens=1)
     assert said + "hello world, def words<|end|><|user|>x" in prompt_of(server), "whatever became of the first"
+
+
+def test_an_item_that_is_wrong_is_named_by_its_place_in_the_body(client: OpenAI) -> None:
+    first = client.responses.create(model="fake", input="hello")
+    turns: list[Any] = [{"role": "user", "content": "x"}, {"role": "nobody", "content": "x"}]
+    create = client.responses.create
+    assert "input.1.role" in refused(
+        400, None, "input", create, model="fake", input=turns, previous_response_id=first.id
+    )
 
 
 def test_items_are_referred_to_by_their_ids(client: OpenAI, server: LiveServer) -> None:
@@ -269,6 +282,14 @@ def test_without_a_store(serve: Serve) -> None:
         refused(400, "unsupported_field", "input", client.responses.create, model="fake", input=turns)
 
 
+def test_a_temporary_file_that_cannot_be_made_costs_no_server(tmp_path: Any) -> None:
+    missing = tmp_path / "missing" / "db"
+    parts = server_parts(ServerConfig(), "fake", response_file=missing)
+    assert parts.responses is None
+    with pytest.raises(ConfigError, match="cannot be used"):
+        server_parts(ServerConfig(response_store=str(missing)), "fake", response_file=missing)
+
+
 def test_a_file_that_fails_costs_no_answer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def locked(*given: Any) -> Any:
         raise sqlite3.OperationalError("database is locked")
@@ -338,6 +359,21 @@ def test_a_background_stream_may_be_left(client: OpenAI, server: LiveServer) -> 
         assert b"200 OK" in connection.recv(65536)
     server.call(server.engine.release)
     assert ended(client, "resp_left").output_text == "hello world, def words"
+
+
+def test_a_client_that_does_not_read_does_not_hold_up_a_background_stream(serve: Serve) -> None:
+    server = serve(write_timeout=0.2)
+    text = "x" * 2**20
+    chunks = [SequenceChunk(0, text, [5], num_output_tokens=n) for n in range(1, 17)]
+    end = SequenceChunk(0, "", [5], num_output_tokens=17, finish_reason=FinishReason.STOP)
+    server.engine.script = lambda request: [*chunks, end]
+    body = {"input": "hello", "background": True, "stream": True, "request_id": "unread"}
+    with server.connect() as connection:
+        connection.sendall(http_post(PATH, body))
+        until(lambda: server.get(f"{PATH}/resp_unread").json().get("status") == "completed")
+    response = server.get(f"{PATH}/resp_unread").json()
+    assert response["output"][0]["content"][0]["text"] == text * 16
+    server.until(lambda: server.service.lifecycle.requests == 0)
 
 
 def test_a_background_stream_says_the_same(client: OpenAI) -> None:
