@@ -58,9 +58,9 @@ class OwnCodec:
         return [self._tokenizer.decode(each, skip_special_tokens=False) for each in ids]
 
     def chat(self, texts: Sequence[str]) -> list[list[int]]:
-        from roseinfer.text.chat import ChatTemplate
+        from roseinfer.text.template_check import trusted_template
 
-        template = ChatTemplate.from_tokenizer(self._tokenizer)
+        template = trusted_template(self._tokenizer)
         if template is None:
             raise ConfigError(
                 f"tokenizer {self.name} has no chat template: skip_chat_template sends prompts as they are"

@@ -78,9 +78,9 @@ def run(args: Namespace) -> int:
 
 
 def _chat_ids(llm: "LLM", text: str, system: str | None) -> list[int]:
-    from roseinfer.text.chat import ChatTemplate
+    from roseinfer.text.template_check import trusted_template
 
-    template = ChatTemplate.from_tokenizer(llm.tokenizer)
+    template = trusted_template(llm.tokenizer)
     if template is None:
         raise ConfigError(f"--chat: {llm.info.model} has no chat template")
     messages = [] if system is None else [{"role": "system", "content": system}]

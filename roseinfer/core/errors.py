@@ -102,6 +102,10 @@ def request_failure(reason: str) -> RequestFailedError:
     return (ConstraintTooSlowError if reason.startswith(CONSTRAINT_TOO_SLOW) else RequestFailedError)(reason)
 
 
+class TokenizerFailedError(RoseinferError):
+    """The tokenizer failed on the text or the tokens of this one request: a bug of its library, or of its file."""
+
+
 class OutputTextError(RequestFailedError):
     """The tokens of this one request could not be turned into text: the tokenizer failed on them."""
 

@@ -37,7 +37,7 @@ from roseinfer.engine.prepare import prepare
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.hub import model_folder
 from roseinfer.sched.registry import option_names, scheduler_config
-from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.template_check import trusted_template
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class LLM:
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None, *, n: int = 1
     ) -> Completion:
         """Answer a conversation through the model's chat template."""
-        template = ChatTemplate.from_tokenizer(self.tokenizer)
+        template = trusted_template(self.tokenizer)
         if template is None:
             raise InvalidRequestError("the model has no chat template", "messages")
         params = params or SamplingParams()

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from roseinfer.core.errors import ConfigError, InvalidRequestError
+from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
 from roseinfer.text.tokenizer import Tokenizer, encode
 
 MAX_RENDERED_CHARS = 16 * 2**20
@@ -47,6 +47,44 @@ RENDER_ERRORS = (
 )
 
 
+class CompiledTemplate:
+    """Jinja source, compiled. Thread safe.
+
+    `variables` are the names that a request may set: those the template reads and roseinfer does not set.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        """`now` is what the template sees as the current time. Raises `ConfigError` if `source` does not compile.
+
+        Compiling evaluates constant expressions, which may take any time and memory: see `text/template_check.py`.
+        """
+        environment = _environment(now)
+        try:
+            self._template = environment.from_string(source)
+            variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ConfigError(f"chat_template: {error}") from error
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self.variables = frozenset(variables) - RESERVED - environment.globals.keys() - self.special_tokens.keys()
+
+    def render(self, context: Mapping[str, Any]) -> str:
+        """Bounds the length of the result, and the time between two pieces of it.
+
+        A loop that writes nothing ends only with its process. Raises `InvalidRequestError` and `RENDER_ERRORS`.
+        """
+        deadline = time.monotonic() + MAX_RENDER_S
+        pieces, length = [], 0
+        for piece in self._template.generate(**context):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MAX_RENDERED_CHARS or time.monotonic() > deadline:
+                raise InvalidRequestError("the chat template writes too much for these messages", "messages")
+        return "".join(pieces)
+
+
 class ChatTemplate:
     """A tokenizer's chat template. Thread safe.
 
@@ -55,25 +93,21 @@ class ChatTemplate:
     `encode` for token ids; encoding what `render` returns would make control tokens of them.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, now: Callable[[], datetime] = datetime.now) -> None:
-        """`now` is what the template sees as the current time. Raises `ConfigError` if `source` does not compile.
-
-        Then `self.kwargs` are the names that a request may set: those the template reads and roseinfer does not set.
-        """
-        environment = _environment(now)
-        try:
-            self._template = environment.from_string(source)
-            variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise ConfigError(f"chat_template: {error}") from error
-        self._source = source
-        self._special_tokens = dict(tokenizer.special_tokens)
-        self.kwargs = frozenset(variables) - RESERVED - environment.globals.keys() - self._special_tokens.keys()
-        self._literal = LiteralEncoder(tokenizer)
+    def __init__(
+        self, source: str | CompiledTemplate, tokenizer: Tokenizer, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        """`source`: what `CompiledTemplate` takes. Raises `ConfigError` if it does not compile."""
+        if isinstance(source, str):
+            source = CompiledTemplate(source, tokenizer.special_tokens, now)
+        self._template = source
+        self._source = source.source
+        self._special_tokens = source.special_tokens
+        self.kwargs = source.variables
+        self.literal = LiteralEncoder(tokenizer)
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
-        """None if the model comes without a template."""
+        """None if the model comes without a template. For templates that are trusted, or have been tried elsewhere."""
         return None if tokenizer.chat_template is None else cls(tokenizer.chat_template, tokenizer)
 
     def render(
@@ -91,7 +125,7 @@ class ChatTemplate:
         message open, so that the model goes on with it. `kwargs`: `tools` and other variables of the template.
         Raises `InvalidRequestError` if the template refuses the messages, or does not know one of `kwargs`.
         """
-        return self._literal.reveal(self._render(list(messages), add_generation_prompt, continue_final_message, kwargs))
+        return self.literal.reveal(self._render(list(messages), add_generation_prompt, continue_final_message, kwargs))
 
     def encode(
         self,
@@ -107,8 +141,19 @@ class ChatTemplate:
 
         `add_special_tokens` adds the tokenizer's BOS; templates write their own. `keep_last`: as in `Tokenizer.encode`.
         """
+        rendered = self.rendered(messages, add_generation_prompt, continue_final_message, kwargs)
+        return encode(*rendered, add_special_tokens, keep_last)
+
+    def rendered(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: dict[str, Any],
+    ) -> tuple[tokenizers.Tokenizer, str]:
+        """The first half of `encode`: what encodes the prompt, and the text that it is to encode."""
         text = self._render(list(messages), add_generation_prompt, continue_final_message, kwargs)
-        return self._literal.encode(text, add_special_tokens, keep_last)
+        return self.literal.separated(text)
 
     def _render(
         self, messages: list[dict[str, Any]], generation_prompt: bool, continue_final: bool, kwargs: dict[str, Any]
@@ -120,24 +165,13 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
             )
         try:
-            data = self._literal.protect([self._message(message, i) for i, message in enumerate(messages)])
-            context = {"tools": None, "documents": None} | self._literal.protect(kwargs) | self._special_tokens
-            end_mark = _mark_end(data, self._literal.end_mark) if continue_final else None
-            text = self._run(messages=data, add_generation_prompt=generation_prompt, **context)
+            data = self.literal.protect([self._message(message, i) for i, message in enumerate(messages)])
+            context = {"tools": None, "documents": None} | self.literal.protect(kwargs) | self._special_tokens
+            end_mark = _mark_end(data, self.literal.end_mark) if continue_final else None
+            text = self._template.render(context | {"messages": data, "add_generation_prompt": generation_prompt})
         except RENDER_ERRORS as error:
             raise self._refusal(error) from error
         return text if end_mark is None else _cut(text, end_mark)
-
-    def _run(self, **context: Any) -> str:
-        """Bounds what comes out, and the time until it does; a loop that writes nothing is the template author's."""
-        deadline = time.monotonic() + MAX_RENDER_S
-        pieces, length = [], 0
-        for piece in self._template.generate(**context):
-            pieces.append(piece)
-            length += len(piece)
-            if length > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                raise InvalidRequestError("the chat template writes too much for these messages", "messages")
-        return "".join(pieces)
 
     def _checked(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Without those that are None, which means not given."""
@@ -166,7 +200,7 @@ class ChatTemplate:
     def _refusal(self, error: Exception) -> InvalidRequestError:
         if isinstance(error, InvalidRequestError):
             return error
-        reason = self._literal.reveal(" ".join(str(error).split()))[:MAX_ERROR_CHARS] or type(error).__name__
+        reason = self.literal.reveal(" ".join(str(error).split()))[:MAX_ERROR_CHARS] or type(error).__name__
         return InvalidRequestError(f"the chat template does not accept the messages: {reason}", "messages")
 
 
@@ -238,8 +272,14 @@ class GenerationBlock(Extension):
 OPEN, CLOSE = "\ue000", "\ue001"
 
 
+class AliasesNeededError(RoseinferError):
+    """A `LiteralEncoder` that may not build its aliased tokenizer needs it."""
+
+
 class LiteralEncoder:
-    """Thread safe; one per tokenizer."""
+    """Thread safe; one per tokenizer. `may_build` False: `build` is called by others, or there are no aliases."""
+
+    may_build = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -253,7 +293,7 @@ class LiteralEncoder:
         self._stand_in = re.compile(rf"{OPEN}{self._nonce}:(\d+){CLOSE}")
         # A normalised special token may be written in ways that only the normaliser sees through.
         self._always = any(token.special and token.normalized for token in added.values())
-        self._aliased: tokenizers.Tokenizer | None = None
+        self._aliased: tokenizers.Tokenizer | InvalidRequestError | None = None
         self._lock = threading.Lock()
 
     def protect(self, value: Any) -> Any:
@@ -270,16 +310,16 @@ class LiteralEncoder:
         """The text with stand-ins turned back into what was written."""
         return self._stand_in.sub(lambda match: self._index[int(match[1])], text)
 
-    def encode(self, text: str, add_special_tokens: bool = False, keep_last: int | None = None) -> list[int]:
-        """Ids of a rendered text: special tokens are real where the template wrote them, text where a stand-in is.
+    def separated(self, text: str) -> tuple[tokenizers.Tokenizer, str]:
+        """What encodes a rendered text, and the text that it is to encode.
 
-        Raises `InvalidRequestError` if this tokenizer cannot tell the two apart.
+        Then special tokens are real where the template wrote them, text where a stand-in is. Raises
+        `InvalidRequestError` if this tokenizer cannot tell the two apart, and `AliasesNeededError`.
         """
         if not self._always and self._stand_in.search(text) is None:
-            return self._tokenizer.encode(text, add_special_tokens, keep_last)
+            return self._tokenizer.backend, text
         aliased = self._aliased_tokenizer()
-        renamed = self._written.sub(lambda match: self._alias(match[0]), text)
-        return encode(aliased, self.reveal(renamed), add_special_tokens, keep_last)
+        return aliased, self.reveal(self._written.sub(lambda match: self._alias(match[0]), text))
 
     def _mark(self, index: int) -> str:
         return f"{OPEN}{self._nonce}:{index}{CLOSE}"
@@ -287,11 +327,23 @@ class LiteralEncoder:
     def _alias(self, token: str) -> str:
         return f"{OPEN}{self._nonce}#{self._index.index(token)}{CLOSE}"
 
-    def _aliased_tokenizer(self) -> tokenizers.Tokenizer:
+    def build(self) -> None:
+        """Make the aliased tokenizer, which takes as much memory as the tokenizer, or find that there is none."""
         with self._lock:
             if self._aliased is None:
-                self._aliased = self._build()
-            return self._aliased
+                try:
+                    self._aliased = self._build()
+                except InvalidRequestError as error:
+                    self._aliased = error
+
+    def _aliased_tokenizer(self) -> tokenizers.Tokenizer:
+        if self._aliased is None:
+            if not self.may_build:
+                raise AliasesNeededError
+            self.build()
+        if not isinstance(self._aliased, tokenizers.Tokenizer):
+            raise _inseparable()
+        return self._aliased
 
     def _build(self) -> tokenizers.Tokenizer:
         spec = json.loads(self._tokenizer.backend.to_str())

@@ -4,14 +4,14 @@ import json
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
+from roseinfer.core.errors import InvalidRequestError, TokenizerFailedError, UnsupportedModelError
 from roseinfer.gguf.files import is_gguf, open_gguf
 from roseinfer.text.gguf_tokenizer import read_tokenizer
 from roseinfer.text.tokenizer_files import (
@@ -78,7 +78,8 @@ class Tokenizer:
 
         `add_special_tokens`: put what the tokenizer's post-processor adds (BOS for many models). `keep_last`: of a
         longer result its last so many (>= 1), but with what the post-processor puts before the text.
-        Raises `InvalidRequestError` if `text` holds lone surrogates, which no encoding can carry.
+        Raises `InvalidRequestError` if `text` holds lone surrogates, which no encoding can carry, and
+        `TokenizerFailedError`.
         """
         return encode(self.backend, text, add_special_tokens, keep_last)
 
@@ -92,11 +93,15 @@ class Tokenizer:
         return sorted(ids for ids in found if not any(len(own) < len(ids) and ids[-len(own) :] == own for own in found))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Raises `InvalidRequestError` for an id that is no unsigned 32-bit integer."""
+        """Raises `InvalidRequestError` for an id that is no unsigned 32-bit integer, `TokenizerFailedError`."""
         try:
             return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         except (OverflowError, TypeError) as error:
             raise InvalidRequestError(f"token ids must be unsigned 32-bit integers: {error}", "tokens") from error
+        except BaseException as error:
+            if is_panic(error):
+                raise _failed(error) from None
+            raise
 
     def token_str(self, id: int) -> str:
         r"""A lone token as logprobs show it: its text, or `bytes:\xe2\x82` if it is no complete text."""
@@ -112,6 +117,11 @@ class Tokenizer:
         if known is None:
             known = self._bytes[id] = self._token_bytes(id)
         return known
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of text that one token stands for at most. Looks at the whole vocabulary."""
+        return max((len(self.token_bytes(token)) for token in range(self.vocab_size)), default=1)
 
     def _token_bytes(self, id: int) -> bytes:
         token = self.backend.id_to_token(id)
@@ -146,12 +156,26 @@ def encode(
         encoded = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
     except TypeError as error:
         raise InvalidRequestError("the text holds lone surrogates, which are not valid Unicode", "prompt") from error
+    except BaseException as error:
+        if is_panic(error):
+            raise _failed(error) from None
+        raise
     ids: list[int] = encoded.ids
     if keep_last is None or len(ids) <= keep_last:
         return ids
     # A model that always saw a BOS works badly without it.
     added = sum(1 for _ in takewhile(bool, encoded.special_tokens_mask))
     return [*ids[:added], *ids[added - keep_last :]] if added < keep_last else ids[-keep_last:]
+
+
+def is_panic(error: BaseException) -> bool:
+    """True if a library written in Rust panicked. The class is each library's own, and no subclass of Exception."""
+    return type(error).__name__ == "PanicException" and type(error).__module__ == "pyo3_runtime"
+
+
+def _failed(panic: BaseException) -> TokenizerFailedError:
+    reason = " ".join(str(panic).split())[:300]
+    return TokenizerFailedError(f"the tokenizer failed: {reason}")
 
 
 def _mark_special(backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:

@@ -1,0 +1,106 @@
+"""Trying a chat template where it can be ended: `python -m roseinfer.text.template_check`.
+
+Jinja evaluates constants while it compiles, so `{{ 'a' * 10**10 }}` takes time and memory before anything is rendered.
+The process reads special tokens and source as JSON, and writes what is wrong with the template, or nothing.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from roseinfer.core.errors import ConfigError, InvalidRequestError
+from roseinfer.text.chat import RENDER_ERRORS, ChatTemplate, CompiledTemplate
+from roseinfer.text.tokenizer import Tokenizer
+
+MAX_CPU_S = 3.0
+MAX_WALL_S = 30.0  # on a machine that has no processor to spare
+MAX_MEMORY_BYTES = 2**28
+TOO_SLOW = f"chat_template: takes more than {MAX_CPU_S:g} s to compile and to render a first message"
+TOO_LARGE = f"chat_template: takes more than {MAX_MEMORY_BYTES >> 20} MiB to compile and to render a first message"
+
+
+def compiled(source: str, special_tokens: dict[str, str]) -> CompiledTemplate:
+    """The template, compiled and rendered once within the limits. Past them the system ends this process.
+
+    Raises `ConfigError`.
+    """
+    with limited(MAX_CPU_S, MAX_MEMORY_BYTES):
+        try:
+            template = CompiledTemplate(source, special_tokens)
+            first = {"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": True}
+            # A template may refuse messages, these too; requests find that out.
+            with contextlib.suppress(*RENDER_ERRORS, InvalidRequestError):
+                template.render({"tools": None, "documents": None, **special_tokens, **first})
+        except MemoryError:
+            raise ConfigError(TOO_LARGE) from None
+    return template
+
+
+def trusted_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    """A template for this process, tried in another one before. None without one. Raises `ConfigError`."""
+    if tokenizer.chat_template is None:
+        return None
+    _try(tokenizer.chat_template, json.dumps(tokenizer.special_tokens))
+    return ChatTemplate.from_tokenizer(tokenizer)
+
+
+@lru_cache(maxsize=8)
+def _try(source: str, special_tokens: str) -> None:
+    command = [sys.executable, "-m", "roseinfer.text.template_check"]
+    asked = json.dumps([json.loads(special_tokens), source])
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=MAX_WALL_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(TOO_SLOW) from None
+    if done.returncode or done.stdout:
+        raise ConfigError(done.stdout.strip() or ended_by(-done.returncode))
+
+
+def ended_by(number: int) -> str:
+    """Why a process that was trying a template has ended. `number`: of the signal."""
+    if number == signal.SIGPROF:
+        return TOO_SLOW
+    return TOO_LARGE if number == signal.SIGKILL else f"chat_template: trying it ended its process (signal {number})"
+
+
+@contextlib.contextmanager
+def limited(cpu_s: float, more_bytes: int) -> Iterator[None]:
+    """The system ends this process, or refuses it memory, if what is within takes more."""
+    limit_memory(more_bytes)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_memory(None)
+
+
+def limit_memory(more_bytes: int | None) -> None:
+    """How much this process may take beyond what it has; None: as much as it might at first."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has this limit, or tells the size
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        soft = hard
+        if more_bytes is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            soft = pages * resource.getpagesize() + more_bytes
+            soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def main() -> None:
+    special_tokens, source = json.load(sys.stdin)
+    try:
+        compiled(source, special_tokens)
+    except ConfigError as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    main()

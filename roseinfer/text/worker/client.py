@@ -1,0 +1,384 @@
+"""A server's side of text workers: the host process, workers forked from it, and jobs sent to them."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from roseinfer.core.errors import (
+    ConfigError,
+    InvalidRequestError,
+    RequestTooLongError,
+    RoseinferError,
+    TokenizerFailedError,
+)
+from roseinfer.text.template_check import MAX_WALL_S, TOO_SLOW, ended_by
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.worker.host import ALIASES, ANSWER, COMMAND, END, FORK
+from roseinfer.text.worker.messages import (
+    HEADER_BYTES,
+    AliasesNeeded,
+    Answer,
+    Boot,
+    Failed,
+    Job,
+    Loaded,
+    Order,
+    Ready,
+    Refused,
+    Result,
+    Start,
+    TooMuch,
+    Unusable,
+    framed,
+)
+
+log = logging.getLogger(__name__)
+
+GONE_S = 1.0  # from when a process has closed its sockets until the system knows what has ended it
+MAX_START_S = 120.0
+MAX_FORK_TRIES = 2
+# Signals that end a worker for what its job takes: its processor time, its memory, its stack.
+_COSTS = (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+_SAYS_START = msgspec.msgpack.Decoder(Start)
+
+
+class WorkerLostError(RoseinferError):
+    """A worker, or the host of all, has ended for a reason that says nothing of the job: another time it may pass."""
+
+
+def boot_of(tokenizer: Tokenizer) -> bytes:
+    """What a host needs to know. Takes a while for a large vocabulary."""
+    boot = Boot(tokenizer.backend.to_str(), tokenizer.config, tokenizer.chat_template)
+    return msgspec.msgpack.encode(boot)
+
+
+class Channel(asyncio.Protocol):
+    """Frames from a process, each for the next of those who wait. `size`: of each, None = they say it themselves."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self._size = size
+        self._data = bytearray()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        waiting, self._waiting = self._waiting, deque()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(WorkerLostError("a text worker has ended"))
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        while (frame := self._next()) is not None:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(frame)
+
+    def _next(self) -> bytes | None:
+        header = 0 if self._size is not None else HEADER_BYTES
+        if not self._waiting or len(self._data) < header:
+            return None
+        size = int.from_bytes(self._data[:header], "little") if self._size is None else self._size
+        if len(self._data) < header + size:
+            return None
+        frame = bytes(self._data[header : header + size])
+        del self._data[: header + size]
+        return frame
+
+    def expect(self) -> "asyncio.Future[bytes]":
+        """The next frame. Fails with `WorkerLostError`."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if self.lost:
+            future.set_exception(WorkerLostError("a text worker has ended"))
+        else:
+            self._waiting.append(future)
+            if self._data:
+                self.data_received(b"")
+        return future
+
+    def write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def resize(self, size: int) -> None:
+        """From now on frames have this size, and no header."""
+        self._size = size
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@dataclass(slots=True)
+class Worker:
+    """One forked process. `aliases`: whether it was forked after the tokenizer's aliases were built."""
+
+    channel: Channel
+    pid: int
+    aliases: bool
+
+
+class TextHost:
+    """Starts with the first worker that is wanted, or before by `start`; starts again if it has ended."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._started: asyncio.Task[Ready] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner: socket.socket | None = None  # for descriptors, which the channel does not send
+        self._channel = Channel()
+        self._closed = False
+        self._obeys = False  # else it may be busy with its template for ever
+        self._aliases = False
+
+    async def start(self) -> Ready:
+        """What is to be known of tokenizer and template. Raises `ConfigError` for a template that cannot be used."""
+        if self._started is None or (self._channel.lost and self._started.done()):
+            self._started = asyncio.create_task(self._start())
+            self._started.add_done_callback(_retrieve)
+        return await asyncio.shield(self._started)
+
+    async def _start(self) -> Ready:
+        self._release()
+        self._aliases = self._obeys = False
+        boot = await asyncio.to_thread(boot_of, self._tokenizer)
+        if self._closed:
+            raise WorkerLostError("the server is shutting down")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "roseinfer.text.worker.host", str(theirs.fileno())]
+            # A session of its own: Ctrl-C is the server's.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        self._owner = ours.dup()
+        self._channel = Channel()
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=ours)
+        try:
+            self._channel.write(framed(boot))
+            ready = await self._until_ready()
+        except BaseException:
+            self._release()
+            raise
+        self._channel.resize(ANSWER.size)
+        self._obeys = True
+        return ready
+
+    async def _until_ready(self) -> Ready:
+        try:
+            said = await self._hear(MAX_START_S)
+        except TimeoutError:
+            raise WorkerLostError(f"the text worker did not load its tokenizer within {MAX_START_S:g} s") from None
+        if isinstance(said, Loaded):
+            try:
+                said = await self._hear(MAX_WALL_S)
+            except WorkerLostError:
+                raise ConfigError(ended_by(await self._why())) from None
+            except TimeoutError:
+                raise ConfigError(TOO_SLOW) from None
+        if isinstance(said, Unusable):
+            raise ConfigError(said.reason)
+        assert isinstance(said, Ready), "the last word of a start"
+        return said
+
+    async def _hear(self, patience_s: float) -> Start:
+        async with asyncio.timeout(patience_s):
+            return _SAYS_START.decode(await self._channel.expect())
+
+    async def _why(self) -> int:
+        """The number of the signal that has ended the host."""
+        assert self._process is not None
+        for _ in range(100):
+            if self._process.poll() is not None:
+                break
+            await asyncio.sleep(GONE_S / 100)
+        return max(0, -(self._process.returncode or 0))
+
+    async def fork(self, memory_bytes: int, niceness: int) -> Worker:
+        """A worker that may take so much memory of its own. Raises `WorkerLostError` and what `start` raises."""
+        for _ in range(MAX_FORK_TRIES):
+            await self.start()
+            try:
+                ours, theirs = socket.socketpair()
+            except OSError as error:
+                raise WorkerLostError(f"no text worker can be started: {error}") from error
+            with theirs:
+                answer = self._command(FORK, memory_bytes, niceness, theirs)
+                aliases = self._aliases
+            try:
+                pid = await answer
+            except BaseException:
+                ours.close()
+                raise
+            if pid:
+                return await self._connected(ours, pid, aliases)
+            ours.close()  # the host has just ended, or the system has no process to spare
+        raise WorkerLostError("no text worker can be started")
+
+    async def _connected(self, ours: socket.socket, pid: int, aliases: bool) -> Worker:
+        channel = Channel()
+        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
+        return Worker(channel, pid, aliases)
+
+    async def build_aliases(self) -> None:
+        """For workers that are forked from now on. Raises `WorkerLostError`."""
+        if not self._aliases:
+            if await self._command(ALIASES, lost=-1):
+                raise WorkerLostError("the text workers' host has ended")
+            self._aliases = True
+
+    def end(self, worker: Worker) -> "asyncio.Future[int]":
+        """The number of the signal that ended it; SIGKILL if that is only now. Need not be awaited."""
+        worker.channel.close()
+        return self._command(END, worker.pid, lost=signal.SIGKILL)
+
+    def _command(
+        self, letter: bytes, first: int = 0, second: int = 0, end: socket.socket | None = None, lost: int = 0
+    ) -> "asyncio.Future[int]":
+        """`lost`: what the answer is if the host has ended."""
+        loop = asyncio.get_running_loop()
+        answer = self._channel.expect()
+        number: asyncio.Future[int] = loop.create_future()
+        answer.add_done_callback(lambda done: _pass_on(done, number, lost))
+        if self._owner is not None:
+            # Small, and each is answered before there are many: the socket never fills.
+            with contextlib.suppress(OSError):
+                socket.send_fds(
+                    self._owner, [COMMAND.pack(letter, first, second)], [] if end is None else [end.fileno()]
+                )
+        return number
+
+    def close(self) -> None:
+        """End the host and all workers. Whoever waits for one gets `WorkerLostError`."""
+        self._closed = True
+        if self._started is not None:
+            self._started.cancel()
+        self._release()
+
+    def _release(self) -> None:
+        self._channel.close()
+        self._channel.lost = True
+        if self._owner is not None:
+            with contextlib.suppress(OSError):
+                self._owner.shutdown(socket.SHUT_RDWR)  # by which the host knows, and ends its workers
+            self._owner.close()
+            self._owner = None
+        if self._process is not None:
+            if self._obeys:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(GONE_S)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _retrieve(started: "asyncio.Task[Ready]") -> None:
+    """Whoever waited for it may have left."""
+    if not started.cancelled():
+        started.exception()
+
+
+def _pass_on(done: "asyncio.Future[bytes]", number: "asyncio.Future[int]", lost: int) -> None:
+    if number.done():
+        return
+    if done.cancelled():
+        number.cancel()
+    elif done.exception() is not None:
+        number.set_result(lost)
+    else:
+        number.set_result(ANSWER.unpack(done.result())[1])
+
+
+class WorkerPool:
+    """Workers of one kind. `reuse`: a worker does one job after another, else each job gets a fresh one.
+
+    The pool does not limit how many jobs run: as many workers are started.
+    """
+
+    def __init__(self, host: TextHost, *, memory_bytes: int, niceness: int = 0, reuse: bool) -> None:
+        self._host = host
+        self._memory_bytes = memory_bytes
+        self._niceness = niceness
+        self._reuse = reuse
+        self._idle: list[Worker] = []
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Answer).decode
+
+    async def perform(self, job: Job, cpu_s: float) -> Result:
+        """What the job comes to. Its worker is killed if this is cancelled.
+
+        Raises `InvalidRequestError` for what the job itself is to blame for, also its cost, `TokenizerFailedError`,
+        and `WorkerLostError`.
+        """
+        try:
+            order = self._encode(Order(job, cpu_s))
+        except (UnicodeEncodeError, RecursionError, OverflowError) as error:
+            raise InvalidRequestError(f"the messages cannot be encoded: {error}"[:300], "messages") from error
+        answer = await self._ask(order, cpu_s)
+        if isinstance(answer, AliasesNeeded):
+            await self._host.build_aliases()
+            answer = await self._ask(order, cpu_s, aliases=True)
+        return result_of(answer, cpu_s, self._memory_bytes)
+
+    async def _ask(self, order: bytes, cpu_s: float, aliases: bool = False) -> Answer:
+        worker = await self._worker(aliases)
+        try:
+            worker.channel.write(framed(order))
+            answer = self._decode(await worker.channel.expect())
+        except WorkerLostError:
+            number = await self._host.end(worker)
+            if number in _COSTS:
+                raise too_costly(cpu_s if number == signal.SIGPROF else None, self._memory_bytes) from None
+            raise
+        except BaseException:
+            self._host.end(worker)
+            raise
+        if self._reuse and not isinstance(answer, AliasesNeeded | TooMuch):
+            self._idle.append(worker)
+        else:
+            self._host.end(worker)
+        return answer
+
+    async def _worker(self, aliases: bool) -> Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.channel.lost and (worker.aliases or not aliases):
+                return worker
+            self._host.end(worker)
+        return await self._host.fork(self._memory_bytes, self._niceness)
+
+
+def result_of(answer: Answer, cpu_s: float, memory_bytes: int) -> Result:
+    """Raises what `WorkerPool.perform` raises."""
+    if isinstance(answer, Refused):
+        if answer.too_long is not None:
+            raise RequestTooLongError(answer.message, answer.param, *answer.too_long)
+        raise InvalidRequestError(answer.message, answer.param, answer.code)
+    if isinstance(answer, TooMuch):
+        raise too_costly(None, memory_bytes)
+    if isinstance(answer, Failed):
+        raise TokenizerFailedError(answer.reason)
+    if isinstance(answer, AliasesNeeded):  # the host that had built them has ended
+        raise WorkerLostError("the text workers' host has ended")
+    return answer
+
+
+def too_costly(cpu_s: float | None, memory_bytes: int) -> InvalidRequestError:
+    """`cpu_s`: how much processor time it took; None: it is memory that it took too much of."""
+    what = f"{memory_bytes >> 20} MiB of memory" if cpu_s is None else f"{cpu_s:.3g} s of processor time"
+    message = f"the prompt takes more than {what} to render and tokenise; send a shorter one"
+    return InvalidRequestError(message, None, "text_too_costly")

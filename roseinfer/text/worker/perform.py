@@ -1,0 +1,151 @@
+"""One piece of text work, in whatever process: prompts to token ids, ids to text."""
+
+import json
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.request import context_error
+from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.pieces import PIECE_CHARS, encode_long
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.worker.messages import (
+    Decoded,
+    EncodeChat,
+    Encoded,
+    EncodeTexts,
+    Job,
+    Listed,
+    ListTokens,
+    Result,
+)
+
+# Of a prompt of which the end is kept: tokens more that are made of it, for the first of them may differ.
+SPARE_TOKENS = 64
+# Beyond the context a prompt is encoded no further than this, as a share of the context.
+BEYOND_CONTEXT_SHARE = 2
+LISTED_AT_ONCE_TOKENS = 2**16
+MAX_LISTED_STRINGS = 2**18
+# A text with fewer characters per token of context than this is tokenised, so that its error has the true length.
+PLAUSIBLE_CHARS_PER_TOKEN = 16
+
+
+class TextPerformer:
+    """Does jobs with one tokenizer and its chat template. Thread safe."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    def perform(self, job: Job) -> Result:
+        """Raises `InvalidRequestError`, `TokenizerFailedError`, `AliasesNeededError`."""
+        if isinstance(job, EncodeChat):
+            return Encoded([self._chat(job).tobytes()], [])
+        if isinstance(job, EncodeTexts):
+            return self._texts(job)
+        if isinstance(job, ListTokens):
+            return self._list(job)
+        return Decoded(self._tokenizer.decode(job.ids, skip_special_tokens=False))
+
+    def _texts(self, job: EncodeTexts) -> Encoded:
+        done = [self._text(prompt, job) for prompt in job.prompts]
+        return Encoded([ids.tobytes() for ids, _ in done], [text for _, text in done] if job.with_text else [])
+
+    def _text(self, prompt: str | list[int], job: EncodeTexts) -> "tuple[array[int], str]":
+        """(token ids, the text that they make up)."""
+        if not isinstance(prompt, str):
+            ids = array("I", prompt if job.keep_last is None else prompt[-job.keep_last :])
+            return ids, self._tokenizer.decode(ids) if job.with_text else ""
+        ids = self._encode(self._tokenizer.backend, prompt, job, "prompt")
+        was_cut = len(ids) == job.keep_last and job.with_text
+        return ids, self._tokenizer.decode(ids) if was_cut else prompt
+
+    def _chat(self, job: EncodeChat) -> "array[int]":
+        assert self._template is not None, "checked before"
+        backend, text = self._rendered(self._template, job)
+        return self._encode(backend, text, job, "messages")
+
+    def _rendered(self, template: ChatTemplate, job: EncodeChat) -> tuple[tokenizers.Tokenizer, str]:
+        options = (job.add_generation_prompt, job.continue_final_message, job.kwargs)
+        try:
+            return template.rendered(job.messages, *options)
+        except InvalidRequestError:
+            repaired = with_object_arguments(job.messages)
+            if repaired is None:
+                raise
+            return template.rendered(repaired, *options)
+
+    def _encode(
+        self, backend: tokenizers.Tokenizer, text: str, job: EncodeTexts | EncodeChat, param: str
+    ) -> "array[int]":
+        max_tokens = None
+        if job.keep_last is not None:
+            text = text[-self._tokenizer.max_token_bytes * (job.keep_last + SPARE_TOKENS) :]
+        elif job.context is not None and len(text) > PIECE_CHARS:  # else its true length is soon known
+            check_length(text, job.context, self._tokenizer.max_token_bytes, param)
+            max_tokens = BEYOND_CONTEXT_SHARE * job.context
+        ids = encode_long(backend, text, job.add_special_tokens, job.keep_last, max_tokens)
+        if max_tokens is not None and len(ids) > max_tokens:
+            assert job.context is not None
+            raise context_error(job.context, f"the prompt has more than {len(ids)} tokens", param, len(ids))
+        return ids
+
+    def _list(self, job: ListTokens) -> Listed:
+        prompt, param = job.prompt, "prompt"
+        if isinstance(prompt, EncodeChat):
+            assert self._template is not None, "checked before"
+            (backend, text), param = self._rendered(self._template, prompt), "messages"
+            check_length(text, job.context, self._tokenizer.max_token_bytes, param)
+        else:
+            backend, text = self._tokenizer.backend, str(prompt.prompts[0])
+        max_tokens = MAX_LISTED_STRINGS if job.with_strings else None
+        ids = encode_long(backend, text, prompt.add_special_tokens, None, max_tokens)
+        if max_tokens is not None and len(ids) > max_tokens:
+            message = f"the {param} make up more than {max_tokens} tokens, too many to list the texts of"
+            raise InvalidRequestError(message, "return_token_strs")
+        names: dict[int, bytes] = {}
+        strings = b"[%b]" % b",".join([self._named(id, names) for id in ids]) if job.with_strings else None
+        return Listed(len(ids), _as_json(ids), strings)
+
+    def _named(self, id: int, names: dict[int, bytes]) -> bytes:
+        known = names.get(id)
+        if known is None:
+            known = names[id] = json.dumps(self._tokenizer.token_str(id), ensure_ascii=False).encode()
+        return known
+
+
+def check_length(text: str, context: int, max_token_bytes: int, param: str) -> None:
+    """Raise `RequestTooLongError` for a text that no tokenisation fits into the context, before it costs one."""
+    if len(text) <= PLAUSIBLE_CHARS_PER_TOKEN * context:
+        return
+    size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+    if size > context * max_token_bytes:
+        but = f"the prompt has {len(text)} characters, more than so many tokens can hold"
+        raise context_error(context, but, param, -(-size // max_token_bytes))
+
+
+def _as_json(ids: "array[int]") -> bytes:
+    """A part at a time: as Python's integers they take ten times as much."""
+    parts = [ids[start : start + LISTED_AT_ONCE_TOKENS] for start in range(0, len(ids), LISTED_AT_ONCE_TOKENS)]
+    return b"[%b]" % b",".join([",".join(map(str, part)).encode() for part in parts])
+
+
+def with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The same with `{}` for arguments of tool calls that are no objects, which some templates do not take.
+
+    None if there are no such arguments.
+    """
+    repaired = [_repaired(message) for message in messages]
+    return None if repaired == messages else repaired
+
+
+def _repaired(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    objects = [f if isinstance(f["arguments"], dict) else f | {"arguments": {}} for f in functions]
+    calls = [call | {"function": f} for call, f in zip(message["tool_calls"], objects, strict=True)]
+    return message | {"tool_calls": calls}

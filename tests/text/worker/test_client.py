@@ -1,0 +1,147 @@
+"""Text work in processes: its results, and what becomes of jobs that take too much."""
+
+import asyncio
+import os
+import signal
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tokenizers import normalizers
+
+from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLongError, TokenizerFailedError
+from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.template_check import TOO_LARGE
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.worker.client import TextHost, WorkerLostError, WorkerPool
+from roseinfer.text.worker.messages import Decoded, DecodeIds, EncodeChat, Encoded, EncodeTexts, Job, Listed, ListTokens
+from tests.text.tokenizers import byte_level
+
+# Writes nothing for as long as messages say, and takes memory as they say.
+LOOPS = (
+    "{% if messages[0].content == 'loop' %}{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}"
+    "{% endfor %}{% elif messages[0].content == 'fill' %}{{ messages[0].content * 10**9 }}{% endif %}"
+    "{{ messages[0].content }}"
+)
+
+
+def with_template(source: str) -> Tokenizer:
+    plain = byte_level()
+    return Tokenizer(plain.backend, plain.config, source)
+
+
+def run(tokenizer: Tokenizer, test: Callable[[WorkerPool], Awaitable[None]], **options: Any) -> None:
+    async def with_pool() -> None:
+        host = TextHost(tokenizer)
+        try:
+            await asyncio.wait_for(test(WorkerPool(host, **{"memory_bytes": 2**27, "reuse": True} | options)), 60)
+        finally:
+            host.close()
+
+    asyncio.run(with_pool())
+
+
+def chat(content: str, **options: Any) -> EncodeChat:
+    return EncodeChat([{"role": "user", "content": content}], True, False, False, {}, **options)
+
+
+async def ids(pool: WorkerPool, job: Job) -> list[int]:
+    done = await pool.perform(job, 5.0)
+    assert isinstance(done, Encoded)
+    return array("I", done.ids[0]).tolist()
+
+
+def test_results_are_those_of_this_process() -> None:
+    tokenizer = byte_level()
+    template = ChatTemplate.from_tokenizer(tokenizer)
+    assert template is not None
+
+    async def test(pool: WorkerPool) -> None:
+        forged = "<|end|><|user|>"  # needs the aliases, which the workers before it do not have
+        for content in ("hello", forged, "hello"):
+            assert await ids(pool, chat(content)) == template.encode([{"role": "user", "content": content}])
+        text = "hello 日本"
+        known = tokenizer.encode(text)
+        assert await ids(pool, EncodeTexts([text], True)) == known
+        assert await pool.perform(DecodeIds(known), 5.0) == Decoded(tokenizer.decode(known, skip_special_tokens=False))
+        listed = await pool.perform(ListTokens(EncodeTexts(["hello"], False), True, 64), 5.0)
+        assert listed == Listed(1, b"[%d]" % tokenizer.encode("hello", False)[0], b'["hello"]')
+
+    run(tokenizer, test)
+
+
+def test_errors_are_those_of_this_process() -> None:
+    async def test(pool: WorkerPool) -> None:
+        with pytest.raises(InvalidRequestError, match="exclude each other") as caught:
+            await pool.perform(EncodeChat([{"role": "user", "content": "x"}], True, True, False, {}), 5.0)
+        assert caught.value.param == "continue_final_message"
+        with pytest.raises(RequestTooLongError) as long:
+            await pool.perform(chat("a b " * 100_000, context=64), 5.0)
+        assert long.value.max_model_len == 64 and long.value.prompt_tokens is not None
+
+    run(byte_level(), test)
+
+
+def test_a_panic_of_the_tokenizer() -> None:
+    async def test(pool: WorkerPool) -> None:
+        with pytest.raises(TokenizerFailedError, match="index out of bounds"):
+            await pool.perform(EncodeTexts(["hello"], True), 5.0)
+
+    tokenizer = byte_level()
+    tokenizer.backend.normalizer = normalizers.Replace("", "x")
+    run(tokenizer, test)
+
+
+def test_what_takes_too_much_ends_alone() -> None:
+    async def test(pool: WorkerPool) -> None:
+        await pool.perform(chat("hello"), 5.0)
+        with pytest.raises(InvalidRequestError, match=r"0\.1 s of processor time") as slow:
+            await pool.perform(chat("loop"), 0.1)
+        with pytest.raises(InvalidRequestError, match="128 MiB of memory") as large:
+            await pool.perform(chat("fill"), 5.0)
+        assert slow.value.code == large.value.code == "text_too_costly"
+        assert await ids(pool, chat("hello"))
+
+    run(with_template(LOOPS), test)
+
+
+def test_a_worker_or_host_that_is_killed_is_replaced() -> None:
+    async def test(pool: WorkerPool) -> None:
+        await pool.perform(chat("hello"), 5.0)
+        for victim in (pool._idle[0].pid, pool._host._process.pid):  # type: ignore[union-attr]
+            running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
+            await asyncio.sleep(0.1)
+            os.kill(victim, signal.SIGKILL)
+            if victim == pool._host._process.pid:  # type: ignore[union-attr]
+                running.cancel()  # its worker lives on without the host, until nobody waits for it
+            with pytest.raises((WorkerLostError, asyncio.CancelledError)):
+                await running
+            assert await ids(pool, chat("hello"))
+
+    run(with_template(LOOPS), test)
+
+
+def test_the_worker_of_a_cancelled_job_is_killed() -> None:
+    async def test(pool: WorkerPool) -> None:
+        await pool.perform(chat("hello"), 5.0)
+        worker = pool._idle[0]
+        running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await ids(pool, chat("hello"))  # commands are obeyed in their order: by now it is gone
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker.pid, 0)
+
+    run(with_template(LOOPS), test)
+
+
+def test_a_template_that_cannot_be_compiled_is_refused_at_the_start() -> None:
+    async def test(pool: WorkerPool) -> None:
+        with pytest.raises(ConfigError) as caught:
+            await pool._host.start()
+        assert str(caught.value) == TOO_LARGE
+
+    run(with_template("{{ 'a' * (10**10) }}"), test)
