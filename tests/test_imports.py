@@ -71,7 +71,8 @@ STDLIB_ONLY = ("core", "kv", "sched", "router", "gguf")
 # The rooms of the server -> those below that they may import.
 SERVER_MAY_IMPORT = {
     "http": set(),
-    "request": {"http"},
+    "text_work": {"http"},
+    "request": {"http", "text_work"},
     "response_store": set(),
     "formats": {"http", "request", "response_store"},
     "observe": {"http", "request"},
@@ -81,7 +82,7 @@ SERVER_MAY_IMPORT = {
     "routes": {"http", "request", "response_store", "formats", "observe", "answer_shapes", "documents"},
     "app": {"http", "request", "response_store", "formats", "observe", "documents", "routes", "console"},
     "service_manager": set(),
-    "hosting": {"http", "app", "service_manager"},
+    "hosting": {"http", "request", "app", "service_manager"},
     "run": {"http", "request", "response_store", "app", "hosting", "service_manager"},
     "fleet": {"http", "request", "response_store", "observe", "console", "app", "hosting", "service_manager"},
 }

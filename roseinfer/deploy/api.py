@@ -30,7 +30,7 @@ from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.slot import Way
 from roseinfer.hub import tokenizer_folder
 from roseinfer.server.app import build_app, server_parts
-from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector
+from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector, with_texts
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.connection import EXTENSION, limited_protocol
 from roseinfer.server.http.errors import unavailable
@@ -81,7 +81,7 @@ class ApiReplica:
         folder = await asyncio.to_thread(tokenizer_folder, plan.engine.model)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, chat_template)
         self._remote = RemoteEngines(NO_SECRET, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
-        engine = await follow_directory(
+        starting = follow_directory(
             self._told,
             self._way,
             tokenizer,
@@ -91,7 +91,7 @@ class ApiReplica:
             processes=plan.deploy.api_replicas,
             patience_s=replicas.drain_timeout,
         )
-        self._engine = engine
+        self._engine = engine = await with_texts(self._parts.service, tokenizer, starting)
         self._parts.service.attach(engine, tokenizer)
         self._parts.service.warm_up()
         settle_garbage_collector()

@@ -9,8 +9,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 
@@ -18,10 +18,12 @@ from roseinfer.core import logs
 from roseinfer.core.config import PRICED
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.server_config import ServerConfig
-from roseinfer.engine.api import EngineInfo
+from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
+from roseinfer.server.request.service import Service
 from roseinfer.server.service_manager import ServiceManager
+from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server")
 
@@ -134,6 +136,28 @@ async def first_of(*awaitables: Awaitable[object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+Started = TypeVar("Started", bound=Engine)
+
+
+async def with_texts(service: Service, tokenizer: Tokenizer, start_engine: Coroutine[Any, Any, Started]) -> Started:
+    """The engine, started while the service tries the chat template: a template that cannot be used ends the start.
+
+    Raises `ConfigError`, and what keeps the engine from starting.
+    """
+    loading = asyncio.create_task(service.load_texts(tokenizer))
+    starting = asyncio.create_task(start_engine)
+    try:
+        await loading
+        return await starting
+    except BaseException:
+        for task in (loading, starting):
+            task.cancel()
+        await asyncio.wait({loading, starting})
+        if not starting.cancelled() and starting.exception() is None:
+            await starting.result().close()
+        raise
 
 
 class _Quiet(logging.Filter):

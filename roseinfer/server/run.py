@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from roseinfer.core.config import EngineConfig
 from roseinfer.core.replicas_config import ReplicasConfig
@@ -25,6 +26,7 @@ from roseinfer.server.hosting import (
     say,
     settle_garbage_collector,
     uvicorn_config,
+    with_texts,
 )
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.start import response_file
@@ -65,7 +67,7 @@ async def serve_model(
 
 
 async def serve(
-    start_engine: Callable[[Tokenizer], Awaitable[Engine]],
+    start_engine: Callable[[Tokenizer], Coroutine[Any, Any, Engine]],
     load_tokenizer: Callable[[], Tokenizer],
     config: ServerConfig,
     model_name: str,
@@ -111,10 +113,12 @@ async def serve(
 
 
 async def _start(
-    service: Service, start_engine: Callable[[Tokenizer], Awaitable[Engine]], load_tokenizer: Callable[[], Tokenizer]
+    service: Service,
+    start_engine: Callable[[Tokenizer], Coroutine[Any, Any, Engine]],
+    load_tokenizer: Callable[[], Tokenizer],
 ) -> Engine:
     tokenizer = await asyncio.to_thread(load_tokenizer)
-    engine = await start_engine(tokenizer)
+    engine = await with_texts(service, tokenizer, start_engine(tokenizer))
     try:
         service.attach(engine, tokenizer)
         service.warm_up()

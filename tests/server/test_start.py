@@ -22,6 +22,7 @@ from roseinfer.engine import private
 from roseinfer.server import hosting
 from roseinfer.server.observe import watchdog
 from roseinfer.server.observe.throttle import ThrottledLog
+from tests.server.real_server import priced
 
 
 @pytest.fixture
@@ -152,3 +153,11 @@ def test_connections_for_which_there_is_no_descriptor_are_told_of(
     first, second = (record.message for record in caplog.records)
     assert first == "no descriptor is left (ulimit -n): new connections are closed"
     assert second.startswith(first) and "times more since the last such line" in second
+
+
+def test_a_chat_template_that_would_be_compiled_for_ever(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ 'a' * (10**10) }}")
+    assert cli.main(["serve", "--port", "0", *priced(tmp_path), "--chat-template", str(template)]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("roseinfer: error: --chat-template: takes more than 256 MiB")

@@ -50,6 +50,7 @@ from roseinfer.server.hosting import (
     new_event_loop,
     settle_garbage_collector,
     uvicorn_config,
+    with_texts,
 )
 from roseinfer.server.http.errors import unavailable
 from roseinfer.server.observe.exposition import Snapshot
@@ -152,7 +153,7 @@ class Worker:
         chat_template = None if boot.config.chat_template is None else Path(boot.config.chat_template)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), chat_template)
         inflight = SharedInflight(boot.max_inflight, self._counters, boot.index)
-        engine = await routed_engine(
+        starting = routed_engine(
             boot.engines,
             tokenizer,
             boot.replicas,
@@ -161,6 +162,7 @@ class Worker:
             processes=boot.workers,
             record=boot.record,
         )
+        engine = await with_texts(self._service, tokenizer, starting)
         self._service.attach(engine, tokenizer)
         self._service.warm_up()
         settle_garbage_collector()

@@ -1,5 +1,6 @@
 """Errors as they go over the wire: `{"error": {"message", "type", "param", "code"}}` with a status and retry advice."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from roseinfer.core.errors import (
     OutputTextError,
     RequestFailedError,
     RoseinferError,
+    TokenizerFailedError,
 )
 from roseinfer.core.slo import Rejection
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
 # openai clients do not come back by themselves after a longer wait.
@@ -214,6 +218,10 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, OutputTextError):
         message = "The tokens of the output could not be turned into text"
         return ApiError(500, message, type="server_error", code="output_not_text", should_retry=False)
+    if isinstance(error, TokenizerFailedError):
+        log.error("%s", error)
+        message = "The tokenizer failed on this request"
+        return ApiError(500, message, type="server_error", code="tokenizer_failed", should_retry=False)
     if isinstance(error, NoTokenAllowedError):
         message = "No token could come next: what the request allows and what its constraint allows leave none"
         return bad_request(message, code="no_token_allowed")

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from roseinfer.core.errors import RoseinferError
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import OPENAI, ApiError, Dialect, as_api_error, bad_request, internal_error
+from roseinfer.text.tokenizer import is_panic
 
 # --- request ids: taken from the client if usable, random otherwise -----------------------------------------------
 MAX_ID_CHARS = 128
@@ -117,7 +118,9 @@ def _header(scope: Scope, wanted: bytes) -> str | None:
 
 
 class CrashMiddleware:
-    """A bug in a route answers 500 with our error body; once the answer has begun, the connection is cut."""
+    """A bug in a route, or of a library, answers 500 with our error body. Once the answer has begun, the connection is
+    cut.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -125,8 +128,8 @@ class CrashMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.app(scope, receive, send)
-        except Exception:
-            if scope["type"] != "http":
+        except BaseException as error:
+            if scope["type"] != "http" or not (isinstance(error, Exception) or is_panic(error)):
                 raise
             log.exception("request %s failed on a bug", scope["state"]["request_id"])
             if not scope["state"]["status"]:

@@ -135,6 +135,13 @@ class RequestReports:
         fields = {"request": job.request_id, "started": kind, "choices": job.num_choices, "prompt_tokens": tokens}
         log.info(LogLine("request started", fields))
 
+    def ended_early(self, request_id: str, cause: BaseException) -> None:
+        """Counts those that a client or the server cut short; the others are mistakes, which are answered."""
+        reason, why = _classify(cause)
+        if reason == FinishReason.ABORT:
+            self._metrics.aborted(why)
+            log.info(LogLine("request ended before its run", {"request": request_id, "finish": reason, "why": why}))
+
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
         """`cause`: what ended the request before its time, None if all of it finished."""
         reason, why = _classify(cause)

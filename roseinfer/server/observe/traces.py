@@ -73,6 +73,7 @@ class TracedObserver:
         self.started = inner.started
         self.why = inner.why
         self.turned_away = inner.turned_away
+        self.ended_early = inner.ended_early
         self.prompt_done = inner.prompt_done
         self.first_token = inner.first_token
         self.inter_token = inner.inter_token

@@ -40,6 +40,10 @@ class Observer(Protocol):
         """There was no place for it when it came, `seconds` ago."""
         ...
 
+    def ended_early(self, request_id: str, cause: BaseException) -> None:
+        """`cause` ended a request while its prompt was made: nothing of it came to an engine."""
+        ...
+
     def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
         """`cause`: what ended the request before its time, None if all of it finished."""
         ...

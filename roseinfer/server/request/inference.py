@@ -20,6 +20,7 @@ from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job, Usage, usage_of
 from roseinfer.server.request.lifecycle import Guard, Ticket
 from roseinfer.server.request.objectives import Headers
+from roseinfer.server.request.planning import Planning
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Call:
     state: dict[str, Any]
     arrival_s: float
     headers: Headers = ()
+    planning: Planning | None = None
 
     @property
     def limits(self) -> Limits:
@@ -51,6 +53,11 @@ class Call:
     @property
     def request_id(self) -> str:
         return self.state["request_id"]
+
+    def end_planning_by(self, by_s: float | None) -> None:
+        """Raises `ApiError` 504 if that is over."""
+        if self.planning is not None:
+            self.planning.end_by(by_s)
 
     def offer_request_id(self, value: str | None) -> None:
         """An id from the body counts if there was none in the header. Raises `ApiError` 400 if it is not valid."""
@@ -112,12 +119,17 @@ class Inference:
         except ApiError as error:
             service.turned_away(scope["state"]["request_id"], self.path, arrival_s, error)
             raise
-        call = Call(service, backend, scope["state"], arrival_s, scope["headers"])
         with service.lifecycle.ticket() as ticket:
-            job = await self._format.plan(call, body)
-            ticket.grow(len(job.prompts))
-            if call.backend.lengths is not None:
-                job = await call.backend.lengths.fill(job)
+            try:
+                with service.planning(scope) as planning:
+                    call = Call(service, backend, scope["state"], arrival_s, scope["headers"], planning)
+                    job = await self._format.plan(call, body)
+                    ticket.grow(len(job.prompts))
+                    if backend.lengths is not None:
+                        job = await backend.lengths.fill(job)
+            except (ClientDisconnect, ApiError) as error:
+                backend.observer.ended_early(scope["state"]["request_id"], error)
+                raise
             wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
             await self._runs(call, self._format, job, wire, ticket).answer(scope, receive, send)
 

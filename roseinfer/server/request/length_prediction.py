@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.server.request.job import Account, Job, Prompt
-from roseinfer.server.request.prompts import Offload
+from roseinfer.server.text_work.offload import Offload
 from roseinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

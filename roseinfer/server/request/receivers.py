@@ -14,7 +14,7 @@ from roseinfer.server.http.connection import Wire
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.generation import Receiver
 from roseinfer.server.request.job import Usage
-from roseinfer.server.request.prompts import Offload
+from roseinfer.server.text_work.offload import Offload
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

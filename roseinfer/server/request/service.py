@@ -21,9 +21,12 @@ from roseinfer.server.request.grammars import GrammarObserver, Grammars
 from roseinfer.server.request.job import Visit
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
 from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy
-from roseinfer.server.request.prompts import Offload, PromptEncoder
+from roseinfer.server.request.planning import Planning
+from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.server.request.speech import Speech
+from roseinfer.server.text_work.offload import Offload
+from roseinfer.server.text_work.texts import Texts
 from roseinfer.text.tokenizer import Tokenizer
 
 STALLED_RETRY_S = 10.0
@@ -87,18 +90,32 @@ class Service:
         self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock, room, share)
         self._observing = observing
         self.bodies = BodyReaders(self._on_refused_body)
-        self.offload = Offload()
+        self.offload = Offload()  # for answers
+        self._planning_offload = Offload()
+        self.texts: Texts | None = None
         self._backend: Backend | None = None
+
+    async def load_texts(self, tokenizer: Tokenizer) -> None:
+        """Start what tokenises and renders chats, which tries the chat template where it can do no harm.
+
+        Raises `ConfigError` if the template cannot be used.
+        """
+        self.texts = Texts(tokenizer, self._on_refused_text)
+        await self.texts.start()
 
     def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
         """From now on requests are taken. Raises `ConfigError` if the chat template does not compile, if the length
         predictor is none for the model, or if there is no such parser of tool calls.
+
+        Without `load_texts` before, the chat template is trusted.
         """
         info = engine.info
-        prompts = PromptEncoder(tokenizer, self.offload, info.max_model_len, info.vocab_size)
+        self.texts = texts = self.texts or Texts(tokenizer, self._on_refused_text)
+        self.lifecycle.on_end(texts.refuse)
+        prompts = PromptEncoder(tokenizer, texts, self._planning_offload, info.max_model_len, info.vocab_size)
         observer = self._observing.attach(engine)
         path = self.config.length_predictor
-        lengths = length_prediction(path, tokenizer, self.offload, self._observing.lengths)
+        lengths = length_prediction(path, tokenizer, self._planning_offload, self._observing.lengths)
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids, self._observing.grammars())
         speech = Speech.of(tokenizer, self.config)
         self._backend = Backend(engine, info, prompts, observer, grammars, speech, lengths)
@@ -180,6 +197,10 @@ class Service:
         body = await self.bodies.read_json(scope, receive, self.limits)
         return backend if arrived else self.admit(), body
 
+    def planning(self, scope: Scope) -> Planning:
+        """`with` it, everything that a request waits for before its run."""
+        return Planning(self.lifecycle, scope["extensions"][EXTENSION], self.clock)
+
     def turned_away(self, request_id: str, path: str, arrival_s: float, error: ApiError) -> None:
         """It brought what `read` raises. There is nobody to tell while the engine is loading."""
         if error.status == 503 and self._backend is not None:
@@ -189,6 +210,10 @@ class Service:
     def _on_refused_body(self) -> None:
         if self._backend is not None:
             self._backend.observer.refused("max_body_readers")
+
+    def _on_refused_text(self) -> None:
+        if self._backend is not None:
+            self._backend.observer.refused("text_queue")
 
     async def wind_down(self, last_words_s: float) -> int:
         """End every request, and wait up to `last_words_s` seconds until they are told. Returns how many were running.
@@ -218,6 +243,9 @@ class Service:
 
     def close(self) -> None:
         self.offload.close()
+        self._planning_offload.close()
+        if self.texts is not None:
+            self.texts.close()
         if self._backend is not None:
             self._backend.grammars.close()
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,32 +19,31 @@ from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.worker.messages import Listed
 
 
 def add(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket():
+        with service.lifecycle.ticket(), service.planning(request.scope):
             wanted = parse(TokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
-            ids, ignored = await _encode(backend.prompts, wanted)
-            answer: dict[str, Any] = {"count": len(ids), "max_model_len": backend.info.max_model_len, "tokens": ids}
-            answer["token_strs"] = None
-            if wanted.return_token_strs:
-                answer["token_strs"] = await service.offload.run(_token_strs, backend.tokenizer, ids)
+            listed, ignored = await _listed(backend.prompts, wanted)
+            answer: dict[str, Any] = {"count": listed.count, "max_model_len": backend.info.max_model_len}
+            answer["tokens"] = orjson.Fragment(listed.tokens)
+            answer["token_strs"] = None if listed.strings is None else orjson.Fragment(listed.strings)
             return _with_warnings(answer, warnings + ignored)
 
     async def detokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket():
+        with service.lifecycle.ticket(), service.planning(request.scope):
             wanted = parse(DetokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             if wanted.tokens:
                 backend.prompts.check_ids(wanted.tokens, "tokens")
-            text = await service.offload.run(backend.tokenizer.decode, wanted.tokens, skip_special_tokens=False)
-            return _with_warnings({"prompt": text}, warnings)
+            return _with_warnings({"prompt": await backend.prompts.text(wanted.tokens)}, warnings)
 
     async def tokenizer_info() -> Response:
         # Written as it was read: orjson does not take the length of 10**30 that means "no limit" in many configs.
@@ -58,28 +58,30 @@ def add(app: FastAPI, service: Service) -> None:
         app.add_api_route(path, handler, methods=["POST"], tags=["tokens"], **docs(answer, *errors, body=request))
 
 
-async def _encode(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[list[int], list[str]]:
-    """(token ids, names of ignored message fields)."""
+async def _listed(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[Listed, list[str]]:
+    """(tokens, names of ignored message fields)."""
+    with_strings = bool(wanted.return_token_strs)
     if (wanted.prompt is None) == (wanted.messages is None):
         raise bad_request("Give either prompt or messages", "prompt")
     if wanted.prompt is not None:
         if wanted.tools:
             raise bad_request("tools go with messages", "tools")
-        return await prompts.text(wanted.prompt, given(wanted.add_special_tokens, True)), []
+        return await prompts.listed_text(wanted.prompt, given(wanted.add_special_tokens, True), with_strings), []
     if wanted.tools:
         prompts.check_template()
         check_template(prompts.template_variables)
         checked_tools(wanted.tools)
     messages, ignored = plain_messages(wanted.messages or [])
-    ids = await prompts.chat(
+    listed = await prompts.listed_chat(
         messages,
         add_generation_prompt=given(wanted.add_generation_prompt, not wanted.continue_final_message),
         continue_final_message=bool(wanted.continue_final_message),
         add_special_tokens=bool(wanted.add_special_tokens),
         kwargs=wanted.chat_template_kwargs or {},
         output={"tools": wanted.tools} if wanted.tools else {},
+        with_strings=with_strings,
     )
-    return ids, ignored
+    return listed, ignored
 
 
 def _description(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -87,10 +89,6 @@ def _description(tokenizer: Tokenizer) -> dict[str, Any]:
     config = {name: value for name, value in tokenizer.config.items() if name != "name_or_path"}
     named = {"tokenizer_class": config.get("tokenizer_class") or "PreTrainedTokenizerFast"}
     return {**config, **tokenizer.special_tokens, **named, "chat_template": tokenizer.chat_template}
-
-
-def _token_strs(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    return [tokenizer.token_str(token) for token in ids]
 
 
 def _with_warnings(answer: dict[str, Any], warnings: list[str]) -> Response:

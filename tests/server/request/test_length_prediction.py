@@ -26,7 +26,7 @@ from roseinfer.predictor.train import train
 from roseinfer.predictor.vocabulary import fingerprint
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.length_prediction import LengthPrediction, length_prediction
-from roseinfer.server.request.prompts import Offload
+from roseinfer.server.text_work.offload import Offload
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer

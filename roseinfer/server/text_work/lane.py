@@ -1,0 +1,116 @@
+"""A queue in front of what does text work: bounded by bytes, and left by whoever does not wait any more."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from roseinfer.server.http.errors import ApiError, unavailable
+
+Result = TypeVar("Result")
+
+MAX_RETRY_S = 10.0
+
+
+class Lane:
+    """Runs up to `runners` jobs at a time, in the order in which they come.
+
+    `max_bytes`: of all jobs that wait or run, but one job is always admitted. `max_s`: from when a job comes until it
+    is done. `kills`: a running job is cancelled when nobody waits for it any more; else it runs on, and keeps its place
+    until it is done. `on_refused` is called for each job that finds the queue full.
+    """
+
+    def __init__(
+        self,
+        runners: int,
+        max_bytes: int,
+        on_refused: Callable[[], None],
+        *,
+        max_s: float | None = None,
+        kills: bool = False,
+    ) -> None:
+        self.bytes = 0
+        self._free = runners
+        self._max_bytes = max_bytes
+        self._on_refused = on_refused
+        self._max_s = max_s
+        self._kills = kills
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._refusal: ApiError | None = None
+
+    async def run(self, size: int, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """What `work` comes to. `size`: in bytes.
+
+        Raises what `work` raises, `ApiError` 503 if the queue is full or the job is not done in time, and what
+        `refuse` was given.
+        """
+        if self._max_s is None:
+            return await self._run(size, work)
+        try:
+            async with asyncio.timeout(self._max_s):
+                return await self._run(size, work)
+        except TimeoutError:
+            raise self._full() from None
+
+    def refuse(self, cause: ApiError) -> None:
+        """Fail the jobs that wait, and all that come."""
+        self._refusal = cause
+        waiting, self._waiting = self._waiting, deque()
+        for turn in waiting:
+            if not turn.done():
+                turn.set_exception(cause)
+
+    async def _run(self, size: int, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        if self._refusal is not None:
+            raise self._refusal
+        if self.bytes and self.bytes + size > self._max_bytes:
+            raise self._full()
+        self.bytes += size
+        try:
+            if self._free:
+                self._free -= 1
+            else:
+                await self._turn()
+        except BaseException:
+            self.bytes -= size
+            raise
+        task = asyncio.ensure_future(work())
+        task.add_done_callback(partial(self._on_done, size))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._kills:
+                task.cancel()
+            raise
+
+    async def _turn(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif not turn.cancelled() and turn.exception() is None:
+                self._pass_on()  # its turn came in the same moment
+            raise
+
+    def _on_done(self, size: int, task: "asyncio.Task[Any]") -> None:
+        self.bytes -= size
+        if not task.cancelled():
+            task.exception()  # nobody may be waiting for it any more
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    def _full(self) -> ApiError:
+        self._on_refused()
+        wait_s = min(1.0 + self.bytes / 2**21, MAX_RETRY_S)
+        return unavailable("text_queue_full", "Too much text is waiting to be tokenised", wait_s)

@@ -1,0 +1,69 @@
+"""Threads beside the event loop, for work of a bounded size."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
+
+MAX_THREADS = 4
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+_Entry = tuple["asyncio.Future[object]", Callable[[], object]]
+
+
+class Offload:
+    """Runs work in a few threads. Nobody waits for them when the process exits.
+
+    The queue in front of them is bounded by the number of requests that the server admits. What is cancelled before
+    it has started does not run.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
+        self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._started = 0
+        self._closed = False
+
+    async def run(self, work: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        """Raises what `work` raises, panics of libraries included."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        if self._started < self.threads:
+            self._started += 1
+            threading.Thread(target=self._serve, name=f"roseinfer-text_{self._started}", daemon=True).start()
+        self._entries.put((future, lambda: work(*args, **kwargs)))  # type: ignore[arg-type]
+        return await future
+
+    def close(self) -> None:
+        self._closed = True
+        for _ in range(self._started):
+            self._entries.put(None)
+
+    def _serve(self) -> None:
+        while (entry := self._entries.get()) is not None and not self._closed:
+            _run(*entry)
+            del entry  # with what it was given and what it came to
+
+
+def _run(future: "asyncio.Future[object]", work: Callable[[], object]) -> None:
+    if future.cancelled():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # whatever it is, it belongs to whoever waits
+        _give(future, future.set_exception, error)
+    else:
+        _give(future, future.set_result, result)
+
+
+def _give(future: "asyncio.Future[object]", give: Callable[..., None], outcome: object) -> None:
+    def deliver() -> None:
+        if not future.done():
+            give(outcome)
+
+    try:
+        future.get_loop().call_soon_threadsafe(deliver)
+    except RuntimeError:
+        """The event loop has been closed meanwhile."""

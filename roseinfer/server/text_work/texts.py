@@ -1,0 +1,142 @@
+"""Where each piece of text work is done: short texts in threads, all others in processes that can be ended.
+
+| lane | takes | is done by |
+| --- | --- | --- |
+| short | texts of up to `SHORT_CHARS` | threads of this process |
+| chat | chats of up to `SHORT_CHARS` | workers that stay |
+| long | both, of up to `LONG_CHARS` | workers that stay |
+| bulk | everything else | one worker for each, one at a time |
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.server.http.errors import ApiError, unavailable
+from roseinfer.server.text_work.lane import Lane
+from roseinfer.server.text_work.offload import MAX_THREADS, Offload
+from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.worker.client import TextHost, WorkerLostError, WorkerPool
+from roseinfer.text.worker.memory import trim
+from roseinfer.text.worker.messages import EncodeChat, Job, ListTokens, Result
+from roseinfer.text.worker.perform import TextPerformer
+
+SHORT_CHARS = 2**16
+LONG_CHARS = 2**20
+# Of all jobs in a lane.
+MAX_LANE_BYTES = 2**25
+MAX_BULK_BYTES = 2**24
+# Memory that a worker may take beyond what it shares with the others.
+MAX_WORKER_BYTES = 7 * 2**24
+BULK_NICENESS = 10
+# Processor time for a job, and for each character of it.
+JOB_CPU_S = 1.0
+CHAR_CPU_S = 4e-6
+MAX_BULK_CPU_S = 6.0
+MAX_BULK_S = 8.0
+# From the end of a large job until the memory that it took is given back.
+TRIM_AFTER_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """`variables`: those of the chat template that a request may set, None without a template."""
+
+    variables: frozenset[str] | None
+    max_token_bytes: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "TextFacts":
+        """Compiles the chat template in this process, which is for templates that are trusted."""
+        template = ChatTemplate.from_tokenizer(tokenizer)
+        return cls(None if template is None else template.kwargs, tokenizer.max_token_bytes)
+
+
+class Texts:
+    """Does the text work of a server's process. `on_refused` is called for each job that finds its queue full."""
+
+    def __init__(self, tokenizer: Tokenizer, on_refused: Callable[[], None]) -> None:
+        self._facts: TextFacts | None = None
+        self._tokenizer = tokenizer
+        self._host = host = TextHost(tokenizer)
+        self._trimming: asyncio.TimerHandle | None = None
+        self._performer = TextPerformer(tokenizer, None)
+        self._threads = Offload()
+        runners = max(2, min(MAX_THREADS, os.cpu_count() or 1))
+        self._short = Lane(self._threads.threads, MAX_LANE_BYTES, on_refused)
+        self._chat = Lane(runners, MAX_LANE_BYTES, on_refused)
+        self._long = Lane(2, MAX_LANE_BYTES, on_refused, kills=True)
+        self._bulk = Lane(1, MAX_BULK_BYTES, on_refused, max_s=MAX_BULK_S, kills=True)
+        self._chat_workers = WorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
+        self._long_workers = WorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
+        self._bulk_workers = WorkerPool(host, memory_bytes=MAX_WORKER_BYTES, niceness=BULK_NICENESS, reuse=False)
+
+    async def start(self) -> None:
+        """Try the chat template in a process of its own. Raises `ConfigError` if it cannot be used."""
+        ready = await self._host.start()
+        variables = None if ready.variables is None else frozenset(ready.variables)
+        self._facts = TextFacts(variables, ready.max_token_bytes)
+
+    @property
+    def facts(self) -> TextFacts:
+        if self._facts is None:
+            self._facts = TextFacts.of(self._tokenizer)
+        return self._facts
+
+    async def perform(self, job: Job, chars: int) -> Result:
+        """What a job of so many characters comes to.
+
+        Raises `InvalidRequestError`, also for a job that costs too much, `TokenizerFailedError`, and `ApiError` 503.
+        """
+        try:
+            return await self._perform(job, chars)
+        except (WorkerLostError, ConfigError) as error:
+            log.warning("no text worker: %s", error)
+            raise unavailable("text_worker_lost", "The process that tokenises texts has ended", 1.0) from error
+        finally:
+            if chars > LONG_CHARS:
+                self._trim_soon()
+
+    async def _perform(self, job: Job, chars: int) -> Result:
+        cpu_s = JOB_CPU_S + chars * CHAR_CPU_S
+        if chars > LONG_CHARS:
+            cpu_s = min(cpu_s, MAX_BULK_CPU_S)
+            return await self._bulk.run(chars, lambda: self._bulk_workers.perform(job, cpu_s))
+        if chars > SHORT_CHARS:
+            return await self._long.run(chars, lambda: self._long_workers.perform(job, cpu_s))
+        if isinstance(job.prompt if isinstance(job, ListTokens) else job, EncodeChat):
+            return await self._chat.run(chars, lambda: self._chat_workers.perform(job, cpu_s))
+        return await self._short.run(chars, lambda: self._threads.run(self._performer.perform, job))
+
+    def lanes(self) -> Iterator[tuple[str, int]]:
+        """Name of each lane, and the bytes that wait or are worked on there."""
+        for name in ("short", "chat", "long", "bulk"):
+            lane: Lane = getattr(self, f"_{name}")
+            yield name, lane.bytes
+
+    def refuse(self, cause: ApiError) -> None:
+        """Fail the jobs that wait, and all that come."""
+        for lane in (self._short, self._chat, self._long, self._bulk):
+            lane.refuse(cause)
+
+    def _trim_soon(self) -> None:
+        """Once for all large requests of a moment, when what they brought has been freed."""
+        if self._trimming is None:
+            self._trimming = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = None
+        threading.Thread(target=trim, daemon=True).start()
+
+    def close(self) -> None:
+        if self._trimming is not None:
+            self._trimming.cancel()
+        self._threads.close()
+        self._host.close()
