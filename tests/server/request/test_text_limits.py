@@ -24,6 +24,7 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": ["x", "y"]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ("/v1/responses", {"input": "x", "store": False}),
+    ("/v1/responses/input_tokens", {"input": "x"}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
     ("/tokenize", {"prompt": "x"}),
