@@ -216,7 +216,7 @@ class Observation:
         owner.on_step(self.steps.step)
 
     def show_too(self, gauges: Gauges) -> None:
-        """Have `gauges` in the text."""
+        """Add `gauges` to the text."""
         self._gauges = gauges
 
     def attach(self, engine: Engine) -> Observer:

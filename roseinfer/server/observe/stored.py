@@ -12,7 +12,7 @@ REMOVED = ("deleted", "expired", "evicted")
 
 
 class StoredTotals(Protocol):
-    """What is in the file, whichever process wrote it."""
+    """Contents of the store, of all processes."""
 
     @property
     def responses(self) -> int: ...
@@ -22,7 +22,10 @@ class StoredTotals(Protocol):
 
 
 class StoreMetrics:
-    """See `response_store.records.StoreObserver`. Each series is there from the start: other threads count in them."""
+    """Implementation of `response_store.records.StoreObserver`.
+
+    Each series exists from the start, because other threads count in them.
+    """
 
     def __init__(self, tallies: Tallies, model_name: str) -> None:
         self._model_name = model_name

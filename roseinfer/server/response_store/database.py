@@ -1,4 +1,4 @@
-"""The SQLite file with the responses. Calls block, and each thread needs a `Database` of its own."""
+"""SQLite file with the responses. Calls block, and each thread needs a `Database` of its own."""
 
 import hashlib
 import os
@@ -47,11 +47,11 @@ END;
 
 
 class ForeignFileError(Exception):
-    """The file is not a response store, or one of another version."""
+    """File that is not a response store, or that of another version."""
 
 
 class Row(NamedTuple):
-    """A response as it is written."""
+    """Response as it is written."""
 
     key: Key
     process: str
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, record: StoredResponse) -> "Row":
-        """Raises `orjson.JSONEncodeError` for input that is nested too deeply."""
+        """Encode a response. Raises `orjson.JSONEncodeError` for input that is nested too deeply."""
         items = record.items if isinstance(record.items, bytes) else orjson.dumps(record.items)
         return cls(record.key, record.process, orjson.dumps(record.response), items)
 
@@ -77,7 +77,7 @@ class Removed(NamedTuple):
 
 
 class Database:
-    """`durable`: whether what is stored survives a power failure. `now`: Unix seconds.
+    """Connection of one thread to the file. `durable`: a power failure loses nothing. `now`: Unix seconds.
 
     Raises `OSError`, `sqlite3.Error` or `ForeignFileError` if the file cannot be used.
     """
@@ -111,7 +111,7 @@ class Database:
         return int(self._sql.execute("PRAGMA user_version").fetchone()[0])
 
     def _create(self) -> None:
-        """Another process may do so at the same time: whoever has the lock first does."""
+        """Create the tables, unless another process has done so meanwhile."""
         self._sql.execute("BEGIN IMMEDIATE")
         try:
             if self._version() == 0:
@@ -149,7 +149,7 @@ class Database:
             self._sql.execute("ROLLBACK")
 
     def delete(self, key: Key) -> bool:
-        """Return whether there was one."""
+        """Delete a response. Return whether there was one."""
         return self._delete(key) > 0
 
     def _delete(self, key: Key) -> int:
@@ -157,7 +157,7 @@ class Database:
         return found.rowcount
 
     def _make_room(self) -> Removed:
-        """Remove what has expired, and as long as a bound is exceeded the oldest row of who has most of it."""
+        """Remove expired rows, then rows of the largest owner while a bound is exceeded."""
         expired = evicted = 0
         oldest_s = self._now() - self._bounds.max_age_s
         while True:
@@ -177,7 +177,7 @@ class Database:
             evicted += 1
 
     def _evict(self, measure: str) -> None:
-        """So that no client's responses make those of others go that have fewer."""
+        """Remove the oldest row of the owner that has most, so that a client cannot evict those of smaller ones."""
         self._sql.execute(
             "DELETE FROM responses WHERE number = ("
             "SELECT min((SELECT min(number) FROM responses WHERE responses.owner = totals.owner)) FROM totals "
@@ -186,7 +186,7 @@ class Database:
 
     # --- reading ------------------------------------------------------------------------------------------------
     def get(self, key: Key) -> StoredResponse | None:
-        """None if there is none, or if it has expired."""
+        """Return a response; None if it is unknown or has expired."""
         found = self._sql.execute(
             "SELECT process, response, items FROM responses WHERE owner = ? AND id = ? AND written_s >= ?",
             (self._owner(key), key.id, self._now() - self._bounds.max_age_s),
@@ -200,7 +200,7 @@ class Database:
         return Totals(*self._sql.execute("SELECT ifnull(sum(count), 0), ifnull(sum(bytes), 0) FROM totals").fetchone())
 
     def _owner(self, key: Key) -> bytes:
-        """Keys are not to be found by trying digests of likely ones against the file."""
+        """Hash the key's digest with a salt, so that the file does not show which keys are in it."""
         return hashlib.blake2b(key.owner.encode(), key=self._salt, digest_size=16).digest() if key.owner else b""
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Database:
 
 
 def _statements(script: str) -> list[str]:
-    """`executescript` would end the transaction."""
+    """Split a script into statements: `executescript` would end the transaction."""
     found, statement = [], ""
     for line in script.splitlines(keepends=True):
         statement += line

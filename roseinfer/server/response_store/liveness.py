@@ -1,4 +1,4 @@
-"""Which processes of a response store are alive: each holds a lock on a file beside the database while it lives."""
+"""Detection of dead processes: each process holds a lock on a file beside the database while it lives."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""What is stored of a response, within which bounds, and the interface of a store."""
+"""Stored responses, bounds, and the interface of a store."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -14,9 +14,10 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """`owner`: digest of the API key of its request, "" if the server has no keys. `response`: the object that clients
-    get. `items`: the whole input of the model, with that of earlier responses, as clients wrote it; as JSON if it comes
-    from the file. `process`: token of the process that runs it, "" once it has ended. `size`: bytes, roughly.
+    """Response with its input. `owner`: digest of the API key of its request, "" without keys.
+    `response`: object that clients get. `items`: whole input of the model, with that of earlier responses, as clients
+    wrote it; JSON if it comes from the file. `process`: token of the process that runs it, "" once it has ended.
+    `size`: approximate number of bytes.
     """
 
     owner: str
@@ -27,7 +28,7 @@ class StoredResponse:
     size: int = field(default=0, compare=False)
 
     def input(self) -> list[dict[str, Any]]:
-        """`items`, which may be much to read."""
+        """Return `items`, decoded if they are JSON."""
         items: list[dict[str, Any]] = orjson.loads(self.items) if isinstance(self.items, bytes) else self.items
         return items
 
@@ -49,7 +50,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """If one is exceeded, responses are removed: of the owner that has most, those that were written first."""
+    """Bounds of a store. Beyond one, the owner that has most loses the responses that were written first."""
 
     max_count: int
     max_bytes: int
@@ -62,14 +63,14 @@ class StoreBounds:
 
 
 class Totals(NamedTuple):
-    """All that is stored now. `size`: bytes of texts; the file is larger."""
+    """Number of stored responses, and their bytes as JSON. The file is larger."""
 
     responses: int
     size: int
 
 
 class StoreObserver(Protocol):
-    """Counts what becomes of responses. `not_stored` is called in any thread, the others in that which writes."""
+    """Counter of stored and removed responses. `not_stored` is called in any thread, the others in the writer's."""
 
     def stored(self, count: int) -> None: ...
 
@@ -79,7 +80,7 @@ class StoreObserver(Protocol):
 
 
 class Store(Protocol):
-    """`put` and `pending` may be called in any thread, the others in the event loop's."""
+    """Store of one process. `put` and `pending` may be called in any thread, the others in the event loop's."""
 
     @property
     def process(self) -> str:
@@ -87,40 +88,40 @@ class Store(Protocol):
         ...
 
     def put(self, record: StoredResponse) -> None:
-        """Store, or replace what has the same key, some time later.
+        """Store a response some time later, in place of one with the same key.
 
-        Never raises: what cannot be stored is counted and logged.
+        Never raises: failures are counted and logged.
         """
         ...
 
     def pending(self, key: Key) -> StoredResponse | None:
-        """A response that was `put` and is not in the file yet."""
+        """Return a response that was `put` and is not in the file yet."""
         ...
 
     async def get(self, key: Key) -> StoredResponse | None:
-        """Raises `StoreFailedError`."""
+        """Return a response, None if it is unknown or has expired. Raises `StoreFailedError`."""
         ...
 
     async def written(self) -> None:
-        """Return once all that was `put` before is in the file, or has failed."""
+        """Wait until all responses that were `put` are in the file or have failed."""
         ...
 
     def delete_later(self, key: Key) -> None:
-        """Delete after all that was `put` before."""
+        """Delete a response after the earlier calls of `put`, without waiting for it."""
         ...
 
     async def delete(self, key: Key) -> bool:
-        """Return whether there was one. Raises `StoreFailedError`."""
+        """Delete a response. Return whether there was one. Raises `StoreFailedError`."""
         ...
 
     async def totals(self) -> Totals:
-        """Raises `StoreFailedError`."""
+        """Return the totals of all processes. Raises `StoreFailedError`."""
         ...
 
     def close(self) -> None:
-        """Write what is pending. Blocks: not for the event loop."""
+        """Write pending responses. Blocks, so it must not run in the event loop."""
         ...
 
 
 class StoreFailedError(Exception):
-    """The file cannot be read or written: locked, damaged, or its disk is full."""
+    """Failure to read or write the file: it is locked or damaged, or its disk is full."""

@@ -1,6 +1,4 @@
-"""The store as all API processes of a server have it: what one of them has not written yet, or still runs, is found
-and ended by the others too.
-"""
+"""Store of all API processes of a server. Each of them finds and ends what another runs or has not written yet."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +13,7 @@ _GET, _CANCEL, _DROP = "get", "cancel", "drop"
 
 
 class Peers(Protocol):
-    """The other API processes. A handler that returns b"" knows nothing."""
+    """Other API processes of the server. A handler returns b"" if it has no answer."""
 
     def on(self, topic: str, handler: Callable[[bytes], bytes]) -> None: ...
 
@@ -23,7 +21,7 @@ class Peers(Protocol):
 
 
 class RunningResponse:
-    """A response that this process works on, whether or not its client waits. `key` names it."""
+    """Response that this process runs, whether or not its client waits."""
 
     def __init__(self, store: Store, record: StoredResponse, on_end: Callable[[], None]) -> None:
         self._store = store
@@ -39,17 +37,17 @@ class RunningResponse:
 
     @property
     def record(self) -> StoredResponse:
-        """As it stands, whether or not it could be stored."""
+        """Current state, whether or not it could be stored."""
         return self._record
 
     def on_cancel(self, interrupt: Callable[[], None]) -> None:
-        """Have `interrupt` called when a client cancels or deletes the response, at once if one has."""
+        """Call `interrupt` when a client cancels or deletes the response, at once if that has happened."""
         self._interrupt = interrupt
         if self._ended:
             self._stop()
 
     def keep(self, response: dict[str, Any]) -> None:
-        """Store a new state. After the last one there are no more."""
+        """Store a new state. Ignored after a final one."""
         if self._ended:
             return
         self._record = replace(self._record, response=response)
@@ -62,13 +60,13 @@ class RunningResponse:
         self.keep(self._record.response | {"status": "failed", "error": {"code": code, "message": message}})
 
     def cancel(self) -> StoredResponse:
-        """End the work. Return the response as it is stored from now on."""
+        """Stop the run. Return the final state."""
         self.keep(self._record.response | {"status": "cancelled"})
         self._stop()
         return self._record
 
     def drop(self) -> None:
-        """End the work, and store nothing more of it."""
+        """Stop the run, and store no more states."""
         if not self._ended:
             self._end()
         self._stop()
@@ -84,7 +82,7 @@ class RunningResponse:
 
 
 class SharedResponses:
-    """Made once per API process; `peers` are the others of the same server."""
+    """Shared store as one API process uses it; `peers` are the others."""
 
     def __init__(self, store: Store, peers: Peers) -> None:
         self.store = store
@@ -93,7 +91,7 @@ class SharedResponses:
         peers.on(_TOPIC, self._answer)
 
     def begin(self, record: StoredResponse) -> RunningResponse:
-        """Store a response that this process is about to work on."""
+        """Store a response that this process is about to run."""
         earlier = self._running.pop(record.key, None)
         if earlier is not None:  # a client has used an id again
             earlier.drop()
@@ -108,11 +106,11 @@ class SharedResponses:
         return running
 
     async def written(self) -> None:
-        """Return once all states of responses of this process so far are in the file, or have failed to be."""
+        """Wait until all states that this process has stored are in the file or have failed."""
         await self.store.written()
 
     async def find(self, key: Key) -> StoredResponse | None:
-        """Raises `StoreFailedError`, like the others."""
+        """Return a response of any process. Raises `StoreFailedError`, like the methods below."""
         running = self._running.get(key)
         if running is not None:
             return running.record
@@ -121,7 +119,7 @@ class SharedResponses:
         return found or await self.store.get(key)
 
     async def delete(self, key: Key) -> bool:
-        """Return whether there was one. One that runs is ended."""
+        """Stop and delete a response. Return whether there was one."""
         found = await self.find(key)
         if found is None:
             return False
@@ -133,7 +131,7 @@ class SharedResponses:
         return True
 
     async def cancel(self, key: Key) -> StoredResponse | None:
-        """Return the response as it is then; one that does not run is left as it is."""
+        """Stop a response if it runs. Return its state, None if it is unknown."""
         running = self._running.get(key)
         if running is not None:
             return running.cancel()

@@ -1,4 +1,4 @@
-"""The store that a server's options ask for."""
+"""Opening the store that a server's options ask for."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ _TEMPORARY_NAME = "responses.db"
 
 
 def response_file(config: ServerConfig, folder: Path | None) -> Path | None:
-    """The file that all API processes of a server share; None: responses are not stored. `folder`: of temporary files,
-    None if there is none. Raises `ConfigError` if a file that was asked for cannot be used.
+    """Return the file that all API processes share, None if responses are not stored. `folder`: for a temporary file,
+    None if there is no such folder. Raises `ConfigError` if a file that was asked for cannot be used.
     """
     if not config.stores_responses:
         return None
@@ -23,5 +23,5 @@ def response_file(config: ServerConfig, folder: Path | None) -> Path | None:
 
 
 def open_store(config: ServerConfig, path: Path, observer: StoreObserver) -> SqliteStore:
-    """Raises `ConfigError` if the file cannot be used."""
+    """Open the store of this process. Raises `ConfigError` if the file cannot be used."""
     return SqliteStore(path, StoreBounds.of(config), observer, durable=config.response_store is not None)

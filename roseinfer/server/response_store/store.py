@@ -1,4 +1,4 @@
-"""The store of one API process: a thread that writes, one that reads, and what has not been written yet."""
+"""Store of one API process: a thread that writes, a thread that reads, and the responses not yet written."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ def _open(path: Path, bounds: StoreBounds, durable: bool, now: Callable[[], floa
 
 
 class SqliteStore:
-    """See `records.Store`. `durable`: whether what is stored survives a power failure. `now`: Unix seconds.
+    """Implementation of `records.Store`. `durable`: a power failure loses nothing. `now`: Unix seconds.
 
     Raises `ConfigError` if the file cannot be used.
     """

@@ -1,4 +1,4 @@
-"""Stored responses: GET and DELETE /v1/responses/{id}, its input items, its end, and the tokens of an input."""
+"""Routes of stored responses: GET and DELETE /v1/responses/{id}, input_items and cancel below it, and input_tokens."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Responses that run without their client: the answer comes at once, or as a stream that may be left."""
+"""Background responses: they run on when their client has its first answer or has left its stream."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _UNREAD = StreamChoices(interval=2**31)
 
 
 class BackgroundRuns:
-    """See `request.inference.Runs`."""
+    """Factory of runs, see `request.inference.Runs`."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -46,7 +46,7 @@ class _BackgroundAnswer:
         self._tasks = tasks
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises the error of a stream that failed before it began."""
+        """Start the run and answer the request. Raises the error of a stream that failed before it began."""
         keeper = self._job.keep
         assert isinstance(keeper, Keeper), "what runs in the background is stored"
         queued = ResponseWriter(self._job).queued()
@@ -87,7 +87,7 @@ class _BackgroundAnswer:
 
 
 class _Unwatched(Wire):
-    """The connection of a client that may leave. None: it has its answer already."""
+    """Connection of a client that may leave. `wire` None: the client has its answer already."""
 
     __slots__ = ("_wire",)
 
@@ -104,11 +104,11 @@ class _Unwatched(Wire):
             self._wire.write(data)
 
     def watch(self, on_gone: object) -> None:
-        """What becomes of the client changes nothing."""
+        """Ignore the end of the connection."""
 
 
 async def _discard(message: Message) -> None:
-    """A `Send` that nobody listens to."""
+    """Drop a message: the client has its answer already."""
 
 
 def _cancelled() -> ApiError:

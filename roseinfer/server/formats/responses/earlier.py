@@ -11,13 +11,13 @@ from roseinfer.server.response_store.records import StoredResponse
 
 # Responses whose items one request may refer to.
 MAX_REFERENCED_RESPONSES = 64
-# More than this is taken apart in a thread: the event loop has others to serve.
+# Larger responses are decoded in a thread, since the event loop serves other requests.
 MIN_THREAD_BYTES = 2**18
 
 
 class EarlierItems:
-    """`find` looks a response up by its id. `size`: bytes of the request's body, to which those of what is read are
-    added; together they are at most `max_bytes`.
+    """Reader of stored items for one request. `find` looks a response up by its id. `size`: bytes of the request's
+    body; those of the responses that are read are added, and the sum is at most `max_bytes`.
     """
 
     def __init__(self, find: Callable[[str], Awaitable[StoredResponse | None]], size: int, max_bytes: int) -> None:
@@ -26,7 +26,7 @@ class EarlierItems:
         self._max_bytes = max_bytes
 
     async def of_previous(self, id: str) -> list[dict[str, Any]]:
-        """Input and output of a response. Raises `ApiError` 400."""
+        """Return the input and output of a response. Raises `ApiError` 400."""
         param = "previous_response_id"
         found = await self._find(id)
         if found is None:
@@ -37,7 +37,7 @@ class EarlierItems:
         return await self._items(found, param)
 
     async def resolved(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """`items` with what they refer to in place of references. Raises `ApiError` 400 or 404."""
+        """Return `items` with references replaced by the items themselves. Raises `ApiError` 400 or 404."""
         known: dict[Any, dict[str, Any]] = {}
         read: set[str] = set()
         # The last first: its response has a copy of what was said before, so that one is often enough.

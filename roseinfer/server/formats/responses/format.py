@@ -22,7 +22,7 @@ _TOOL = {"type": "function", "description": None, "parameters": None, "strict": 
 
 
 class ResponsesFormat:
-    """OpenAI's Responses. See `request.inference.AnswerFormat`. `history`: none are stored without one."""
+    """Format of OpenAI's Responses. See `request.inference.AnswerFormat`. `history` None: responses are not stored."""
 
     path = "/v1/responses"
     dialect = OPENAI
@@ -50,7 +50,7 @@ class ResponsesFormat:
 
 
 async def count_tokens(backend: Backend, request: ResponsesRequest) -> int:
-    """Tokens of the prompt that a response with these fields would have. Raises `ApiError` 400."""
+    """Return the number of prompt tokens of a response with these fields. Raises `ApiError` 400."""
     chat = Translation(request).chat
     with WORDS.errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))

@@ -1,4 +1,4 @@
-"""What requests refer to of earlier responses, and what is stored of theirs."""
+"""Stored responses as requests use them: those that they continue, and their own."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -23,14 +23,14 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Whole(NamedTuple):
-    """A request with all of its input written out, which has about `size` bytes."""
+    """Request with its complete input, of about `size` bytes."""
 
     request: ResponsesRequest
     size: int
 
 
 class Keeper:
-    """Stores the states of one response. `items`: its whole input, of about `size` bytes."""
+    """Writer of the states of one response. `items`: its complete input, of about `size` bytes."""
 
     def __init__(self, responses: SharedResponses, owner: str, items: list[dict[str, Any]], size: int) -> None:
         self._responses = responses
@@ -42,7 +42,7 @@ class Keeper:
         self._responses.store.put(self._record(response))
 
     async def begin(self, response: dict[str, Any]) -> RunningResponse:
-        """For a response whose states are stored while it runs. Return when the first is in the file."""
+        """Store the first state of a response that runs in the background. Return when it is in the file."""
         running = self._responses.begin(self._record(response))
         try:
             await self._responses.written()
@@ -58,7 +58,7 @@ class Keeper:
 
 
 class History:
-    """`responses` None: none are stored. `keyed`: whether the server has API keys, which then own what is stored."""
+    """Access of requests to stored responses. `responses` None: none are stored. `keyed`: they belong to API keys."""
 
     def __init__(self, responses: SharedResponses | None = None, keyed: bool = False) -> None:
         self.responses = responses
@@ -69,7 +69,10 @@ class History:
 
     # --- requests -----------------------------------------------------------------------------------------------
     async def whole(self, request: ResponsesRequest, headers: Headers, max_bytes: int) -> Whole:
-        """`max_bytes`: of a conversation, stored parts included. Raises `ApiError` 400, 404 or 503."""
+        """Put stored items into the input. `max_bytes`: limit for the whole conversation.
+
+        Raises `ApiError` 400, 404 or 503.
+        """
         self._check(request)
         size = _body_bytes(headers, request.input)
         refers = not isinstance(request.input, str) and any(map(is_reference, request.input))
@@ -96,7 +99,7 @@ class History:
         return await self.find(Key(owner, id))
 
     async def find(self, key: Key) -> StoredResponse | None:
-        """Raises `ApiError` 503 if the store fails."""
+        """Return a stored response. Raises `ApiError` 503 if the store fails."""
         assert self.responses is not None, "checked before"
         try:
             return await self.responses.find(key)
@@ -105,13 +108,13 @@ class History:
 
     # --- answers ------------------------------------------------------------------------------------------------
     def keeper(self, whole: Whole, headers: Headers) -> Keeper | None:
-        """None: the answer is not stored."""
+        """Return what stores the answer, None if it is not to be stored."""
         if self.responses is None or whole.request.store is False:
             return None
         return Keeper(self.responses, self.owner(headers), as_items(whole.request.input), whole.size)
 
     def warnings(self, request: ResponsesRequest) -> list[str]:
-        """What was asked for and is not done."""
+        """Return the names of fields that are not honoured."""
         return ["store"] if request.store and self.responses is None else []
 
 

@@ -54,7 +54,7 @@ class ResponsesRequest(OneAnswerRequest):
     _earlier_items: int = PrivateAttr(0)
 
     def continuing(self, earlier: list[dict[str, Any]], given: list[dict[str, Any]]) -> "ResponsesRequest":
-        """The same with stored items before those that were given."""
+        """Return a copy with stored items before those that were given."""
         whole = self.model_copy(update={"input": earlier + given})
         whole._earlier_items = len(earlier)
         return whole

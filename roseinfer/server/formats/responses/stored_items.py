@@ -1,4 +1,4 @@
-"""Items of a stored response as clients see them, each with an id from which its response is found."""
+"""Items of a stored response as clients see them. Each has an id that names its response."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,18 +19,18 @@ _OTHER_PREFIX = "item"
 
 
 def input_items(record: StoredResponse) -> list[dict[str, Any]]:
-    """The whole input, that of earlier responses first."""
+    """Return the complete input, earlier responses first."""
     request_id = record.id.removeprefix(RESPONSE_PREFIX)
     return [_shown(item, f"{request_id}_i{index}") for index, item in enumerate(record.input())]
 
 
 def conversation(record: StoredResponse) -> list[dict[str, Any]]:
-    """What a next response continues: input and output."""
+    """Return the input and output, which a next response continues."""
     return input_items(record) + record.response["output"]
 
 
 def response_of(item_id: str) -> str | None:
-    """Id of the response in which an item was first; None if no response gives such ids."""
+    """Return the id of the response in which an item was new, None if the id was not made here."""
     request_id = item_id.partition("_")[2].rpartition("_")[0]
     return RESPONSE_PREFIX + request_id if request_id else None
 
