@@ -34,8 +34,8 @@ def requests(count: int, seed: int) -> list[bytes]:
         prompt = [rng.randrange(10, 4000) for _ in range(rng.randint(32, 512))]
         body = {"prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "slo": {"ttft_ms": 30e3, "tpot_ms": 200}}
         data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
-        made.append(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        made.append(f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
     return made
 
 

@@ -12,9 +12,10 @@ from typing import Any
 PATIENCE_S = 120.0
 _CODE = re.compile(rb'"code":\s*"(\w+)"')
 _FINISH = re.compile(rb'"finish_reason":\s*"(\w+)"')
+HOST = "host: localhost"
 
 
-def request_bytes(body: Any, path: str = "/v1/completions", header: str = "host: x") -> bytes:
+def request_bytes(body: Any, path: str = "/v1/completions", header: str = HOST) -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\n{header}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     return head.encode() + data
@@ -43,7 +44,7 @@ class Streams:
         raw, begun = b"", False
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request_bytes(body, header="host: x\r\nconnection: close"))
+            writer.write(request_bytes(body, header="host: localhost\r\nconnection: close"))
             while part := await reader.read(2**16):
                 raw += part
                 if not begun and b"data: " in raw:
@@ -79,7 +80,7 @@ class Connection:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def post(self, data: bytes, path: str = "/v1/completions", header: str = "host: x") -> tuple[int, str]:
+    async def post(self, data: bytes, path: str = "/v1/completions", header: str = HOST) -> tuple[int, str]:
         """(status, code of the error)."""
         try:
             async with asyncio.timeout(PATIENCE_S):

@@ -1,5 +1,6 @@
 """The options of the HTTP server."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from roseinfer.core.option import check_choices, check_positive, option
 
 # Value of `response_store` that disables it.
 STORE_OFF = "off"
+_HOST_NAME = re.compile(r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._-]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,15 @@ class ServerConfig:
     length_predictor: str | None = option(
         None, "predict output lengths with this file of `roseinfer train-predictor`", metavar="FILE"
     )
-    allowed_origins: tuple[str, ...] = option((), "CORS origins", metavar="ORIGIN")
+    allowed_origins: tuple[str, ...] = option(
+        (), "origin of web pages that may use the server, '*' = any; may be given several times", metavar="ORIGIN"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "name that clients may reach a server without a key by, beside localhost and IP addresses; '*' = any, "
+        "'*.DOMAIN' = any below it; may be given several times",
+        metavar="NAME",
+    )
     max_num_queued_reqs: int = option(1024, "prompts in the server, running ones included; more get a 503")
     max_body_bytes: int = option(8 * 2**20, "largest request body; more gets a 413")
     max_prompts: int = option(1024, "prompts of one completion request")
@@ -81,6 +91,9 @@ class ServerConfig:
         check_api_keys(self.api_key, "api_key")
         if self.response_store == "":
             raise ConfigError("response_store must be a path or 'off', got ''")
+        for name in self.allowed_hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(f"allowed_hosts: {name!r} is no host name (without scheme and port)")
         if not all(name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name: a name must not be empty")
 

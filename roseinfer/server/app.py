@@ -36,6 +36,7 @@ from roseinfer.server.formats.responses.history import History
 from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
+from roseinfer.server.http.hosts import HostMiddleware
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
 from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import HttpMetrics
@@ -296,6 +297,8 @@ def _in_front(
     app = CrashMiddleware(DirectRoutes(app, routes={inference.path: inference for inference in inferences}))
     if config.api_key:
         app = AuthMiddleware(app, keys=config.api_key, more_open=public)
+    else:
+        app = HostMiddleware(app, (*config.allowed_hosts, config.host), config.allowed_origins)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,

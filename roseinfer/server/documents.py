@@ -27,9 +27,11 @@ INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 _WHAT = {
     400: "a field is wrong or not supported, or the prompt is too long",
     401: "no API key, or a wrong one",
+    403: "the server has no API key, and Host or Origin is not allowed; see --allowed-hosts, --allowed-origins",
     404: "no such model",
     408: "the body came too slowly",
-    413: "the body is too large",
+    413: "the body is too large, or holds too many values",
+    415: "the body's content type is not application/json",
     429: "the latency objectives cannot be met, or as many requests are in the engine as it was told to take; see "
     "Retry-After",
     500: "the engine failed",
@@ -84,9 +86,13 @@ def docs(
     body: type[RequestModel] | None = None,
     error: type[BaseModel] = ErrorBody,
 ) -> dict[str, Any]:
-    """Arguments of `add_api_route`: the shape of a 200, the statuses and shape of errors, the shape of the request."""
+    """Return arguments of `add_api_route`: the shape of a 200, the statuses and shape of errors, the shape of the
+    request. A route that may say 401 may say 403, one that reads a body (413) also 415.
+    """
     responses: dict[int, dict[str, Any]] = {200: {"model": answer}}
-    for status in errors:
+    implied = {403} if 401 in errors else set()
+    implied |= {415} if 413 in errors else set()
+    for status in sorted(implied.union(errors)):
         responses[status] = {"model": error, "description": _WHAT[status]}
     extra: dict[str, Any] = {}
     if body is not None:

@@ -167,7 +167,9 @@ def read_error(connection: socket.socket) -> bytes:
     return raw
 
 
-def http_post(path: str, body: Any, header: str = "host: x") -> bytes:
+def http_post(path: str, body: Any, header: str = "x-none: 1") -> bytes:
+    """`header`: lines beside those that each request has."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\n{header}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    always = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    head = f"POST {path} HTTP/1.1\r\n{always}\r\n{header}\r\n\r\n"
     return head.encode() + data

@@ -165,7 +165,20 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
     }  # fmt: skip
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         route = document["paths"][path]["post"]
-        assert set(route["responses"]) == {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"}
+        assert set(route["responses"]) == {
+            "200",
+            "400",
+            "401",
+            "403",
+            "404",
+            "408",
+            "413",
+            "415",
+            "429",
+            "500",
+            "503",
+            "504",
+        }
         assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
     fields = document["components"]["schemas"]["CompletionRequest"]
     assert fields["required"] == ["prompt"]

@@ -19,6 +19,7 @@ from roseinfer.server.http.errors import (
     bad_request,
     body_too_large,
     body_too_slow,
+    not_json,
     too_many_bodies,
 )
 from roseinfer.server.http.limits import Limits
@@ -65,8 +66,8 @@ class BodyReaders:
     async def read_json(self, scope: Scope, receive: Receive, limits: Limits) -> dict[str, Any]:
         """The body as a JSON object.
 
-        Raises `ApiError` 400 (not JSON, not an object, wrong content type), 408 (too slow), 413 (too large, noticed
-        from Content-Length or while reading) or 503 (too many others), and `ClientDisconnect`.
+        Raises `ApiError` 400 (not JSON, not an object), 408 (too slow), 413 (too large, noticed from Content-Length or
+        while reading, or too many values), 415 (wrong content type) or 503 (too many others), and `ClientDisconnect`.
         """
         headers = dict(scope["headers"])
         _check_content_type(headers.get(b"content-type", b""))
@@ -134,9 +135,10 @@ def _unbounded(size: int) -> None:
 
 
 def _check_content_type(value: bytes) -> None:
+    """Raise `ApiError` 415. No web page of another origin can send these types without asking the server first."""
     kind = value.partition(b";")[0].strip().lower()
-    if kind and kind != b"application/json" and not kind.endswith(b"+json"):
-        raise bad_request("The content type must be application/json", "Content-Type")
+    if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        raise not_json(value.decode("latin-1"))
 
 
 async def _read_body(receive: Receive, limit: int, count: Callable[[int], None]) -> bytes:

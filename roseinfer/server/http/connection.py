@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.errors import ApiError, bad_request, head_too_large
 from roseinfer.server.http.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -172,20 +175,30 @@ class Wire:
 
 
 # --- uvicorn's connection ------------------------------------------------------------------------------------------
-class TooManyHeaders(Exception):
-    """Ends the parsing; the client gets a 400."""
+# The event loops read at most so much of a connection at a time.
+MAX_READ_BYTES = 2**18
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+
+
+class HeadRefused(Exception):
+    """Ends the parsing of a connection."""
 
 
 def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None) -> type[HttpToolsProtocol]:
     """A connection class for uvicorn that holds `limits`: number and size of headers, how long they may take, and how
     long a client may take nothing of its answer. `on_closed` is called when a connection has ended.
 
-    A client may close its side behind a request and still gets the answer.
+    A client may close its side behind a request and still gets the answer. A request to change the protocol is answered
+    as if it had not asked.
     """
 
     class LimitedProtocol(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
-        _head_bytes = 0
+        _head_bytes = 0  # of a head that is not complete, and what came before it in the same read
+        _read_bytes = 0  # of the read that is being parsed
+        _refusal: ApiError | None = None
         _wires: tuple[Wire, ...] = ()  # several if the client sends requests before it has its answers
         _buffer: WriteBuffer
         _half_closed = False
@@ -209,13 +222,22 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
                 on_closed()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+            self._read_bytes = len(data)
+            try:
+                # Looked for in heads only: what else a client may send can be long.
+                asks = self._head_timer is not None and b"pgrade" in data
+                self.parser.feed_data(_without_upgrade(data) if asks else data)
+            except HttpParserUpgrade:
+                pass
+            except HttpParserError:
+                self._send_refusal(self._refusal or bad_request("Invalid HTTP request received."))
+                return
             if self._head_timer is None or self.transport.is_closing():
                 return
             # The parser keeps an unfinished header to itself, so what counts is what it was fed.
             self._head_bytes += len(data)
-            if self._head_bytes > limits.max_header_bytes:
-                self.send_400_response("The request's head is too large.")
+            if self._head_bytes > limits.max_header_bytes + MAX_READ_BYTES:
+                self._send_refusal(_head_too_large(limits))
 
         def on_message_begin(self) -> None:
             self._expect_nothing()
@@ -226,12 +248,34 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
         def on_headers_complete(self) -> None:
             self._head_arrived()
             self._expect_nothing()
-            if len(self.headers) > limits.max_header_count:
-                raise TooManyHeaders
+            self._refusal = self._check_head()
+            if self._refusal is not None:
+                raise HeadRefused
             super().on_headers_complete()
             wire = Wire(self._buffer, self.cycle)
             self._wires = (*(other for other in self._wires if not other.done), wire)
             self.scope["extensions"] = {EXTENSION: wire}  # type: ignore[dict-item]
+
+        def _check_head(self) -> ApiError | None:
+            headers = self.headers
+            if len(headers) > limits.max_header_count:
+                return head_too_large(f"The request has more than {limits.max_header_count} headers")
+            # With parts of other requests, so the head may be small all the same.
+            if self._head_bytes + self._read_bytes > limits.max_header_bytes and self._size() > limits.max_header_bytes:
+                return _head_too_large(limits)
+            hosts = 0
+            for name, value in headers:
+                if name == b"host":
+                    hosts += 1
+                elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                    shown = value[:100].decode("latin-1")
+                    return bad_request(f"Transfer-Encoding {shown!r} is not supported, only 'chunked'")
+            if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+                return bad_request("A request must have one Host header")
+            return None
+
+        def _size(self) -> int:
+            return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -269,9 +313,10 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
             if self._half_closed and self.cycle.response_complete:
                 self.transport.close()
 
-        def send_400_response(self, msg: str) -> None:
-            body = bad_request(msg).body()
-            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        def _send_refusal(self, error: ApiError) -> None:
+            body = error.body()
+            head = b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())
+            head += b"\r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
             self.transport.close()
 
@@ -300,3 +345,16 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
                 self._head_timer = None
 
     return LimitedProtocol
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Rename the header in a head: behind a request to change the protocol the parser does not read the body.
+
+    Java's client asks for HTTP/2 so with its first request.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
+
+
+def _head_too_large(limits: Limits) -> ApiError:
+    return head_too_large(f"The request's head is larger than {limits.max_header_bytes} bytes")

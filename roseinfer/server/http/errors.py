@@ -114,6 +114,35 @@ def invalid_api_key() -> ApiError:
     return ApiError(401, "Missing or wrong API key", type="authentication_error", code="invalid_api_key")
 
 
+def host_not_allowed(host: str) -> ApiError:
+    message = (
+        f"Host {host[:100]!r} is not allowed: a server without an API key answers to localhost, IP addresses and the "
+        "names in --allowed-hosts"
+    )
+    return ApiError(403, message, type="permission_error", param="Host", code="host_not_allowed")
+
+
+def origin_not_allowed(origin: str) -> ApiError:
+    message = f"Pages of {origin[:100]!r} may not use a server without an API key, unless --allowed-origins names them"
+    return ApiError(403, message, type="permission_error", param="Origin", code="origin_not_allowed")
+
+
+def not_json(content_type: str) -> ApiError:
+    """415: the body is not read."""
+    given = f"not {content_type[:100]!r}" if content_type else "and it is missing"
+    message = f"Content-Type must be application/json, {given}"
+    return ApiError(415, message, param="Content-Type", code="unsupported_media_type")
+
+
+def head_too_large(message: str) -> ApiError:
+    return ApiError(431, message, code="head_too_large", closes=True)
+
+
+def too_many_values(limit: int, what: str) -> ApiError:
+    message = f"The request body holds more than {limit} {what}"
+    return ApiError(413, message, code="too_many_values")
+
+
 def body_too_large(limit: int) -> ApiError:
     message = f"The request body is larger than {limit} bytes"
     return ApiError(413, message, code="request_too_large", closes=True)

@@ -30,7 +30,7 @@ class Limits:
     max_total_tokens: int = 2**23
     max_warnings: int = 32
     max_header_count: int = 256
-    max_header_bytes: int = 2**20
+    max_header_bytes: int = 2**16
     header_timeout_s: float = 15.0
     body_timeout_s: float = 60.0
     write_timeout_s: float = 30.0

@@ -54,7 +54,7 @@ def test_requests_as_they_run_and_end(server: LiveServer) -> None:
     with looking(server.url) as events, server.connect() as request:
         told = ticks(events)
         assert [record["request_id"] for record in next(told)["requests"]] == ["before"]
-        request.sendall(http_post("/v1/completions", {"prompt": "x"}, "host: x\r\nx-request-id: now"))
+        request.sendall(http_post("/v1/completions", {"prompt": "x"}, "x-request-id: now"))
         (live,) = next(tick["requests"] for tick in told if tick["requests"])
         assert (live["request_id"], live["state"], live["output_tokens"]) == ("now", "live", 1)
         server.call(server.engine.release)
@@ -119,7 +119,7 @@ def stopped(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
     """A feed whose reader takes nothing any more: uvicorn's object of its connection."""
     monkeypatch.setattr(news, "MAX_STEPS_TOLD", MAX_STEPS)  # to fill what the kernel holds
     with server.connect() as reader:
-        reader.sendall(b"GET /console/events HTTP/1.1\r\nhost: x\r\n\r\n")
+        reader.sendall(b"GET /console/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert reader.recv(15) == b"HTTP/1.1 200 OK"
 
         def full() -> bool:

@@ -63,7 +63,7 @@ def test_head_and_other_methods(server: LiveServer) -> None:
 )
 def test_nothing_else_can_be_had(server: LiveServer, path: str) -> None:
     with server.connect() as connection:
-        connection.sendall(f"GET /console/{path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        connection.sendall(f"GET /console/{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert connection.recv(1000).startswith(b"HTTP/1.1 404 ")
 
 

@@ -14,7 +14,9 @@ from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post, read_all, read_error
 
 Serve = Callable[..., LiveServer]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+JSON = {"Content-Type": "application/json"}
 
 
 def chunked(data: bytes) -> bytes:
@@ -46,7 +48,7 @@ def test_size_is_counted_while_reading(serve: Serve) -> None:
         yield from [b"x" * 1000] * 1000
 
     with server.client() as client:
-        assert client.post("/v1/completions", content=parts()).status_code == 413
+        assert client.post("/v1/completions", content=parts(), headers=JSON).status_code == 413
     server.until(lambda: server.service.lifecycle.requests == 0)
 
 
@@ -54,7 +56,7 @@ def test_a_body_within_the_limit_passes(serve: Serve) -> None:
     server = serve(max_body_bytes=1000)
     body = b'{"prompt": "x", "user": "' + b"y" * 900 + b'"}'
     with server.client() as client:
-        answer = client.post("/v1/completions", content=iter([body[:400], body[400:]]))
+        answer = client.post("/v1/completions", content=iter([body[:400], body[400:]]), headers=JSON)
     assert answer.status_code == 200
 
 
@@ -90,8 +92,57 @@ def test_slow_head(serve: Serve) -> None:
 def test_large_head(serve: Serve, headers: bytes) -> None:
     server = serve()
     with server.connect() as connection:
-        raw = _send_and_read(connection, b"GET /health HTTP/1.1\r\n" + headers + b"\r\n\r\n")
-    assert raw.startswith(b"HTTP/1.1 400 ") and b'{"error":{"message"' in raw
+        raw = _send_and_read(connection, b"GET /health HTTP/1.1\r\nhost: x\r\n" + headers + b"\r\n\r\n")
+    assert raw.startswith(b"HTTP/1.1 431 ") and b'"code":"head_too_large"' in raw
+
+
+def test_the_largest_head_that_is_allowed(serve: Serve) -> None:
+    server = serve(limits={"max_header_bytes": 1000})
+    small = len("/health" + "host" + "localhost" + "x-pad")
+    for pad, status in ((1000 - small, b"200"), (1001 - small, b"431")):
+        head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-pad: " + b"a" * pad + b"\r\n\r\n"
+        with server.connect() as connection:
+            connection.sendall(head)
+            assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
+    with server.connect() as connection:  # what counts are heads, not what else comes in one packet
+        connection.sendall(http_post("/v1/completions", {"prompt": "x", "user": "y" * 2000}) + head[:100])
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "said"),
+    [
+        ("GET /health HTTP/1.1\r\n", 400, "one Host header"),
+        ("GET /health HTTP/1.1\r\nhost: a\r\nhost: a\r\n", 400, "one Host header"),
+        ("GET /health HTTP/1.0\r\nhost: a\r\nhost: b\r\n", 400, "one Host header"),
+        ("GET /health HTTP/1.0\r\n", 200, ""),
+        ("POST /ping HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n", 400, "'gzip, chunked'"),
+        ("POST /ping HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n", 400, "'gzip'"),
+        ("GET /health HTTP/1.1\r\nhost: a\r\nbad header\r\n", 400, "Invalid HTTP request"),
+    ],
+)
+def test_heads_that_are_refused(
+    server: LiveServer, head: str, status: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.connect() as connection:
+        connection.sendall(head.encode() + b"connection: close\r\n\r\n")
+        raw = read_all(connection).decode()
+    assert raw.startswith(f"HTTP/1.1 {status} ") and said in raw
+    assert not caplog.records, "a client cannot fill the log"
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_a_request_to_change_the_protocol_is_answered_and_not_logged(
+    server: LiveServer, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = f"connection: upgrade\r\nupgrade: {protocol}\r\nsec-websocket-key: x\r\nsec-websocket-version: 13"
+    with server.connect() as connection:
+        connection.sendall(f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    with server.connect() as connection:  # as Java's client asks with each first request
+        connection.sendall(http_post("/v1/completions", {"prompt": "x"}, upgrade))
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert not caplog.records
 
 
 def _send_and_read(connection: socket.socket, data: bytes) -> bytes:
@@ -112,7 +163,7 @@ def _send_and_read(connection: socket.socket, data: bytes) -> bytes:
 )
 def test_bodies_that_are_no_json_object(server: LiveServer, body: bytes) -> None:
     with server.client() as client:
-        answer = client.post("/v1/completions", content=body)
+        answer = client.post("/v1/completions", content=body, headers=JSON)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
 
 
@@ -120,18 +171,27 @@ def test_bodies_that_are_no_json_object(server: LiveServer, body: bytes) -> None
     ("kind", "status"),
     [
         ("application/json", 200), ("application/json; charset=utf-8", 200), ("application/vnd.api+json", 200),
-        ("text/plain", 400), ("application/x-www-form-urlencoded", 400),
+        ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("text/x+json", 415), ("", 415),
     ],
 )  # fmt: skip
 def test_content_type(server: LiveServer, kind: str, status: int) -> None:
     with server.client() as client:
         answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
     assert answer.status_code == status
+    if status == 415:
+        error = answer.json()["error"]
+        assert error["code"] == "unsupported_media_type" and "application/json" in error["message"]
+
+
+def test_a_body_needs_a_content_type(server: LiveServer) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=b'{"prompt": "x"}')
+    assert answer.status_code == 415 and "it is missing" in answer.json()["error"]["message"]
 
 
 def test_lone_surrogates(server: LiveServer) -> None:
     with server.client() as client:
-        answer = client.post("/v1/completions", content=b'{"prompt": "\\ud800"}')
+        answer = client.post("/v1/completions", content=b'{"prompt": "\\ud800"}', headers=JSON)
     assert answer.status_code == 400
 
 

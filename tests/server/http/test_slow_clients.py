@@ -14,7 +14,7 @@ from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, events, http_post, read_all, read_error
 
 Serve = Callable[..., LiveServer]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 # More than the kernel keeps for a client that does not read.
 MUCH = 8 * 2**20
 
