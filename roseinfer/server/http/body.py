@@ -22,6 +22,7 @@ from roseinfer.server.http.errors import (
     not_json,
     too_many_bodies,
 )
+from roseinfer.server.http.json_counts import check_counts
 from roseinfer.server.http.limits import Limits
 
 # How long an answer that came before the end of the body waits for the rest of it, and how much of it it takes.
@@ -76,8 +77,11 @@ class BodyReaders:
             raise body_too_large(limits.max_body_bytes)
         wire: Wire = scope["extensions"][EXTENSION]
         if wire.arrived:  # as most bodies are by now: nothing to wait for
-            return _parse_object(await _read_body(receive, limits.max_body_bytes, _unbounded))
-        return _parse_object(await self._read_slowly(receive, limits))
+            data = await _read_body(receive, limits.max_body_bytes, _unbounded)
+        else:
+            data = await self._read_slowly(receive, limits)
+        check_counts(data, limits)
+        return _parse_object(data)
 
     def stop(self, cause: ApiError) -> None:
         """End all that are on their way, and whatever comes."""

@@ -13,6 +13,8 @@ class Limits:
     and `max_bad_words_tokens` bound all words together; each counts as often as it is spelled. `max_body_readers`
     and `max_arriving_bytes` bound the bodies that have not all arrived; if there are more, the oldest of them ends,
     once it has had `body_grace_s` seconds; until then a further one has to be there within `brief_body_s` seconds.
+    `max_json_objects`, `max_json_lists`, `max_json_strings` (names of fields included) and `max_json_values` (token ids
+    above all) bound what a body holds, so that none stops the event loop for long.
     """
 
     max_body_bytes: int
@@ -28,6 +30,10 @@ class Limits:
     max_bad_words_tokens: int = 2048
     max_allowed_token_ids: int = 16384
     max_total_tokens: int = 2**23
+    max_json_objects: int = 2**14
+    max_json_lists: int = 2**16
+    max_json_strings: int = 2**17
+    max_json_values: int = 2**21
     max_warnings: int = 32
     max_header_count: int = 256
     max_header_bytes: int = 2**16
@@ -49,6 +55,7 @@ class Limits:
             max_stop_strings=config.max_stop_strings,
             body_timeout_s=config.body_timeout,
             write_timeout_s=config.write_timeout,
+            max_json_values=max(2**21, config.max_body_bytes // 4),
             max_body_readers=config.max_body_readers,
             max_arriving_bytes=max(2**28, config.max_body_bytes),
         )
