@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server.formats.schemas import MAX_ITEMS, ChatRequest, CompletionRequest, RequestModel, parse
+from roseinfer.server.formats.schemas import MAX_ITEMS, MAX_OBJECTS, ChatRequest, CompletionRequest, RequestModel, parse
 from roseinfer.server.http import body
 from roseinfer.server.http.errors import ApiError
 from roseinfer.text.tokenizer import Tokenizer
@@ -25,10 +25,10 @@ MESSAGE = {"role": "user", "content": "hello"}
         (CompletionRequest, {"prompt": "a", "stop": ["a"] * (MAX_ITEMS + 1)}, "stop"),
         (CompletionRequest, {"prompt": "a", "bad_words": ["a"] * (MAX_ITEMS + 1)}, "bad_words"),
         (CompletionRequest, {"prompt": "a", "logit_bias": {str(i): "x" for i in range(MAX_ITEMS + 1)}}, "logit_bias"),
-        (ChatRequest, {"messages": [MESSAGE] * (MAX_ITEMS + 1)}, "messages"),
+        (ChatRequest, {"messages": [MESSAGE] * (MAX_OBJECTS + 1)}, "messages"),
         (
             ChatRequest,
-            {"messages": [MESSAGE | {"content": [{"type": "text", "text": "a"}] * (MAX_ITEMS + 1)}]},
+            {"messages": [MESSAGE | {"content": [{"type": "text", "text": "a"}] * (MAX_OBJECTS + 1)}]},
             "messages",
         ),
     ],
@@ -37,7 +37,8 @@ def test_lists_are_capped_while_they_are_parsed(kind: type[RequestModel], body: 
     with pytest.raises(ApiError) as raised:
         parse(kind, body)
     assert raised.value.status == 400 and raised.value.param == param
-    assert f"at most {MAX_ITEMS} " in raised.value.message
+    most = MAX_OBJECTS if kind is ChatRequest else MAX_ITEMS
+    assert f"at most {most} " in raised.value.message
 
 
 def test_a_long_prompt_of_token_ids_is_no_long_list(server: LiveServer) -> None:

@@ -22,6 +22,8 @@ MAX_LISTED_ERRORS = 10
 MAX_ERROR_CHARS = 300
 # Far above what `Limits` allows: here it is only to bound what parsing costs. Plain lists of token ids cost little.
 MAX_ITEMS = 65536
+# Of lists of objects, which cost more. Below `Limits.max_json_objects`, for an error that names the field.
+MAX_OBJECTS = 16000
 
 
 def _short(value: Any) -> Any:
@@ -35,7 +37,7 @@ def _short(value: Any) -> Any:
 TokenIds = Annotated[list[int], Field(fail_fast=True, description="token ids within the vocabulary")]
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_ITEMS)]
 Strings = Annotated[list[str], Field(fail_fast=True, max_length=MAX_ITEMS)]
-Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
+Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_OBJECTS)]
 Biases = Annotated[dict[str, float], BeforeValidator(_short)]
 
 
@@ -167,7 +169,7 @@ class CompletionRequest(GenerationRequest):
 
 
 Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_OBJECTS)]
 
 
 class ChatMessage(RequestModel):
@@ -180,7 +182,7 @@ class ChatMessage(RequestModel):
     reasoning: str | None = Field(None, description="like reasoning_content")
 
 
-Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_ITEMS)]
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_OBJECTS)]
 
 
 class MessagesFields(RequestModel):

@@ -10,7 +10,7 @@ from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, ig
 from roseinfer.server.formats.messages.content import Content, system_texts
 from roseinfer.server.formats.planning import Refusal, always, if_set, never, unless, unless_listing
 from roseinfer.server.formats.schemas import (
-    MAX_ITEMS,
+    MAX_OBJECTS,
     ModelField,
     OneAnswerRequest,
     Parts,
@@ -44,7 +44,7 @@ class ToolChoice(RequestModel):
 
 
 class CountTokensRequest(ModelField):
-    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, max_length=MAX_ITEMS)]
+    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, max_length=MAX_OBJECTS)]
     system: str | Parts | None = Field(None, description="text, or blocks of text")
     tools: Parts | None = Field(None, description="{name, description, input_schema, strict}")
     tool_choice: ToolChoice | None = None
