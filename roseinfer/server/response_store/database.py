@@ -18,6 +18,8 @@ FORMAT_VERSION = 1
 # What a row takes beside its texts, roughly.
 ROW_BYTES = 256
 BUSY_TIMEOUT_S = 5.0
+# Of the `-wal` file between two transactions; a larger one has made it longer for its time only.
+MAX_JOURNAL_BYTES = 8 * 2**20
 _SALT_BYTES = 32
 
 _SCHEMA = """
@@ -100,6 +102,7 @@ class Database:
             raise ForeignFileError("it is the database of another program")
         sql.execute("PRAGMA journal_mode = WAL")
         sql.execute(f"PRAGMA synchronous = {'NORMAL' if durable else 'OFF'}")
+        sql.execute(f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}")
         sql.execute("PRAGMA secure_delete = FAST")
         if self._version() == 0:
             self._create()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.server.response_store.database import Database, ForeignFileError, Row
+from roseinfer.server.response_store.database import MAX_JOURNAL_BYTES, Database, ForeignFileError, Row
 from roseinfer.server.response_store.records import Key, StoreBounds, StoredResponse, Totals
 
 WIDE = StoreBounds(max_count=1000, max_bytes=2**20, max_age_s=1000.0)
@@ -121,6 +121,15 @@ def test_who_stores_much_does_not_make_others_go(tmp_path: Path) -> None:
         database.write([Row.of(record(f"resp_{number}", "greedy"))])
     assert [database.get(Key("modest", f"resp_{number}")) is not None for number in range(3)] == [True] * 3
     assert [database.get(Key("greedy", f"resp_{number}")) is not None for number in (92, 93, 99)] == [False, True, True]
+
+
+def test_the_files_do_not_grow_with_what_was_removed(tmp_path: Path) -> None:
+    bounds = StoreBounds(max_count=1000, max_bytes=2**20, max_age_s=10.0)
+    database = opened(tmp_path / "db", bounds)
+    for number in range(200):
+        database.write([Row.of(record(f"resp_{number}", text="x" * 50_000))])
+    taken = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert taken < 2 * bounds.max_bytes + MAX_JOURNAL_BYTES
 
 
 def test_a_failed_write_leaves_all_as_it_was(tmp_path: Path) -> None:
