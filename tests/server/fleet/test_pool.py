@@ -154,6 +154,7 @@ def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
         replicas=ReplicasConfig(),
         engines=EnginePlaces(["none"], "none"),
         record=None,
+        response_file=None,
         max_inflight=None,
         index=index,
         number=number,
