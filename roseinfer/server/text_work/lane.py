@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,17 +39,17 @@ class Lane:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._refusal: ApiError | None = None
 
-    async def run(self, size: int, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """What `work` comes to. `size`: in bytes.
+    async def run(self, size: int, start: Callable[[], "asyncio.Future[Result]"]) -> Result:
+        """What the work comes to that `start` starts when it has its turn. `size`: in bytes.
 
-        Raises what `work` raises, `ApiError` 503 if the queue is full or the job is not done in time, and what
+        Raises what the work raises, `ApiError` 503 if the queue is full or the job is not done in time, and what
         `refuse` was given.
         """
         if self._max_s is None:
-            return await self._run(size, work)
+            return await self._run(size, start)
         try:
             async with asyncio.timeout(self._max_s):
-                return await self._run(size, work)
+                return await self._run(size, start)
         except TimeoutError:
             raise self._full() from None
 
@@ -61,7 +61,7 @@ class Lane:
             if not turn.done():
                 turn.set_exception(cause)
 
-    async def _run(self, size: int, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    async def _run(self, size: int, start: Callable[[], "asyncio.Future[Result]"]) -> Result:
         if self._refusal is not None:
             raise self._refusal
         if self.bytes and self.bytes + size > self._max_bytes:
@@ -75,13 +75,13 @@ class Lane:
         except BaseException:
             self.bytes -= size
             raise
-        task = asyncio.ensure_future(work())
-        task.add_done_callback(partial(self._on_done, size))
+        running = start()
+        running.add_done_callback(partial(self._on_done, size))
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
             if self._kills:
-                task.cancel()
+                running.cancel()
             raise
 
     async def _turn(self) -> None:
@@ -96,10 +96,10 @@ class Lane:
                 self._pass_on()  # its turn came in the same moment
             raise
 
-    def _on_done(self, size: int, task: "asyncio.Task[Any]") -> None:
+    def _on_done(self, size: int, done: "asyncio.Future[Any]") -> None:
         self.bytes -= size
-        if not task.cancelled():
-            task.exception()  # nobody may be waiting for it any more
+        if not done.cancelled():
+            done.exception()  # nobody may be waiting for it any more
         self._pass_on()
 
     def _pass_on(self) -> None:

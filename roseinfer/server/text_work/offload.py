@@ -29,12 +29,16 @@ class Offload:
 
     async def run(self, work: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
         """Raises what `work` raises, panics of libraries included."""
+        return await self.start(work, *args, **kwargs)
+
+    def start(self, work: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> "asyncio.Future[Result]":
+        """What `run` waits for."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._started < self.threads:
             self._started += 1
             threading.Thread(target=self._serve, name=f"roseinfer-text_{self._started}", daemon=True).start()
         self._entries.put((future, lambda: work(*args, **kwargs)))  # type: ignore[arg-type]
-        return await future
+        return future
 
     def close(self) -> None:
         self._closed = True

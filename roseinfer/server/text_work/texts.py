@@ -12,8 +12,9 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.server.http.errors import ApiError, unavailable
@@ -108,12 +109,12 @@ class Texts:
         cpu_s = JOB_CPU_S + chars * CHAR_CPU_S
         if chars > LONG_CHARS:
             cpu_s = min(cpu_s, MAX_BULK_CPU_S)
-            return await self._bulk.run(chars, lambda: self._bulk_workers.perform(job, cpu_s))
+            return await self._bulk.run(chars, lambda: _started(self._bulk_workers.perform(job, cpu_s)))
         if chars > SHORT_CHARS:
-            return await self._long.run(chars, lambda: self._long_workers.perform(job, cpu_s))
+            return await self._long.run(chars, lambda: _started(self._long_workers.perform(job, cpu_s)))
         if isinstance(job.prompt if isinstance(job, ListTokens) else job, EncodeChat):
-            return await self._chat.run(chars, lambda: self._chat_workers.perform(job, cpu_s))
-        return await self._short.run(chars, lambda: self._threads.run(self._performer.perform, job))
+            return await self._chat.run(chars, lambda: _started(self._chat_workers.perform(job, cpu_s)))
+        return await self._short.run(chars, lambda: self._threads.start(self._performer.perform, job))
 
     def lanes(self) -> Iterator[tuple[str, int]]:
         """Name of each lane, and the bytes that wait or are worked on there."""
@@ -140,3 +141,7 @@ class Texts:
             self._trimming.cancel()
         self._threads.close()
         self._host.close()
+
+
+def _started(work: Coroutine[Any, Any, Result]) -> "asyncio.Future[Result]":
+    return asyncio.ensure_future(work)

@@ -45,7 +45,7 @@ class Queue:
         self.refused += 1
 
     async def submit(self, name: str, size: int = 10) -> "asyncio.Task[str]":
-        task = asyncio.create_task(self.lane.run(size, lambda: self.works.work(name)))
+        task = asyncio.create_task(self.lane.run(size, lambda: asyncio.ensure_future(self.works.work(name))))
         await settled()
         return task
 
