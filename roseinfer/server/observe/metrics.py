@@ -31,6 +31,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LENGTH_RATIO = (.1, .2, .33, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
 PREDICTION_S = (.0001, .0002, .0003, .0005, .00075, .001, .002, .005, .01, .025, .1)
 MASK_S = (.00005, .0001, .0002, .0003, .0005, .00075, .001, .0015, .002, .003, .005, .01, .02, .05, .1)
+TEXT_S = (.0005, .001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 2, 5, 10)
 GRAMMAR_S = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .25, .5, 1, 2, 5)
 CHOICES = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
@@ -133,6 +134,18 @@ class LengthMetrics:
             "roseinfer:length_prediction_seconds", "Time a prediction took", PREDICTION_S, LABELS
         )
         self.was_off, self.took = ratios.labels(*values).observe, times.labels(*values).observe
+
+
+class TextMetrics:
+    """How long text work takes, by the lane in which it waited."""
+
+    def __init__(self, tallies: Tallies, values: Labels) -> None:
+        help = "Time to render and tokenise a request's text, or to turn ids into one, waiting included"
+        self._times = tallies.histograms("roseinfer:text_seconds", help, TEXT_S, (*LABELS, "lane"))
+        self._values = values
+
+    def took(self, lane: str, seconds: float) -> None:
+        self._times.labels(*self._values, lane).observe(seconds)
 
 
 class GrammarMetrics:

@@ -23,6 +23,7 @@ from roseinfer.server.observe.metrics import (
     GrammarMetrics,
     LengthMetrics,
     StepMetrics,
+    TextMetrics,
 )
 from roseinfer.server.observe.records import End, RequestRecord, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
@@ -239,6 +240,10 @@ class Observation:
     def lengths(self) -> LengthMetrics:
         """For a process that predicts lengths. After `attach`, like the next."""
         return LengthMetrics(self.tallies, self._values)
+
+    def texts(self) -> Callable[[str, float], None]:
+        """After `attach`."""
+        return TextMetrics(self.tallies, self._values).took
 
     def grammars(self) -> GrammarMetrics:
         """For a process that takes constraints."""

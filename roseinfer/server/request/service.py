@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +44,10 @@ class Observing(Protocol):
 
     def grammars(self) -> GrammarObserver: ...
 
+    def texts(self) -> Callable[[str, float], None]:
+        """Takes the lane of each piece of text work, and the seconds from when it came until it was done."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -54,6 +59,7 @@ class Backend:
     observer: Observer
     grammars: Grammars
     speech: Speech
+    on_text: Callable[[str, float], None]
     lengths: LengthPrediction | None = None
     engine_ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -100,7 +106,7 @@ class Service:
 
         Raises `ConfigError` if the template cannot be used.
         """
-        self.texts = Texts(tokenizer, self._on_refused_text)
+        self.texts = Texts(tokenizer, self._on_refused_text, self._on_text)
         await self.texts.start()
 
     def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
@@ -110,7 +116,7 @@ class Service:
         Without `load_texts` before, the chat template is trusted.
         """
         info = engine.info
-        self.texts = texts = self.texts or Texts(tokenizer, self._on_refused_text)
+        self.texts = texts = self.texts or Texts(tokenizer, self._on_refused_text, self._on_text)
         self.lifecycle.on_end(texts.refuse)
         prompts = PromptEncoder(tokenizer, texts, self._planning_offload, info.max_model_len, info.vocab_size)
         observer = self._observing.attach(engine)
@@ -118,7 +124,7 @@ class Service:
         lengths = length_prediction(path, tokenizer, self._planning_offload, self._observing.lengths)
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids, self._observing.grammars())
         speech = Speech.of(tokenizer, self.config)
-        self._backend = Backend(engine, info, prompts, observer, grammars, speech, lengths)
+        self._backend = Backend(engine, info, prompts, observer, grammars, speech, self._observing.texts(), lengths)
         self.lifecycle.ready()
 
     @property
@@ -210,6 +216,10 @@ class Service:
     def _on_refused_body(self) -> None:
         if self._backend is not None:
             self._backend.observer.refused("max_body_readers")
+
+    def _on_text(self, lane: str, seconds: float) -> None:
+        if self._backend is not None:
+            self._backend.on_text(lane, seconds)
 
     def _on_refused_text(self) -> None:
         if self._backend is not None:

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +62,16 @@ class TextFacts:
 
 
 class Texts:
-    """Does the text work of a server's process. `on_refused` is called for each job that finds its queue full."""
+    """Does the text work of a server's process.
 
-    def __init__(self, tokenizer: Tokenizer, on_refused: Callable[[], None]) -> None:
+    `on_refused` is called for each job that finds its queue full, `on_done` with the lane of each that was done and
+    the seconds from when it came.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, on_refused: Callable[[], None], on_done: Callable[[str, float], None]
+    ) -> None:
+        self._on_done = on_done
         self._facts: TextFacts | None = None
         self._tokenizer = tokenizer
         self._host = host = TextHost(tokenizer)
@@ -106,21 +114,21 @@ class Texts:
                 self._trim_soon()
 
     async def _perform(self, job: Job, chars: int) -> Result:
-        cpu_s = JOB_CPU_S + chars * CHAR_CPU_S
+        began_s = time.monotonic()
+        cpu_s = min(JOB_CPU_S + chars * CHAR_CPU_S, MAX_BULK_CPU_S)
         if chars > LONG_CHARS:
-            cpu_s = min(cpu_s, MAX_BULK_CPU_S)
-            return await self._bulk.run(chars, lambda: _started(self._bulk_workers.perform(job, cpu_s)))
-        if chars > SHORT_CHARS:
-            return await self._long.run(chars, lambda: _started(self._long_workers.perform(job, cpu_s)))
-        if isinstance(job.prompt if isinstance(job, ListTokens) else job, EncodeChat):
-            return await self._chat.run(chars, lambda: _started(self._chat_workers.perform(job, cpu_s)))
-        return await self._short.run(chars, lambda: self._threads.start(self._performer.perform, job))
-
-    def lanes(self) -> Iterator[tuple[str, int]]:
-        """Name of each lane, and the bytes that wait or are worked on there."""
-        for name in ("short", "chat", "long", "bulk"):
-            lane: Lane = getattr(self, f"_{name}")
-            yield name, lane.bytes
+            name, lane, workers = "bulk", self._bulk, self._bulk_workers
+        elif chars > SHORT_CHARS:
+            name, lane, workers = "long", self._long, self._long_workers
+        elif isinstance(job.prompt if isinstance(job, ListTokens) else job, EncodeChat):
+            name, lane, workers = "chat", self._chat, self._chat_workers
+        else:
+            done = await self._short.run(chars, lambda: self._threads.start(self._performer.perform, job))
+            self._on_done("short", time.monotonic() - began_s)
+            return done
+        done = await lane.run(chars, lambda: _started(workers.perform(job, cpu_s)))
+        self._on_done(name, time.monotonic() - began_s)
+        return done
 
     def refuse(self, cause: ApiError) -> None:
         """Fail the jobs that wait, and all that come."""

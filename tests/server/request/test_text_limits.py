@@ -150,6 +150,17 @@ def test_errors_of_text_work_reach_the_client(server: LiveServer, monkeypatch: p
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
+def test_text_work_is_timed_by_lane(server: LiveServer) -> None:
+    def counts() -> list[float]:
+        return [server.metric("roseinfer:text_seconds_count", lane=lane) for lane in ("short", "chat")]
+
+    before = counts()
+    server.post("/v1/completions", {"prompt": "x"})
+    assert counts() == [before[0] + 1, before[1]]
+    server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+    assert counts() == [before[0] + 1, before[1] + 1]
+
+
 def test_token_strings_of_few_tokens_only(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roseinfer.text.worker.perform.MAX_LISTED_STRINGS", 2)
     answer = server.post("/tokenize", {"prompt": "a b c d", "return_token_strs": True})
