@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
+from roseinfer.text.merged_turns import merged_turns
 from roseinfer.text.tokenizer import Tokenizer, encode
 
 MAX_RENDERED_CHARS = 16 * 2**20
@@ -158,19 +160,32 @@ class ChatTemplate:
     def _render(
         self, messages: list[dict[str, Any]], generation_prompt: bool, continue_final: bool, kwargs: dict[str, Any]
     ) -> str:
-        """The prompt with stand-ins for special tokens that the request spelled out."""
+        """The prompt with stand-ins for special tokens that the request spelled out.
+
+        If the template itself refuses the messages, it gets them with merged turns.
+        """
         kwargs = self._checked(kwargs)
         if generation_prompt and continue_final:
             raise InvalidRequestError(
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
             )
+        said = [self._message(message, i) for i, message in enumerate(messages)]
         try:
-            data = self.literal.protect([self._message(message, i) for i, message in enumerate(messages)])
-            context = {"tools": None, "documents": None} | self.literal.protect(kwargs) | self._special_tokens
-            end_mark = _mark_end(data, self.literal.end_mark) if continue_final else None
-            text = self._template.render(context | {"messages": data, "add_generation_prompt": generation_prompt})
+            return self._write(said, generation_prompt, continue_final, kwargs)
         except RENDER_ERRORS as error:
+            merged = merged_turns(said) if type(error) is jinja2.TemplateError else None
+            if merged is not None:
+                with suppress(*RENDER_ERRORS):
+                    return self._write(merged, generation_prompt, continue_final, kwargs)
             raise self._refusal(error) from error
+
+    def _write(
+        self, messages: list[dict[str, Any]], generation_prompt: bool, continue_final: bool, kwargs: dict[str, Any]
+    ) -> str:
+        data = self.literal.protect([dict(message) for message in messages])
+        context = {"tools": None, "documents": None} | self.literal.protect(kwargs) | self._special_tokens
+        end_mark = _mark_end(data, self.literal.end_mark) if continue_final else None
+        text = self._template.render(context | {"messages": data, "add_generation_prompt": generation_prompt})
         return text if end_mark is None else _cut(text, end_mark)
 
     def _checked(self, kwargs: dict[str, Any]) -> dict[str, Any]:
