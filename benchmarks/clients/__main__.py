@@ -15,12 +15,12 @@ from pathlib import Path
 from benchmarks.clients import agents
 from benchmarks.clients.agents import AGENTS, Agent
 from benchmarks.clients.model import write_folder
-from benchmarks.clients.place import Place
+from benchmarks.clients.place import InstallError, Place
 from benchmarks.clients.proxy import Exchange, Proxy, Shortener
 from benchmarks.clients.python_clients import CLIENTS, PythonClient
 from benchmarks.clients.report import Row, table
 from benchmarks.clients.wire import shared_start
-from benchmarks.gpu_server import Server
+from benchmarks.gpu_server import Server, ServerError
 
 MODEL = "random"
 START_TIMEOUT_S = 120.0
@@ -110,11 +110,14 @@ def main() -> int:
         parser.error(f"unknown client '{min(unknown)}' (expected {', '.join(known)})")
     names = [one for name in args.names or ["pypi"] for one in GROUPS.get(name, (name,))]
     done: list[Row] = []
-    for row in rows(names, args.folder, args.upgrade):
-        done.append(row)
-        print(f"{row.client} {row.version}: {len(row.all_errors)} errors", file=sys.stderr, flush=True)
-        if args.log is not None:
-            write_log(args.log, row)
+    try:
+        for row in rows(names, args.folder, args.upgrade):
+            done.append(row)
+            print(f"{row.client} {row.version}: {len(row.all_errors)} errors", file=sys.stderr, flush=True)
+            if args.log is not None:
+                write_log(args.log, row)
+    except (InstallError, ServerError) as error:
+        sys.exit(f"{error}")
     print(table(done))
     return int(any(row.all_errors for row in done))
 

@@ -6,13 +6,12 @@ weights say can become another call: the proxy forbids the token that begins one
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.place import NOTES, Place, Run
+from benchmarks.clients.place import NOTES, Place, Run, install_step
 from benchmarks.clients.python_clients import step_errors
 
 NPM = Path(__file__).parent / "npm"
@@ -187,7 +186,7 @@ AGENTS: tuple[Agent, ...] = (Codex(), ClaudeCode(), OpenCode(), AiSdk())
 
 
 def install(folder: Path, upgrade: bool) -> None:
-    """Install all agents with npm if they are missing. Raises `subprocess.CalledProcessError`."""
+    """Install all agents with npm if they are missing. Raises `InstallError`."""
     target = folder / "npm"
     if (target / "installed").exists() and not upgrade:
         return
@@ -195,7 +194,7 @@ def install(folder: Path, upgrade: bool) -> None:
     shutil.copy(NPM / "package.json", target)
     (target / "package-lock.json").unlink(missing_ok=True)
     command = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
-    subprocess.run(command, cwd=target, check=True, capture_output=True, text=True)
+    install_step(command, target)
     (target / "installed").touch()
 
 

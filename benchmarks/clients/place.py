@@ -13,6 +13,20 @@ NOTES = "notes.txt"
 NOWHERE = "http://127.0.0.1:9"
 
 
+class InstallError(Exception):
+    """A client could not be installed; the text says why."""
+
+
+def install_step(command: Sequence[str], folder: Path | None = None) -> str:
+    """Run a command that installs something, and return its output. Raises `InstallError`."""
+    try:
+        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    except FileNotFoundError as error:
+        raise InstallError(f"{command[0]} not found; install it first") from error
+    except subprocess.CalledProcessError as error:
+        raise InstallError(f"{' '.join(command)}: {error.stderr[-2000:]}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A finished command. `output`: stdout and stderr together."""

@@ -1,12 +1,11 @@
 """Clients from PyPI: each in an environment of its own, driven by its script in `pypi/`."""
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.clients.place import Place, Run
+from benchmarks.clients.place import Place, Run, install_step
 
 SCRIPTS = Path(__file__).parent / "pypi"
 
@@ -23,19 +22,19 @@ class PythonClient:
         return SCRIPTS / f"use_{self.name.replace('-', '_')}.py"
 
     def install(self, folder: Path, upgrade: bool) -> None:
-        """Make the client's environment if it is missing. Raises `subprocess.CalledProcessError`."""
+        """Make the client's environment if it is missing. Raises `InstallError`."""
         environment = self._environment(folder)
         if (environment / "installed").exists() and not upgrade:
             return
-        _run([sys.executable, "-m", "venv", str(environment)])
+        install_step([sys.executable, "-m", "venv", str(environment)])
         pip = [str(environment / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "install", "--no-compile", "--upgrade", *self.requirements])
+        install_step([*pip, "install", "--no-compile", "--upgrade", *self.requirements])
         (environment / "installed").touch()
 
     def version(self, folder: Path) -> str:
         package = self.requirements[0].partition("[")[0]
         code = f"from importlib.metadata import version; print(version({package!r}))"
-        return _run([str(self._environment(folder) / "bin/python"), "-c", code]).strip()
+        return install_step([str(self._environment(folder) / "bin/python"), "-c", code]).strip()
 
     def run(self, folder: Path, place: Place) -> list[str]:
         """Run the script and return its errors."""
@@ -72,7 +71,3 @@ def step_errors(done: Run) -> list[str]:
     if done.code or not steps:
         errors.append(f"exit code {done.code} after {steps} steps: {done.output[-500:]}")
     return errors
-
-
-def _run(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
