@@ -35,7 +35,7 @@ MAX_LANE_BYTES = 2**25
 MAX_BULK_BYTES = 2**24
 # Memory that a worker may take beyond what it shares with the others.
 MAX_WORKER_BYTES = 7 * 2**24
-BULK_NICENESS = 10
+BULK_NICENESS = 5
 # Processor time for a job, and for each character of it.
 JOB_CPU_S = 1.0
 CHAR_CPU_S = 4e-6
