@@ -16,7 +16,7 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats, RequestOutput
 from roseinfer.core.plan import StepPlan, TokenMasks
 from roseinfer.core.request import request_of
-from roseinfer.engine.mask_budget import FREE_ROW_S, HostClock, MaskBudget, Timer
+from roseinfer.engine.mask_budget import FREE_ROW_S, SHORT_CALL_S, HostClock, MaskBudget, Timer
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,6 @@ _UNTIMED_S = 2e-3
 _TIMED_STEPS = 64
 # A request's masks are computed for at most so long before its budget is looked at.
 _SLICE_S = 5e-3
-# Calls that are shorter are not charged.
-_SHORT_CALL_S = 0.5e-3
 _TOO_SLOW = f"{CONSTRAINT_TOO_SLOW}use a smaller or simpler schema or grammar, or a smaller n"
 
 
@@ -102,7 +100,7 @@ class Guides(Protocol):
     ) -> int:
         """Write the masks of the first sources to their lines of `words`. Return how many, at least 1.
 
-        No mask is begun after `until_s`, on the clock of `perf_counter`. `threads` False: on this thread alone.
+        Few masks are begun after `until_s`, on the clock of `perf_counter`. `threads` False: on this thread alone.
         """
         ...
 
@@ -183,7 +181,9 @@ class GuidedSequences:
         ends = []
         live = self.live
         too_slow: set[str] = set()
+        wall_s = self._clock.wall_s
         timer = Timer(self._clock)
+        began_s = last_s = wall_s()
         for name, token_ids, _, _, _, end in outputs:
             guide = live.get(name)
             if guide is None:
@@ -196,10 +196,11 @@ class GuidedSequences:
                         ends.append(GuideEnd(name))
                 except Exception as error:
                     ends.append(_failed(name, error))
-                took_s = timer.lap_s()
-                if took_s > _SHORT_CALL_S:
-                    too_slow.update(self._budget.charge(request_of(name), took_s))
-        self._advanced_s += timer.total_s
+                now_s = wall_s()
+                if now_s - last_s > SHORT_CALL_S:
+                    too_slow.update(self._budget.charge(request_of(name), min(now_s - last_s, timer.lap_s())))
+                last_s = now_s
+        self._advanced_s += last_s - began_s
         return ends + self._end_slow(too_slow)
 
     def repeat(self, said: Iterable[tuple[str, Sequence[int]]]) -> list[GuideEnd]:
@@ -233,7 +234,7 @@ class GuidedSequences:
             if guide.advance((token,)):
                 return True
             took_s = timer.lap_s()
-            if took_s > _SHORT_CALL_S:
+            if took_s > SHORT_CALL_S:
                 too_slow.update(self._budget.charge(request_of(name), took_s))
                 if request_of(name) in too_slow:
                     return False

@@ -21,7 +21,8 @@ from roseinfer.text.tokenizer import DecoderKind, Tokenizer
 
 PARALLEL_FROM = 16  # masks; fewer are not worth waking anybody
 MOST_THREADS = 8
-MAX_MASKS_PER_THREAD = 16  # between two looks at the clock
+MASKS_PER_LOOK = 4  # between two looks at the clock, which take as long as a quarter of the cheapest masks
+MAX_MASKS_PER_THREAD = 16
 LONGEST_WAY = 256  # tokens that a matcher repeats to change its lane: a third of a millisecond
 MESSAGE_LENGTH = 500
 # Of the library's own limits those that bound one mask, and what a grammar remembers. With its defaults (50,000, 2,000
@@ -266,7 +267,7 @@ class MaskThreads:
     ) -> int:
         """Write the masks of the first matchers to their lines of `words`. Return how many, at least 1.
 
-        No mask is begun after `until_s`, on the clock of `perf_counter`. `threads` False: on this thread alone.
+        Few masks are begun after `until_s`, on the clock of `perf_counter`. `threads` False: on this thread alone.
         Matchers that fail in this report it themselves.
         """
         count = len(matchers)
@@ -283,7 +284,7 @@ class MaskThreads:
         for i, matcher in enumerate(matchers):
             if matcher.first is None:
                 matcher.raw.unsafe_compute_mask_ptr(start + i * line, line)
-                if perf_counter() > until_s:
+                if i % MASKS_PER_LOOK == 0 and perf_counter() > until_s:
                     return i + 1
             else:
                 _copy(matcher.first, words, i)

@@ -67,7 +67,7 @@ def test_no_step_takes_long_whoever_is_charged() -> None:
 def test_a_request_that_has_paid_is_forgotten() -> None:
     budget = MaskBudget()
     budget.begin_step(0.01)
-    budget.charge("a", 0.2)
+    budget.charge("a", 0.1)
     for _ in range(200):
         budget.begin_step(0.01)
     assert not budget.charge("a", MAX_REQUEST_DEBT_S)
