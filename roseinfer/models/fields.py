@@ -28,8 +28,8 @@ class Fields:
         return self._data.get(key, default)
 
     def refuse(self, key: str, value: Any, hint: str = "") -> NoReturn:
-        named = field_name(key)
-        raise UnsupportedModelError(f"{self.where}: {named} = {shortened(value)} is not supported{hint and '; ' + hint}")
+        message = f"{self.where}: {field_name(key)} = {shortened(value)} is not supported"
+        raise UnsupportedModelError(f"{message}; {hint}" if hint else message)
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key)

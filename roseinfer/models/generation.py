@@ -55,5 +55,6 @@ def _eos_ids(data: dict[str, Any], where: Path) -> list[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for id in ids:
         if type(id) is not int or id >= MAX_SIZE:
-            raise UnsupportedModelError(f"{where}: eos_token_id = {shortened(id)} is no token id (an integer below {MAX_SIZE})")
+            expected = f"expected an integer below {MAX_SIZE}"
+            raise UnsupportedModelError(f"{where}: invalid token id in eos_token_id: {shortened(id)} ({expected})")
     return [id for id in ids if id >= 0]  # -1 = none

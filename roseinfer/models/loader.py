@@ -65,7 +65,8 @@ def load_model(
     of the linear layers, is by default what it and the checkpoint ask for. Weights never require gradients; run forward
     passes in `torch.inference_mode`.
     Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped,
-    not needed or not finite, `ConfigError` for a group that cannot share the model, or a format that the device does not run.
+    not needed or not finite, `ConfigError` for a group that cannot share the model, or a format that the device does
+    not run.
     """
     dummy = load_format == "dummy"
     computed = resolve_dtype(spec, dtype, device)
@@ -226,7 +227,8 @@ def weight_files(folder: Path) -> list[Path]:
         raise UnsupportedModelError(f"{index} is not an index of safetensors: it has no weight_map")
     for tensor, name in weight_map.items():
         if not isinstance(name, str):
-            raise UnsupportedModelError(f"{index} is not an index of safetensors: the file of {field_name(tensor)} is no text")
+            message = f"the file name of {field_name(tensor)} is not a string"
+            raise UnsupportedModelError(f"{index} is not an index of safetensors: {message}")
     names = sorted(set(weight_map.values()))
     held = {path.name for path in folder.iterdir() if path.is_file()}
     for name in names:

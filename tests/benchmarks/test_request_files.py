@@ -4,13 +4,9 @@ import re
 import subprocess
 import sys
 
-# Requests live apart from the ways to engines, as they may go from one to another; times on the way there are ages.
-# What becomes of each is kept beside what is counted.
-# Where requests are, how they start and what they have waited for is apart from the scheduler, which would be four
-# concepts otherwise.
-# Which kinds of decisions follow which protocol is asked once for each kind, where the protocols are.
-# What a step costs, who learns it, how fast the machine is just now and its clock are four concepts as well.
-MOST_FILES = 69
+# Today's count, so that a request does not gain files unnoticed. Isolation took it from 69 to 75: text work runs in
+# processes of its own, and hosts and sizes of bodies are checked before anything is parsed.
+MOST_FILES = 75
 
 
 def test_one_chat_request_runs_few_files() -> None:
