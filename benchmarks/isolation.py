@@ -104,7 +104,7 @@ async def chunks(client: httpx.AsyncClient) -> AsyncIterator[tuple[float, str]]:
     """Yield the time of each chunk of a stream, and the chunk. Raises `RuntimeError` for a stream that fails."""
     async with client.stream("POST", "/v1/completions", json=STREAM) as answer:
         async for line in answer.aiter_lines():
-            if '"error"' in line:
+            if line.startswith('data: {"error":'):
                 raise RuntimeError(line[:300])
             if '"text"' in line:
                 yield time.perf_counter(), line
