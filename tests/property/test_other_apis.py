@@ -106,6 +106,7 @@ WORDS = st.sampled_from(
     [
         "message", "user", "assistant", "system", "text", "input_text", "output_text", "function_call", "tool_use",
         "function_call_output", "tool_result", "thinking", "reasoning", "function", "custom", "auto", "any", "tool",
+        "namespace", "custom_tool_call", "web_search_call", "mcp_call", "additional_tools", "item_reference",
         "allowed_tools", "json_schema", "enabled", "disabled", "f",
     ]
 )  # fmt: skip
@@ -113,7 +114,7 @@ NAMES = st.sampled_from(
     [
         "type", "role", "content", "text", "name", "id", "call_id", "arguments", "output", "summary", "input", "tools",
         "thinking", "tool_use_id", "mode", "parameters", "input_schema", "schema", "format", "budget_tokens", "effort",
-        "encrypted_content", "strict",
+        "encrypted_content", "strict", "namespace", "edits", "defer_loading",
     ]
 )  # fmt: skip
 VALUES = st.recursive(
@@ -138,8 +139,7 @@ VALUES = st.recursive(
 def test_any_body_is_a_chat_or_a_wrong_response(body: dict[str, Any]) -> None:
     try:
         request = parse(responses.ResponsesRequest, {"input": "x"} | body)
-        responses.as_chat(request)
-        responses.ignored_parts(request)
+        responses.Translation(request)
     except ApiError as error:
         assert error.status == 400 and error.param
 
@@ -160,8 +160,7 @@ def test_any_body_is_a_chat_or_a_wrong_message(body: dict[str, Any]) -> None:
     given_body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5} | body
     try:
         request = parse(messages.MessagesRequest, given_body)
-        messages.as_chat(request)
-        messages.ignored_parts(request)
+        messages.Translation(request)
     except ApiError as error:
         assert error.status == 400 and error.param
 
