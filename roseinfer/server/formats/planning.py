@@ -179,6 +179,8 @@ class Draft:
 
 def ignored_stream_options(extras: dict[str, Any]) -> list[str]:
     """Return warnings. `include_obfuscation: false` asks for what is done anyway."""
+    if not extras:
+        return []
     asked = {name for name, value in extras.items() if name != "include_obfuscation" or value is not False}
     return [f"stream_options.{name}"[:100] for name in extras if name in asked]
 

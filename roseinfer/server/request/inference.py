@@ -55,8 +55,8 @@ class Call:
         return self.state["request_id"]
 
     def end_planning_by(self, by_s: float | None) -> None:
-        """Raises `ApiError` 504 if that is over."""
-        if self.planning is not None:
+        """Raises `ApiError` 504 if that is over; None = no deadline."""
+        if by_s is not None and self.planning is not None:
             self.planning.end_by(by_s)
 
     def offer_request_id(self, value: str | None) -> None:
@@ -121,7 +121,8 @@ class Inference:
             raise
         with service.lifecycle.ticket() as ticket:
             try:
-                with service.planning(scope) as planning:
+                planning = service.planning(scope)
+                with planning:
                     call = Call(service, backend, scope["state"], arrival_s, scope["headers"], planning)
                     job = await self._format.plan(call, body)
                     ticket.grow(len(job.prompts))
@@ -210,12 +211,15 @@ class Run:
 
     async def _deliver(self, writing: Coroutine[Any, Any, None]) -> None:
         """Write what the engine has nothing to do with any more. Without an end if the server cannot wait for it."""
-        guard = Guard()
+        guard, lifecycle = Guard(), self._service.lifecycle
+        lifecycle.deliver(guard)
         try:
-            with self._service.lifecycle.delivery(guard), guard:
+            with guard:
                 await writing
         except ApiError as error:
             log.info("request=%s was not delivered: %s", self._job.request_id, error.message)
+        finally:
+            lifecycle.end(guard)
 
     def _usage(self) -> Usage:
         """When all is said."""
@@ -234,8 +238,10 @@ class Run:
         clock, observer = self._service.clock, self._backend.observer
         observer.started(self._job, self._generation.account, self._state, clock.now())
         self._wire.watch(self._on_gone)
+        lifecycle = self._service.lifecycle
         try:
-            with self._service.lifecycle.live(self._guard), self._guard:
+            lifecycle.begin(self._guard)
+            with self._guard:
                 timer = self._first_token_timer()
                 try:
                     self._start(receiver)
@@ -243,12 +249,13 @@ class Run:
                 finally:
                     if timer is not None:
                         timer.cancel()
-            self._service.lifecycle.finished(len(self._job.prompts))
+            lifecycle.finished(len(self._job.prompts))
             return result
         except BaseException as error:
             cause = error
             raise
         finally:
+            lifecycle.end(self._guard)
             self._wire.watch(None)
             self._generation.cancel()
             observer.ended(self._job, self._generation.account, clock.now(), cause)

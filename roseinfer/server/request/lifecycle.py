@@ -132,27 +132,6 @@ class Ticket:
         self._prompts = prompts
 
 
-class Registration:
-    """`with` it a request is in the first of `groups`, until somebody moves it to another. `on_left` is called when it
-    is in none any more.
-    """
-
-    def __init__(
-        self, groups: tuple[dict[Interruptible, None], ...], request: Interruptible, on_left: Callable[[], None]
-    ) -> None:
-        self._groups = groups
-        self._request = request
-        self._on_left = on_left
-
-    def __enter__(self) -> None:
-        self._groups[0][self._request] = None
-
-    def __exit__(self, *exc: object) -> None:
-        for group in self._groups:
-            group.pop(self._request, None)
-        self._on_left()
-
-
 class Lifecycle:
     """Admission and winding down. `max_prompts` bounds the prompts of all requests in the server, running or not.
 
@@ -224,14 +203,20 @@ class Lifecycle:
         for _ in range(min(prompts, RATE_WINDOW)):
             self._rate.note()
 
-    def live(self, request: Interruptible) -> Registration:
-        """Makes `request` known to `interrupt_all`, and once the engine is `done_with` it to `cut`.
+    def begin(self, request: Interruptible) -> None:
+        """Make `request` known to `interrupt_all`, and once the engine is `done_with` it to `cut`, until its `end`.
 
         Raises the cause if everything was stopped already.
         """
         if self._stopped is not None:
             raise self._stopped
-        return Registration((self._live, self._deliveries), request, self._changed.set)
+        self._live[request] = None
+
+    def end(self, request: Interruptible) -> None:
+        """Forget `request`, whether or not it has begun."""
+        self._live.pop(request, None)
+        self._deliveries.pop(request, None)
+        self._changed.set()
 
     def done_with(self, request: Interruptible) -> None:
         """What is left of a live request is to deliver its answer."""
@@ -239,9 +224,9 @@ class Lifecycle:
             del self._live[request]
             self._deliveries[request] = None
 
-    def delivery(self, answer: Interruptible) -> Registration:
-        """Makes the last part of an answer, of which the engine knows nothing any more, known to `cut`."""
-        return Registration((self._deliveries,), answer, self._changed.set)
+    def deliver(self, answer: Interruptible) -> None:
+        """Make the last part of an answer, which the engine is done with, known to `cut`, until its `end`."""
+        self._deliveries[answer] = None
 
     @property
     def delivering(self) -> int:

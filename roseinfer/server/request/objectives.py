@@ -97,8 +97,9 @@ class Objectives:
 
     def first_token_by_s(self, arrival_s: float) -> float | None:
         """When a request that arrived at `arrival_s` ends unless it has a token; None = at no time."""
-        given = [seconds for seconds in (self.timeout_s, self.ttl_s) if seconds is not None]
-        return arrival_s + min(given) if given else None
+        if self.timeout_s is None and self.ttl_s is None:
+            return None
+        return arrival_s + min(seconds for seconds in (self.timeout_s, self.ttl_s) if seconds is not None)
 
     def meta(self, arrival_s: float, cache_salt: str) -> RequestMeta:
         """What the engine is told, of a request that arrived at `arrival_s`, in seconds on the monotonic clock."""
