@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PATIENCE_S = 120.0
+MAX_ANSWER_BYTES = 2**26  # a `max_tokens` above the context gives as many tokens as fit
 _CODE = re.compile(rb'"code":\s*"(\w+)"')
 _FINISH = re.compile(rb'"finish_reason":\s*"(\w+)"')
 HOST = "host: localhost"
@@ -43,7 +44,7 @@ class Streams:
     async def _stream(self, port: int, body: dict[str, Any]) -> None:
         raw, begun = b"", False
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=MAX_ANSWER_BYTES)
             writer.write(request_bytes(body, header="host: localhost\r\nconnection: close"))
             while part := await reader.read(2**16):
                 raw += part
@@ -85,7 +86,9 @@ class Connection:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 if self._writer is None:
-                    self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+                    self._reader, self._writer = await asyncio.open_connection(
+                        "127.0.0.1", self._port, limit=MAX_ANSWER_BYTES
+                    )
                 self._writer.write(request_bytes(data, path, header))
                 return await self._answer()
         except (OSError, asyncio.IncompleteReadError, TimeoutError):

@@ -220,9 +220,10 @@ class TextHost:
                 answer = self._command(FORK, memory_bytes, niceness, theirs)
                 aliases = self._aliases
             try:
-                pid = await answer
+                pid = await asyncio.shield(answer)
             except BaseException:
                 ours.close()
+                answer.add_done_callback(self._end_unused)
                 raise
             if pid:
                 return await self._connected(ours, pid, aliases)
@@ -231,8 +232,17 @@ class TextHost:
 
     async def _connected(self, ours: socket.socket, pid: int, aliases: bool) -> Worker:
         channel = Channel()
-        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
+        except BaseException:
+            self._command(END, pid, lost=signal.SIGKILL)
+            raise
         return Worker(channel, pid, aliases)
+
+    def _end_unused(self, forked: "asyncio.Future[int]") -> None:
+        """End a worker whose job was cancelled before it was forked: only the host can reap it."""
+        if not forked.cancelled() and forked.exception() is None and forked.result():
+            self._command(END, forked.result(), lost=signal.SIGKILL)
 
     async def build_aliases(self) -> None:
         """For workers that are forked from now on. Raises `WorkerLostError`."""

@@ -160,6 +160,8 @@ def _answered(performer: TextPerformer, frame: bytes) -> Answer:
 # --- the start ------------------------------------------------------------------------------------------------------
 def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
+    # A supervisor may send it to all processes of a service. The server decides which jobs end, and when.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     owner = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource

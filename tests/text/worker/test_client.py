@@ -5,6 +5,7 @@ import os
 import signal
 from array import array
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,32 @@ def test_the_worker_of_a_cancelled_job_is_killed() -> None:
             os.kill(worker.pid, 0)
 
     run(with_template(LOOPS), test)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_a_job_cancelled_before_its_worker_is_there_leaves_no_process() -> None:
+    async def test(pool: WorkerPool) -> None:
+        await pool.perform(chat("hello"), 5.0)
+        host = pool._host._process
+        assert host is not None
+        for turns in range(12):  # of the event loop, until the job is cancelled
+            running = asyncio.create_task(pool.perform(chat("hello"), 5.0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        # Commands are obeyed in their order, and each of these jobs ends its own worker.
+        for _ in range(3):
+            assert await ids(pool, chat("hello"))
+            await asyncio.sleep(0.05)
+        assert not children(host.pid)
+
+    run(with_template(LOOPS), test, reuse=False)
+
+
+def children(pid: int) -> list[str]:
+    """Processes of this parent, zombies too."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def test_a_template_that_cannot_be_compiled_is_refused_at_the_start() -> None:

@@ -32,17 +32,24 @@ class BackgroundRuns:
     def __call__(self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket) -> Answers:
         if not job.about.get("background"):
             return Run(call, answer_format, job, wire, place)
-        return _BackgroundAnswer(call, answer_format, job, wire, self._tasks)
+        return _BackgroundAnswer(call, answer_format, job, wire, place, self._tasks)
 
 
 class _BackgroundAnswer:
     def __init__(
-        self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, tasks: "set[asyncio.Task[None]]"
+        self,
+        call: Call,
+        answer_format: AnswerFormat,
+        job: Job,
+        wire: Wire,
+        place: Ticket,
+        tasks: "set[asyncio.Task[None]]",
     ) -> None:
         self._call = call
         self._format = answer_format
         self._job = job
         self._wire = wire
+        self._place = place
         self._tasks = tasks
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,6 +76,7 @@ class _BackgroundAnswer:
         job = replace(self._job, keep=running.keep, stream=self._job.stream or _UNREAD)
         wire = _Unwatched(self._wire if streamed else None)
         with self._call.service.lifecycle.ticket() as place:
+            self._place.release()  # the connection would hold it for as long as its client reads
             place.grow(len(job.prompts))
             run = Run(self._call, self._format, job, wire, place)
             running.on_cancel(lambda: run.interrupt(_cancelled()))

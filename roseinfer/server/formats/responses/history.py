@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from roseinfer.server.formats.as_chat import unsupported
+from roseinfer.server.formats.as_chat import check_nesting, unsupported
 from roseinfer.server.formats.responses.earlier import EarlierItems, is_reference
 from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.http.auth import key_digest
@@ -42,10 +42,19 @@ class Keeper:
         self._responses.store.put(self._record(response))
 
     async def begin(self, response: dict[str, Any]) -> RunningResponse:
-        """Store the first state of a response that runs in the background. Return when it is in the file."""
-        running = self._responses.begin(self._record(response))
+        """Store the first state of a response that runs in the background. Return when it is in the file.
+
+        Raises `ApiError` 503 if it could not be stored.
+        """
+        record = self._record(response)
+        running = self._responses.begin(record)
         try:
             await self._responses.written()
+            if await self._responses.store.get(record.key) is None:
+                raise StoreFailedError("the first state of a background response was not stored")
+        except StoreFailedError as error:
+            running.drop()
+            raise store_failed() from error
         except BaseException:  # the server ends
             running.fail("server_error", "The server ended before this response ran")
             raise
@@ -73,6 +82,7 @@ class History:
 
         Raises `ApiError` 400, 404 or 503.
         """
+        check_nesting(request.input, "input")
         self._check(request)
         size = _body_bytes(headers, request.input)
         refers = not isinstance(request.input, str) and any(map(is_reference, request.input))
@@ -126,10 +136,7 @@ def _body_bytes(headers: Headers, given: str | list[dict[str, Any]]) -> int:
     for name, value in headers:
         if name == b"content-length":
             return int(value)
-    try:
-        return len(orjson.dumps(given))  # it came in chunks
-    except orjson.JSONEncodeError:  # too deep to be stored
-        return 0
+    return len(orjson.dumps(given))  # it came in chunks
 
 
 def store_failed() -> ApiError:

@@ -350,6 +350,39 @@ def test_a_background_response_runs_without_its_client(client: OpenAI, server: L
     server.until(lambda: server.service.lifecycle.requests == 0)
 
 
+def test_a_background_response_that_cannot_be_stored_is_refused(
+    client: OpenAI, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roseinfer.server.response_store.store.MAX_PENDING_COUNT", 0)
+    body = {"input": "hello", "background": True}
+    answer = server.post(PATH, body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "response_store_failed")
+    assert server.post(PATH, {"input": "hello"}).status_code == 200, "other answers do without the store"
+    server.until(lambda: server.service.lifecycle.requests == 0)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_input_nested_too_deep_is_refused(server: LiveServer, background: bool) -> None:
+    deep: Any = "x"
+    for _ in range(200):
+        deep = [deep]
+    item = {"role": "user", "content": "x", "unknown": deep}
+    answer = server.post(PATH, {"input": [item], "background": background})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+
+def test_a_background_stream_takes_one_place(server: LiveServer) -> None:
+    script = server.engine.default_script
+    server.engine.script = lambda request: [script(request)[0], Wait(), *script(request)[1:]]
+    body = {"input": "hello", "background": True, "stream": True}
+    with server.connect() as connection:
+        connection.sendall(http_post(PATH, body))
+        server.until(lambda: len(server.engine.live) == 1)
+        assert server.get("/load").json()["server_load"] == 1
+        server.call(server.engine.release)
+        server.until(lambda: server.service.lifecycle.requests == 0)
+
+
 def test_a_background_stream_may_be_left(client: OpenAI, server: LiveServer) -> None:
     script = server.engine.default_script
     server.engine.script = lambda request: [script(request)[0], Wait(), *script(request)[1:]]
