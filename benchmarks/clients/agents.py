@@ -1,4 +1,4 @@
-"""Agents from npm: each as it is installed, told no more than where the server is.
+"""Agents from npm: each as it is installed, configured only with the server's URL, key and model.
 
 An agent runs in an empty folder, may not write or execute, and is made to call one harmless tool. Nothing that random
 weights say can become another call: the proxy forbids the token that begins one.

@@ -1,4 +1,4 @@
-"""How much of the engine's time constraints may take: per request, and together.
+"""Budget of engine time for constraints: per request, and for all requests.
 
 Plain arithmetic on durations that the caller measures. Each request has a debt: its constraint's time adds to it, and
 each step forgives a part. So a constraint may be slow now and then, but not for long. A second debt, of all requests
@@ -10,7 +10,7 @@ from time import perf_counter, thread_time
 # Time that each row of a step may take for free. Masks of ordinary schemas take 6 to 60 us, 128 us at the 99th
 # percentile (docs/structured-outputs.md): what adds up to little for each row says nothing about a single request.
 FREE_ROW_S = 50e-6
-# What a step forgives: a share of the time that it takes without constraints, and at least some milliseconds.
+# Debt forgiven per step: a share of the step's time without constraints, but at least these seconds.
 MIN_REQUEST_S = 2e-3
 REQUEST_SHARE = 0.5
 MIN_STEP_S = 4e-3

@@ -106,7 +106,7 @@ class Shelf:
 
     @property
     def taken_bytes(self) -> int:
-        """What all grammars take by now."""
+        """Bytes that all grammars take now."""
         return sum(kept.taken_bytes for kept in self._grammars.values())
 
     def _keep(self, key: bytes, kept: "_Kept") -> None:
@@ -145,7 +145,7 @@ class _Kept:
         return self.memory.after(self._masks, self.lanes)
 
     def usable(self, max_growth: float) -> bool:
-        """Whether outputs to come can follow it: it compiles, has not failed, and has not grown beyond `max_growth`."""
+        """True if later outputs can use it: it compiles, has not failed, and has not grown beyond `max_growth`."""
         if not self.future.done():
             return True
         if self.future.exception() is not None or self.future.result().is_spent:

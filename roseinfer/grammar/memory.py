@@ -1,4 +1,4 @@
-"""What a compiled grammar takes of memory, which the library does not say.
+"""Estimate of a compiled grammar's memory, which the library does not report.
 
 It grows: the states of its lexer are kept as outputs come to them, at 100 to 1,000 bytes each. So there are two
 figures: what it takes when it is compiled, and what it has grown by after the outputs of `walk`. Up to 200 masks it

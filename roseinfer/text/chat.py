@@ -326,7 +326,7 @@ class LiteralEncoder:
         return self._stand_in.sub(lambda match: self._index[int(match[1])], text)
 
     def separated(self, text: str) -> tuple[tokenizers.Tokenizer, str]:
-        """What encodes a rendered text, and the text that it is to encode.
+        """Return the encoder for a rendered text, and the text to encode.
 
         Then special tokens are real where the template wrote them, text where a stand-in is. Raises
         `InvalidRequestError` if this tokenizer cannot tell the two apart, and `AliasesNeededError`.

@@ -62,7 +62,7 @@ def _try(source: str, special_tokens: str) -> None:
 
 
 def ended_by(number: int) -> str:
-    """Why a process that was trying a template has ended. `number`: of the signal."""
+    """Return why a process that tried a template has ended. `number`: the signal's."""
     if number == signal.SIGPROF:
         return TOO_SLOW
     return TOO_LARGE if number == signal.SIGKILL else f"chat_template: trying it ended its process (signal {number})"
@@ -81,7 +81,7 @@ def limited(cpu_s: float, more_bytes: int) -> Iterator[None]:
 
 
 def limit_memory(more_bytes: int | None) -> None:
-    """How much this process may take beyond what it has; None: as much as it might at first."""
+    """Limit the memory that this process may take beyond what it has; None restores the first limit."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has this limit, or tells the size
         import resource
 

@@ -139,7 +139,7 @@ VALUES = st.recursive(
 def test_any_body_is_a_chat_or_a_wrong_response(body: dict[str, Any]) -> None:
     try:
         request = parse(responses.ResponsesRequest, {"input": "x"} | body)
-        responses.Translation(request)
+        responses.ResponsesTranslation(request)
     except ApiError as error:
         assert error.status == 400 and error.param
 
@@ -160,7 +160,7 @@ def test_any_body_is_a_chat_or_a_wrong_message(body: dict[str, Any]) -> None:
     given_body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5} | body
     try:
         request = parse(messages.MessagesRequest, given_body)
-        messages.Translation(request)
+        messages.MessagesTranslation(request)
     except ApiError as error:
         assert error.status == 400 and error.param
 

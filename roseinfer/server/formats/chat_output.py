@@ -81,7 +81,7 @@ class ChatOutput:
             return
         param = self._asked.param
         if use.calls is Calls.ALWAYS and param == "response_format":
-            self._asked.constraint = None  # it is that of an answer in text, and there is none
+            self._asked.constraint = None  # a demanded call has no text that it could constrain
         elif use.calls is Calls.ALWAYS:
             raise bad_request(f"tool_choice wants a tool call, {param} another answer", param)
         elif not isinstance(self._asked.constraint, JsonSchema):

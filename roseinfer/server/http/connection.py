@@ -348,7 +348,7 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Rename the header in a head: behind a request to change the protocol the parser does not read the body.
+    """Rename the `Upgrade` header: the parser does not read the body of an upgrade request.
 
     Java's client asks for HTTP/2 so with its first request.
     """

@@ -25,7 +25,7 @@ def check_counts(data: bytes, limits: Limits) -> None:
 
 
 def _too_many(data: bytes, strings: int, limits: Limits) -> ApiError | None:
-    """What there is too much of. `data`: JSON, of which only the marks outside strings should count."""
+    """Return the error if there is too much of anything. `data`: JSON; only marks outside strings should count."""
     if strings > limits.max_json_strings:
         return too_many_values(limits.max_json_strings, "strings and names of fields")
     if data.count(b"{") > limits.max_json_objects:

@@ -87,14 +87,14 @@ class AnswerFormat(Protocol):
         ...
 
 
-class Answers(Protocol):
+class JobRun(Protocol):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run a job and answer its request. Raises `RoseinferError` and `ClientDisconnect` if that has not begun."""
         ...
 
 
 # How the jobs of an API run: the usual way is `Run`.
-Runs = Callable[[Call, AnswerFormat, Job, Wire, Ticket], Answers]
+Runs = Callable[[Call, AnswerFormat, Job, Wire, Ticket], JobRun]
 
 
 class Inference:

@@ -96,7 +96,7 @@ class Objectives:
     why: bool = False
 
     def first_token_by_s(self, arrival_s: float) -> float | None:
-        """When a request that arrived at `arrival_s` ends unless it has a token; None = at no time."""
+        """Return the time at which a request without a token ends; None = never. `arrival_s`: its arrival."""
         if self.timeout_s is None and self.ttl_s is None:
             return None
         return arrival_s + min(seconds for seconds in (self.timeout_s, self.ttl_s) if seconds is not None)

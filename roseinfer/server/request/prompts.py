@@ -11,8 +11,7 @@ from roseinfer.server.text_work.offload import Offload
 from roseinfer.server.text_work.texts import Texts
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.messages import Decoded as DecodedText
-from roseinfer.text.worker.messages import DecodeIds, EncodeChat, EncodeTexts, Listed, ListTokens
-from roseinfer.text.worker.messages import Encoded as EncodedIds
+from roseinfer.text.worker.messages import DecodeIds, EncodeChat, EncodeTexts, Listed, ListTokens, TextIds
 from roseinfer.text.worker.perform import PLAUSIBLE_CHARS_PER_TOKEN, SPARE_TOKENS, check_length
 
 # They are fields of their own.
@@ -72,7 +71,7 @@ class PromptEncoder:
         plausible = [self._plausible(entry, keep_last) for entry in prompts]
         job = EncodeTexts(plausible, add_special_tokens, with_text, keep_last, self._max_model_len)
         done = await self._texts.perform(job, sum(map(_size, plausible)))
-        assert isinstance(done, EncodedIds)
+        assert isinstance(done, TextIds)
         all_ids = [_ids(each) for each in done.ids]
         if not all(all_ids):
             raise bad_request("prompt must not be empty", "prompt")
@@ -98,7 +97,7 @@ class PromptEncoder:
             messages, add_generation_prompt, continue_final_message, add_special_tokens, kwargs, output, keep_last
         )
         done = await self._texts.perform(job, chars)
-        assert isinstance(done, EncodedIds)
+        assert isinstance(done, TextIds)
         return _ids(done.ids[0])
 
     async def listed_text(self, text: str, add_special_tokens: bool, with_strings: bool) -> Listed:

@@ -52,7 +52,7 @@ class ForeignFileError(Exception):
     """File that is not a response store, or that of another version."""
 
 
-class Row(NamedTuple):
+class ResponseRow(NamedTuple):
     """Response as it is written."""
 
     key: Key
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     items: bytes
 
     @classmethod
-    def of(cls, record: StoredResponse) -> "Row":
+    def of(cls, record: StoredResponse) -> "ResponseRow":
         """Encode a response. Raises `orjson.JSONEncodeError` for input that is nested too deeply."""
         items = record.items if isinstance(record.items, bytes) else orjson.dumps(record.items)
         return cls(record.key, record.process, orjson.dumps(record.response), items)
@@ -129,7 +129,7 @@ class Database:
         self._sql.execute("COMMIT")
 
     # --- writing ------------------------------------------------------------------------------------------------
-    def write(self, rows: Sequence[Row]) -> Removed:
+    def write(self, rows: Sequence[ResponseRow]) -> Removed:
         """Store all of `rows` or, if it raises `sqlite3.Error`, none. Rows with the same key are replaced."""
         self._sql.execute("BEGIN IMMEDIATE")
         try:

@@ -12,7 +12,7 @@ _TOPIC = "responses"
 _GET, _CANCEL, _DROP = "get", "cancel", "drop"
 
 
-class Peers(Protocol):
+class PeerProcesses(Protocol):
     """Other API processes of the server. A handler returns b"" if it has no answer."""
 
     def on(self, topic: str, handler: Callable[[bytes], bytes]) -> None: ...
@@ -84,7 +84,7 @@ class RunningResponse:
 class SharedResponses:
     """Shared store as one API process uses it; `peers` are the others."""
 
-    def __init__(self, store: Store, peers: Peers) -> None:
+    def __init__(self, store: Store, peers: PeerProcesses) -> None:
         self.store = store
         self._peers = peers
         self._running: dict[Key, RunningResponse] = {}

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import orjson
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.server.response_store.database import Database, ForeignFileError, Row
+from roseinfer.server.response_store.database import Database, ForeignFileError, ResponseRow
 from roseinfer.server.response_store.liveness import ProcessMark
 from roseinfer.server.response_store.records import (
     Key,
@@ -228,9 +228,9 @@ class SqliteStore:
         finally:
             self._settle(puts)
 
-    def _row(self, record: StoredResponse) -> Row | None:
+    def _row(self, record: StoredResponse) -> ResponseRow | None:
         try:
-            row = Row.of(record)
+            row = ResponseRow.of(record)
         except orjson.JSONEncodeError as error:
             self._not_stored("unwritable", error)
             return None
@@ -239,7 +239,7 @@ class SqliteStore:
             return None
         return row
 
-    def _write_rows(self, rows: list[Row]) -> None:
+    def _write_rows(self, rows: list[ResponseRow]) -> None:
         try:
             removed = self._writing.write(rows)
         except sqlite3.Error as error:

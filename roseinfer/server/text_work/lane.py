@@ -1,4 +1,4 @@
-"""A queue in front of what does text work: bounded by bytes, and left by whoever does not wait any more."""
+"""A queue in front of what does text work: bounded in size. A cancelled job leaves it."""
 
 import asyncio
 from collections import deque
@@ -16,23 +16,23 @@ MAX_RETRY_S = 10.0
 class Lane:
     """Runs up to `runners` jobs at a time, in the order in which they come.
 
-    `max_bytes`: of all jobs that wait or run, but one job is always admitted. `max_s`: from when a job comes until it
-    is done. `kills`: a running job is cancelled when nobody waits for it any more; else it runs on, and keeps its place
-    until it is done. `on_refused` is called for each job that finds the queue full.
+    `max_size`: limit in characters for all jobs that wait or run; one job is always admitted. `max_s`: time limit for a
+    job, its wait included. `kills`: a running job is cancelled when its caller leaves; otherwise it runs to its end and
+    keeps its place. `on_refused` is called for each job that finds the queue full.
     """
 
     def __init__(
         self,
         runners: int,
-        max_bytes: int,
+        max_size: int,
         on_refused: Callable[[], None],
         *,
         max_s: float | None = None,
         kills: bool = False,
     ) -> None:
-        self.bytes = 0
+        self.size = 0
         self._free = runners
-        self._max_bytes = max_bytes
+        self._max_size = max_size
         self._on_refused = on_refused
         self._max_s = max_s
         self._kills = kills
@@ -40,7 +40,7 @@ class Lane:
         self._refusal: ApiError | None = None
 
     async def run(self, size: int, start: Callable[[], "asyncio.Future[Result]"]) -> Result:
-        """What the work comes to that `start` starts when it has its turn. `size`: in bytes.
+        """Call `start` when it is the job's turn, and return the result. `size`: in characters.
 
         Raises what the work raises, `ApiError` 503 if the queue is full or the job is not done in time, and what
         `refuse` was given.
@@ -64,16 +64,16 @@ class Lane:
     async def _run(self, size: int, start: Callable[[], "asyncio.Future[Result]"]) -> Result:
         if self._refusal is not None:
             raise self._refusal
-        if self.bytes and self.bytes + size > self._max_bytes:
+        if self.size and self.size + size > self._max_size:
             raise self._full()
-        self.bytes += size
+        self.size += size
         try:
             if self._free:
                 self._free -= 1
             else:
                 await self._turn()
         except BaseException:
-            self.bytes -= size
+            self.size -= size
             raise
         running = start()
         running.add_done_callback(partial(self._on_done, size))
@@ -97,7 +97,7 @@ class Lane:
             raise
 
     def _on_done(self, size: int, done: "asyncio.Future[Any]") -> None:
-        self.bytes -= size
+        self.size -= size
         if not done.cancelled():
             done.exception()  # nobody may be waiting for it any more
         self._pass_on()
@@ -112,5 +112,5 @@ class Lane:
 
     def _full(self) -> ApiError:
         self._on_refused()
-        wait_s = min(1.0 + self.bytes / 2**21, MAX_RETRY_S)
+        wait_s = min(1.0 + self.size / 2**21, MAX_RETRY_S)
         return unavailable("text_queue_full", "Too much text is waiting to be tokenised", wait_s)

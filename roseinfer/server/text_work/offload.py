@@ -15,7 +15,7 @@ _Entry = tuple["asyncio.Future[object]", Callable[[], object]]
 
 
 class Offload:
-    """Runs work in a few threads. Nobody waits for them when the process exits.
+    """A few daemon threads for blocking work. The process exits without waiting for them.
 
     The queue in front of them is bounded by the number of requests that the server admits. What is cancelled before
     it has started does not run.
@@ -32,7 +32,7 @@ class Offload:
         return await self.start(work, *args, **kwargs)
 
     def start(self, work: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> "asyncio.Future[Result]":
-        """What `run` waits for."""
+        """Queue the work and return the future of its result."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._started < self.threads:
             self._started += 1
@@ -56,7 +56,7 @@ def _run(future: "asyncio.Future[object]", work: Callable[[], object]) -> None:
         return
     try:
         result = work()
-    except BaseException as error:  # whatever it is, it belongs to whoever waits
+    except BaseException as error:  # passed on to the caller, panics included
         _give(future, future.set_exception, error)
     else:
         _give(future, future.set_result, result)

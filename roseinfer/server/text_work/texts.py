@@ -23,7 +23,7 @@ from roseinfer.server.text_work.lane import Lane
 from roseinfer.server.text_work.offload import MAX_THREADS, Offload
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.worker.client import TextHost, WorkerLostError, WorkerPool
+from roseinfer.text.worker.client import TextHost, TextWorkerPool, WorkerLostError
 from roseinfer.text.worker.memory import trim
 from roseinfer.text.worker.messages import EncodeChat, Job, ListTokens, Result
 from roseinfer.text.worker.perform import TextPerformer
@@ -31,8 +31,8 @@ from roseinfer.text.worker.perform import TextPerformer
 SHORT_CHARS = 2**16
 LONG_CHARS = 2**20
 # Of all jobs in a lane.
-MAX_LANE_BYTES = 2**25
-MAX_BULK_BYTES = 2**24
+MAX_LANE_CHARS = 2**25
+MAX_BULK_CHARS = 2**24
 # Memory that a worker may take beyond what it shares with the others.
 MAX_WORKER_BYTES = 7 * 2**24
 BULK_NICENESS = 5
@@ -79,13 +79,13 @@ class Texts:
         self._performer = TextPerformer(tokenizer, None)
         self._threads = Offload()
         runners = max(2, min(MAX_THREADS, os.cpu_count() or 1))
-        self._short = Lane(self._threads.threads, MAX_LANE_BYTES, on_refused)
-        self._chat = Lane(runners, MAX_LANE_BYTES, on_refused)
-        self._long = Lane(2, MAX_LANE_BYTES, on_refused, kills=True)
-        self._bulk = Lane(1, MAX_BULK_BYTES, on_refused, max_s=MAX_BULK_S, kills=True)
-        self._chat_workers = WorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
-        self._long_workers = WorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
-        self._bulk_workers = WorkerPool(host, memory_bytes=MAX_WORKER_BYTES, niceness=BULK_NICENESS, reuse=False)
+        self._short = Lane(self._threads.threads, MAX_LANE_CHARS, on_refused)
+        self._chat = Lane(runners, MAX_LANE_CHARS, on_refused)
+        self._long = Lane(2, MAX_LANE_CHARS, on_refused, kills=True)
+        self._bulk = Lane(1, MAX_BULK_CHARS, on_refused, max_s=MAX_BULK_S, kills=True)
+        self._chat_workers = TextWorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
+        self._long_workers = TextWorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
+        self._bulk_workers = TextWorkerPool(host, memory_bytes=MAX_WORKER_BYTES, niceness=BULK_NICENESS, reuse=False)
 
     async def start(self) -> None:
         """Try the chat template in a process of its own. Raises `ConfigError` if it cannot be used."""
@@ -100,7 +100,7 @@ class Texts:
         return self._facts
 
     async def perform(self, job: Job, chars: int) -> Result:
-        """What a job of so many characters comes to.
+        """Perform a job of `chars` characters and return its result.
 
         Raises `InvalidRequestError`, also for a job that costs too much, `TokenizerFailedError`, and `ApiError` 503.
         """

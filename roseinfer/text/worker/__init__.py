@@ -1,1 +1,1 @@
-"""Text work in processes of its own, where what takes too long or too much memory can be ended."""
+"""Text work in separate processes, which can be killed if they take too long or too much memory."""

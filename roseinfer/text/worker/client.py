@@ -28,14 +28,14 @@ from roseinfer.text.worker.messages import (
     AliasesNeeded,
     Answer,
     Boot,
-    Failed,
     Job,
     Loaded,
-    Order,
-    Ready,
-    Refused,
     Result,
     Start,
+    TextHostReady,
+    TextJobFailed,
+    TextJobRefused,
+    TextOrder,
     TooMuch,
     Unusable,
     framed,
@@ -52,17 +52,17 @@ _SAYS_START = msgspec.msgpack.Decoder(Start)
 
 
 class WorkerLostError(RoseinferError):
-    """A worker, or the host of all, has ended for a reason that says nothing of the job: another time it may pass."""
+    """A worker, or the host of all, has ended for a reason unrelated to the job, which may succeed later."""
 
 
 def boot_of(tokenizer: Tokenizer) -> bytes:
-    """What a host needs to know. Takes a while for a large vocabulary."""
+    """Encode the first message to a host. Slow for a large vocabulary."""
     boot = Boot(tokenizer.backend.to_str(), tokenizer.config, tokenizer.chat_template)
     return msgspec.msgpack.encode(boot)
 
 
 class Channel(asyncio.Protocol):
-    """Frames from a process, each for the next of those who wait. `size`: of each, None = they say it themselves."""
+    """Frames from a process, one for each waiting caller in turn. `size`: bytes of each, None = in its header."""
 
     def __init__(self, size: int | None = None) -> None:
         self._size = size
@@ -124,7 +124,7 @@ class Channel(asyncio.Protocol):
 
 
 @dataclass(slots=True)
-class Worker:
+class TextWorker:
     """One forked process. `aliases`: whether it was forked after the tokenizer's aliases were built."""
 
     channel: Channel
@@ -137,22 +137,25 @@ class TextHost:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._started: asyncio.Task[Ready] | None = None
+        self._started: asyncio.Task[TextHostReady] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner: socket.socket | None = None  # for descriptors, which the channel does not send
         self._channel = Channel()
         self._closed = False
-        self._obeys = False  # else it may be busy with its template for ever
+        self._obeys = False  # until the template check is over, which may hang
         self._aliases = False
 
-    async def start(self) -> Ready:
-        """What is to be known of tokenizer and template. Raises `ConfigError` for a template that cannot be used."""
+    async def start(self) -> TextHostReady:
+        """Start the host and return facts about tokenizer and template.
+
+        Raises `ConfigError` for a template that cannot be used.
+        """
         if self._started is None or (self._channel.lost and self._started.done()):
             self._started = asyncio.create_task(self._start())
             self._started.add_done_callback(_retrieve)
         return await asyncio.shield(self._started)
 
-    async def _start(self) -> Ready:
+    async def _start(self) -> TextHostReady:
         self._release()
         self._aliases = self._obeys = False
         boot = await asyncio.to_thread(boot_of, self._tokenizer)
@@ -178,7 +181,7 @@ class TextHost:
         self._obeys = True
         return ready
 
-    async def _until_ready(self) -> Ready:
+    async def _until_ready(self) -> TextHostReady:
         try:
             said = await self._hear(MAX_START_S)
         except TimeoutError:
@@ -192,7 +195,7 @@ class TextHost:
                 raise ConfigError(TOO_SLOW) from None
         if isinstance(said, Unusable):
             raise ConfigError(said.reason)
-        assert isinstance(said, Ready), "the last word of a start"
+        assert isinstance(said, TextHostReady), "the last word of a start"
         return said
 
     async def _hear(self, patience_s: float) -> Start:
@@ -208,8 +211,8 @@ class TextHost:
             await asyncio.sleep(GONE_S / 100)
         return max(0, -(self._process.returncode or 0))
 
-    async def fork(self, memory_bytes: int, niceness: int) -> Worker:
-        """A worker that may take so much memory of its own. Raises `WorkerLostError` and what `start` raises."""
+    async def fork(self, memory_bytes: int, niceness: int) -> TextWorker:
+        """Fork a worker that may take `memory_bytes` of its own. Raises `WorkerLostError` and what `start` raises."""
         for _ in range(MAX_FORK_TRIES):
             await self.start()
             try:
@@ -230,14 +233,14 @@ class TextHost:
             ours.close()  # the host has just ended, or the system has no process to spare
         raise WorkerLostError("no text worker can be started")
 
-    async def _connected(self, ours: socket.socket, pid: int, aliases: bool) -> Worker:
+    async def _connected(self, ours: socket.socket, pid: int, aliases: bool) -> TextWorker:
         channel = Channel()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
         except BaseException:
             self._command(END, pid, lost=signal.SIGKILL)
             raise
-        return Worker(channel, pid, aliases)
+        return TextWorker(channel, pid, aliases)
 
     def _end_unused(self, forked: "asyncio.Future[int]") -> None:
         """End a worker whose job was cancelled before it was forked: only the host can reap it."""
@@ -251,7 +254,7 @@ class TextHost:
                 raise WorkerLostError("the text workers' host has ended")
             self._aliases = True
 
-    def end(self, worker: Worker) -> "asyncio.Future[int]":
+    def end(self, worker: TextWorker) -> "asyncio.Future[int]":
         """The number of the signal that ended it; SIGKILL if that is only now. Need not be awaited."""
         worker.channel.close()
         return self._command(END, worker.pid, lost=signal.SIGKILL)
@@ -273,7 +276,7 @@ class TextHost:
         return number
 
     def close(self) -> None:
-        """End the host and all workers. Whoever waits for one gets `WorkerLostError`."""
+        """End the host and all workers. Waiting callers get `WorkerLostError`."""
         self._closed = True
         if self._started is not None:
             self._started.cancel()
@@ -296,8 +299,8 @@ class TextHost:
             self._process = None
 
 
-def _retrieve(started: "asyncio.Task[Ready]") -> None:
-    """Whoever waited for it may have left."""
+def _retrieve(started: "asyncio.Task[TextHostReady]") -> None:
+    """Retrieve the exception: the caller may have been cancelled."""
     if not started.cancelled():
         started.exception()
 
@@ -313,7 +316,7 @@ def _pass_on(done: "asyncio.Future[bytes]", number: "asyncio.Future[int]", lost:
         number.set_result(ANSWER.unpack(done.result())[1])
 
 
-class WorkerPool:
+class TextWorkerPool:
     """Workers of one kind. `reuse`: a worker does one job after another, else each job gets a fresh one.
 
     The pool does not limit how many jobs run: as many workers are started.
@@ -324,18 +327,18 @@ class WorkerPool:
         self._memory_bytes = memory_bytes
         self._niceness = niceness
         self._reuse = reuse
-        self._idle: list[Worker] = []
+        self._idle: list[TextWorker] = []
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Answer).decode
 
     async def perform(self, job: Job, cpu_s: float) -> Result:
-        """What the job comes to. Its worker is killed if this is cancelled.
+        """Perform the job and return its result. Cancelling kills its worker.
 
-        Raises `InvalidRequestError` for what the job itself is to blame for, also its cost, `TokenizerFailedError`,
+        Raises `InvalidRequestError` if the job is invalid or too costly, `TokenizerFailedError`,
         and `WorkerLostError`.
         """
         try:
-            order = self._encode(Order(job, cpu_s))
+            order = self._encode(TextOrder(job, cpu_s))
         except (UnicodeEncodeError, RecursionError, OverflowError) as error:
             raise InvalidRequestError(f"the messages cannot be encoded: {error}"[:300], "messages") from error
         answer = await self._ask(order, cpu_s)
@@ -363,7 +366,7 @@ class WorkerPool:
             self._host.end(worker)
         return answer
 
-    async def _worker(self, aliases: bool) -> Worker:
+    async def _worker(self, aliases: bool) -> TextWorker:
         while self._idle:
             worker = self._idle.pop()
             if not worker.channel.lost and (worker.aliases or not aliases):
@@ -374,13 +377,13 @@ class WorkerPool:
 
 def result_of(answer: Answer, cpu_s: float, memory_bytes: int) -> Result:
     """Raises what `WorkerPool.perform` raises."""
-    if isinstance(answer, Refused):
+    if isinstance(answer, TextJobRefused):
         if answer.too_long is not None:
             raise RequestTooLongError(answer.message, answer.param, *answer.too_long)
         raise InvalidRequestError(answer.message, answer.param, answer.code)
     if isinstance(answer, TooMuch):
         raise too_costly(None, memory_bytes)
-    if isinstance(answer, Failed):
+    if isinstance(answer, TextJobFailed):
         raise TokenizerFailedError(answer.reason)
     if isinstance(answer, AliasesNeeded):  # the host that had built them has ended
         raise WorkerLostError("the text workers' host has ended")

@@ -33,12 +33,12 @@ from roseinfer.text.worker.messages import (
     AliasesNeeded,
     Answer,
     Boot,
-    Failed,
     Loaded,
-    Order,
-    Ready,
-    Refused,
     Start,
+    TextHostReady,
+    TextJobFailed,
+    TextJobRefused,
+    TextOrder,
     TooMuch,
     Unusable,
     framed,
@@ -53,10 +53,10 @@ COMMAND = struct.Struct("<cqi")
 ANSWER = struct.Struct("<ci")
 FORK, END, ALIASES = b"f", b"e", b"a"
 
-_decode, _encode = msgspec.msgpack.Decoder(Order).decode, msgspec.msgpack.Encoder().encode
+_decode, _encode = msgspec.msgpack.Decoder(TextOrder).decode, msgspec.msgpack.Encoder().encode
 
 
-class Host:
+class TextHostLoop:
     """Serves its owner until that is gone."""
 
     def __init__(self, owner: socket.socket) -> None:
@@ -118,7 +118,7 @@ def _work(end: socket.socket, performer: TextPerformer, memory_bytes: int, nicen
     try:
         limit_memory(memory_bytes)
         os.nice(niceness)
-        # What the library says of failed allocations and panics is reported by whoever asked.
+        # The server reports failed allocations and panics, so the library's own output is dropped.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         while True:
             answer = _encode(_answered(performer, read_frame(end)))
@@ -144,17 +144,17 @@ def _answered(performer: TextPerformer, frame: bytes) -> Answer:
         too_long = None
         if isinstance(error, RequestTooLongError):
             too_long = (error.max_model_len, error.prompt_tokens)
-        return Refused(error.message, error.param, error.code, too_long)
+        return TextJobRefused(error.message, error.param, error.code, too_long)
     except AliasesNeededError:
         return AliasesNeeded()
     except MemoryError:
         return TooMuch()
     except TokenizerFailedError as error:
-        return Failed(str(error))
+        return TextJobFailed(str(error))
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        return Failed(f"{type(error).__name__}: {error}"[:500])
+        return TextJobFailed(f"{type(error).__name__}: {error}"[:500])
 
 
 # --- the start ------------------------------------------------------------------------------------------------------
@@ -181,9 +181,9 @@ def main() -> None:
             _tell(owner, Unusable(str(error)))
             return
         variables = None if template is None else sorted(template.kwargs)
-        _tell(owner, Ready(variables, tokenizer.max_token_bytes))
+        _tell(owner, TextHostReady(variables, tokenizer.max_token_bytes))
         _settle()
-        Host(owner).serve(tokenizer, template)
+        TextHostLoop(owner).serve(tokenizer, template)
 
 
 def _settle() -> None:

@@ -1,4 +1,4 @@
-"""What a server and its text workers say to each other, and how it is framed: a length in 4 bytes, then msgpack."""
+"""Messages between a server and its text workers. Frame: a length in 4 bytes, then msgpack."""
 
 import socket
 from typing import Any
@@ -9,7 +9,7 @@ HEADER_BYTES = 4
 
 
 class Boot(msgspec.Struct):
-    """What a text host is made of: tokenizer.json, tokenizer_config.json, the chat template."""
+    """Input of a text host: tokenizer.json, tokenizer_config.json, the chat template."""
 
     tokenizer: str
     config: dict[str, Any]
@@ -20,7 +20,7 @@ class Loaded(msgspec.Struct, tag=True):
     """The tokenizer is there; what follows is the chat template's time and memory."""
 
 
-class Ready(msgspec.Struct, tag=True):
+class TextHostReady(msgspec.Struct, tag=True):
     """`variables`: of the chat template, None without one. `max_token_bytes`: see `Tokenizer`."""
 
     variables: list[str] | None
@@ -33,7 +33,7 @@ class Unusable(msgspec.Struct, tag=True):
     reason: str
 
 
-Start = Loaded | Ready | Unusable
+Start = Loaded | TextHostReady | Unusable
 
 
 class EncodeTexts(msgspec.Struct, tag=True):
@@ -76,14 +76,14 @@ class DecodeIds(msgspec.Struct, tag=True):
 Job = EncodeTexts | EncodeChat | ListTokens | DecodeIds
 
 
-class Order(msgspec.Struct):
+class TextOrder(msgspec.Struct):
     """`cpu_s`: processor time after which the system ends the worker."""
 
     job: Job
     cpu_s: float
 
 
-class Encoded(msgspec.Struct, tag=True):
+class TextIds(msgspec.Struct, tag=True):
     """For each prompt its ids, as 32-bit integers of the machine's own order, and its text if that was wanted."""
 
     ids: list[bytes]
@@ -102,7 +102,7 @@ class Decoded(msgspec.Struct, tag=True):
     text: str
 
 
-class Refused(msgspec.Struct, tag=True):
+class TextJobRefused(msgspec.Struct, tag=True):
     """Fields of `InvalidRequestError`. `too_long`: those that only `RequestTooLongError` has."""
 
     message: str
@@ -111,7 +111,7 @@ class Refused(msgspec.Struct, tag=True):
     too_long: tuple[int | None, int | None] | None = None
 
 
-class Failed(msgspec.Struct, tag=True):
+class TextJobFailed(msgspec.Struct, tag=True):
     """The tokenizer failed, or it is a bug of ours."""
 
     reason: str
@@ -125,8 +125,8 @@ class AliasesNeeded(msgspec.Struct, tag=True):
     """The host is to build the tokenizer's aliases first; then the job is for another worker."""
 
 
-Result = Encoded | Listed | Decoded
-Answer = Result | Refused | Failed | TooMuch | AliasesNeeded
+Result = TextIds | Listed | Decoded
+Answer = Result | TextJobRefused | TextJobFailed | TooMuch | AliasesNeeded
 
 
 # --- frames over a blocking socket ----------------------------------------------------------------------------------

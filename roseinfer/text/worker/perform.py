@@ -15,15 +15,15 @@ from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.messages import (
     Decoded,
     EncodeChat,
-    Encoded,
     EncodeTexts,
     Job,
     Listed,
     ListTokens,
     Result,
+    TextIds,
 )
 
-# Of a prompt of which the end is kept: tokens more that are made of it, for the first of them may differ.
+# Extra tokens that are encoded when only a prompt's end is kept, since the first ones may differ.
 SPARE_TOKENS = 64
 # Beyond the context a prompt is encoded no further than this, as a share of the context.
 BEYOND_CONTEXT_SHARE = 2
@@ -43,16 +43,16 @@ class TextPerformer:
     def perform(self, job: Job) -> Result:
         """Raises `InvalidRequestError`, `TokenizerFailedError`, `AliasesNeededError`."""
         if isinstance(job, EncodeChat):
-            return Encoded([self._chat(job).tobytes()], [])
+            return TextIds([self._chat(job).tobytes()], [])
         if isinstance(job, EncodeTexts):
             return self._texts(job)
         if isinstance(job, ListTokens):
             return self._list(job)
         return Decoded(self._tokenizer.decode(job.ids, skip_special_tokens=False))
 
-    def _texts(self, job: EncodeTexts) -> Encoded:
+    def _texts(self, job: EncodeTexts) -> TextIds:
         done = [self._text(prompt, job) for prompt in job.prompts]
-        return Encoded([ids.tobytes() for ids, _ in done], [text for _, text in done] if job.with_text else [])
+        return TextIds([ids.tobytes() for ids, _ in done], [text for _, text in done] if job.with_text else [])
 
     def _text(self, prompt: str | list[int], job: EncodeTexts) -> "tuple[array[int], str]":
         """(token ids, the text that they make up)."""

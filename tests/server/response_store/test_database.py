@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.server.response_store.database import MAX_JOURNAL_BYTES, Database, ForeignFileError, Row
+from roseinfer.server.response_store.database import MAX_JOURNAL_BYTES, Database, ForeignFileError, ResponseRow
 from roseinfer.server.response_store.records import Key, StoreBounds, StoredResponse, Totals
 
 WIDE = StoreBounds(max_count=1000, max_bytes=2**20, max_age_s=1000.0)
@@ -35,12 +35,12 @@ def opened(path: Path, bounds: StoreBounds = WIDE, clock: Clock | None = None) -
 def test_what_is_written_is_read_by_its_owner_only(tmp_path: Path) -> None:
     database = opened(tmp_path / "db")
     mine = record("resp_1", owner="abc")
-    database.write([Row.of(mine)])
+    database.write([ResponseRow.of(mine)])
     assert database.get(Key("abc", "resp_1")) == mine
     assert database.get(Key("", "resp_1")) is None and database.get(Key("xyz", "resp_1")) is None
     assert not database.delete(Key("xyz", "resp_1")) and database.get(mine.key) == mine
     given = StoredResponse("abc", "resp_2", {"status": "completed"}, [{"role": "user", "content": "ü"}])
-    database.write([Row.of(given)])
+    database.write([ResponseRow.of(given)])
     read = database.get(given.key)
     assert read is not None and read.input() == given.input() == given.items and read.size > 40
 
@@ -48,7 +48,7 @@ def test_what_is_written_is_read_by_its_owner_only(tmp_path: Path) -> None:
 def test_the_file_is_private_and_holds_no_digest_of_a_key(tmp_path: Path) -> None:
     path = tmp_path / "db"
     database = opened(path)
-    database.write([Row.of(record("resp_1", owner="digest-of-a-key"))])
+    database.write([ResponseRow.of(record("resp_1", owner="digest-of-a-key"))])
     database.close()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert b"digest-of-a-key" not in path.read_bytes()
@@ -56,8 +56,8 @@ def test_the_file_is_private_and_holds_no_digest_of_a_key(tmp_path: Path) -> Non
 
 def test_a_second_process_sees_what_the_first_wrote(tmp_path: Path) -> None:
     first, second = opened(tmp_path / "db"), opened(tmp_path / "db")
-    first.write([Row.of(record("a", "me"))])
-    second.write([Row.of(record("b", "me"))])
+    first.write([ResponseRow.of(record("a", "me"))])
+    second.write([ResponseRow.of(record("b", "me"))])
     assert second.get(Key("me", "a")) == record("a", "me") and first.get(Key("me", "b")) == record("b", "me")
     assert first.totals().responses == second.totals().responses == 2
     assert second.delete(Key("me", "a")) and first.get(Key("me", "a")) is None
@@ -69,7 +69,7 @@ def test_random_operations_agree_with_a_model(tmp_path: Path, seed: int) -> None
     rng, clock = random.Random(seed), Clock()
     bounds = StoreBounds(max_count=rng.randint(1, 8), max_bytes=rng.randint(1500, 6000), max_age_s=50.0)
     databases = [opened(tmp_path / "db", bounds, clock) for _ in range(2)]
-    model: dict[Key, tuple[float, Row, StoredResponse]] = {}
+    model: dict[Key, tuple[float, ResponseRow, StoredResponse]] = {}
 
     def make_room() -> list[Key]:
         gone = [key for key in model if model[key][0] < clock.now_s - bounds.max_age_s]
@@ -97,7 +97,7 @@ def test_random_operations_agree_with_a_model(tmp_path: Path, seed: int) -> None
             rows = []
             for _ in range(rng.randint(1, 3)):
                 written = record(f"resp_{rng.randrange(6)}", rng.choice(["", "me", "you"]), "x" * rng.randrange(600))
-                rows.append(Row.of(written))
+                rows.append(ResponseRow.of(written))
                 model.pop(written.key, None)
                 model[written.key] = (clock.now_s, rows[-1], written)
             removed = database.write(rows)
@@ -116,9 +116,9 @@ def test_random_operations_agree_with_a_model(tmp_path: Path, seed: int) -> None
 
 def test_who_stores_much_does_not_make_others_go(tmp_path: Path) -> None:
     database = opened(tmp_path / "db", StoreBounds(max_count=10, max_bytes=2**20, max_age_s=10.0))
-    database.write([Row.of(record(f"resp_{number}", "modest")) for number in range(3)])
+    database.write([ResponseRow.of(record(f"resp_{number}", "modest")) for number in range(3)])
     for number in range(100):
-        database.write([Row.of(record(f"resp_{number}", "greedy"))])
+        database.write([ResponseRow.of(record(f"resp_{number}", "greedy"))])
     assert [database.get(Key("modest", f"resp_{number}")) is not None for number in range(3)] == [True] * 3
     assert [database.get(Key("greedy", f"resp_{number}")) is not None for number in (92, 93, 99)] == [False, True, True]
 
@@ -127,16 +127,16 @@ def test_the_files_do_not_grow_with_what_was_removed(tmp_path: Path) -> None:
     bounds = StoreBounds(max_count=1000, max_bytes=2**20, max_age_s=10.0)
     database = opened(tmp_path / "db", bounds)
     for number in range(200):
-        database.write([Row.of(record(f"resp_{number}", text="x" * 50_000))])
+        database.write([ResponseRow.of(record(f"resp_{number}", text="x" * 50_000))])
     taken = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert taken < 2 * bounds.max_bytes + MAX_JOURNAL_BYTES
 
 
 def test_a_failed_write_leaves_all_as_it_was(tmp_path: Path) -> None:
     database = opened(tmp_path / "db")
-    database.write([Row.of(record("a", text="old"))])
+    database.write([ResponseRow.of(record("a", text="old"))])
     with pytest.raises(sqlite3.Error):
-        database.write([Row.of(record("a", text="new")), Row(Key("", "b"), None, b"", b"")])  # type: ignore[arg-type]
+        database.write([ResponseRow.of(record("a", text="new")), ResponseRow(Key("", "b"), None, b"", b"")])  # type: ignore[arg-type]
     assert database.get(Key("", "a")) == record("a", text="old") and database.totals().responses == 1
 
 

@@ -36,10 +36,10 @@ class Works:
 
 
 class Queue:
-    def __init__(self, runners: int = 1, max_bytes: int = 100, **options: Any) -> None:
+    def __init__(self, runners: int = 1, max_size: int = 100, **options: Any) -> None:
         self.works = Works()
         self.refused = 0
-        self.lane = Lane(runners, max_bytes, self._on_refused, **options)
+        self.lane = Lane(runners, max_size, self._on_refused, **options)
 
     def _on_refused(self) -> None:
         self.refused += 1
@@ -63,21 +63,21 @@ def test_jobs_run_in_their_order() -> None:
     async def test() -> None:
         queue = Queue(runners=2)
         tasks = [await queue.submit(name) for name in "abcd"]
-        assert queue.works.started == ["a", "b"] and queue.lane.bytes == 40
+        assert queue.works.started == ["a", "b"] and queue.lane.size == 40
         await queue.works.release("b")
         await queue.works.release("a")
         assert queue.works.started == ["a", "b", "c", "d"]
         await queue.works.release("c")
         await queue.works.release("d")
         assert [await task for task in tasks] == ["a", "b", "c", "d"]
-        assert queue.lane.bytes == 0
+        assert queue.lane.size == 0
 
     run(test())
 
 
 def test_bytes_are_bounded_but_one_job_is_always_admitted() -> None:
     async def test() -> None:
-        queue = Queue(max_bytes=100)
+        queue = Queue(max_size=100)
         large = await queue.submit("large", 1000)
         refused = await queue.submit("refused", 1)
         with pytest.raises(ApiError) as caught:
@@ -99,7 +99,7 @@ def test_who_leaves_the_queue_frees_its_place() -> None:
         left, stays = await queue.submit("left"), await queue.submit("stays")
         left.cancel()
         await settled()
-        assert queue.lane.bytes == 20
+        assert queue.lane.size == 20
         await queue.works.release("a")
         assert queue.works.started == ["a", "stays"]
         await queue.works.release("stays")
@@ -115,11 +115,11 @@ def test_who_leaves_in_the_moment_of_its_turn_passes_it_on() -> None:
         left = await queue.submit("left")
         await queue.submit("b")
         queue.works._ends["a"].set()
-        while queue.lane.bytes == 30:  # until a's end has given the turn, and no further
+        while queue.lane.size == 30:  # until a's end has given the turn, and no further
             await asyncio.sleep(0)
         left.cancel()
         await settled()
-        assert queue.works.started == ["a", "b"] and queue.lane.bytes == 10
+        assert queue.works.started == ["a", "b"] and queue.lane.size == 10
 
     run(test())
 
@@ -168,6 +168,6 @@ def test_a_job_has_so_long_from_when_it_comes() -> None:
                 await task
             assert caught.value.code == "text_queue_full"
         await settled()
-        assert queue.works.cancelled[:1] == ["running"] and queue.lane.bytes == 0
+        assert queue.works.cancelled[:1] == ["running"] and queue.lane.size == 0
 
     run(test())

@@ -15,8 +15,8 @@ from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLo
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.template_check import TOO_LARGE
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.worker.client import TextHost, WorkerLostError, WorkerPool
-from roseinfer.text.worker.messages import Decoded, DecodeIds, EncodeChat, Encoded, EncodeTexts, Job, Listed, ListTokens
+from roseinfer.text.worker.client import TextHost, TextWorkerPool, WorkerLostError
+from roseinfer.text.worker.messages import Decoded, DecodeIds, EncodeChat, EncodeTexts, Job, Listed, ListTokens, TextIds
 from tests.text.tokenizers import byte_level
 
 # Writes nothing for as long as messages say, and takes memory as they say.
@@ -32,11 +32,11 @@ def with_template(source: str) -> Tokenizer:
     return Tokenizer(plain.backend, plain.config, source)
 
 
-def run(tokenizer: Tokenizer, test: Callable[[WorkerPool], Awaitable[None]], **options: Any) -> None:
+def run(tokenizer: Tokenizer, test: Callable[[TextWorkerPool], Awaitable[None]], **options: Any) -> None:
     async def with_pool() -> None:
         host = TextHost(tokenizer)
         try:
-            await asyncio.wait_for(test(WorkerPool(host, **{"memory_bytes": 2**27, "reuse": True} | options)), 60)
+            await asyncio.wait_for(test(TextWorkerPool(host, **{"memory_bytes": 2**27, "reuse": True} | options)), 60)
         finally:
             host.close()
 
@@ -47,9 +47,9 @@ def chat(content: str, **options: Any) -> EncodeChat:
     return EncodeChat([{"role": "user", "content": content}], True, False, False, {}, **options)
 
 
-async def ids(pool: WorkerPool, job: Job) -> list[int]:
+async def ids(pool: TextWorkerPool, job: Job) -> list[int]:
     done = await pool.perform(job, 5.0)
-    assert isinstance(done, Encoded)
+    assert isinstance(done, TextIds)
     return array("I", done.ids[0]).tolist()
 
 
@@ -58,7 +58,7 @@ def test_results_are_those_of_this_process() -> None:
     template = ChatTemplate.from_tokenizer(tokenizer)
     assert template is not None
 
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         forged = "<|end|><|user|>"  # needs the aliases, which the workers before it do not have
         for content in ("hello", forged, "hello"):
             assert await ids(pool, chat(content)) == template.encode([{"role": "user", "content": content}])
@@ -73,7 +73,7 @@ def test_results_are_those_of_this_process() -> None:
 
 
 def test_errors_are_those_of_this_process() -> None:
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         with pytest.raises(InvalidRequestError, match="exclude each other") as caught:
             await pool.perform(EncodeChat([{"role": "user", "content": "x"}], True, True, False, {}), 5.0)
         assert caught.value.param == "continue_final_message"
@@ -85,7 +85,7 @@ def test_errors_are_those_of_this_process() -> None:
 
 
 def test_a_panic_of_the_tokenizer() -> None:
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         with pytest.raises(TokenizerFailedError, match="index out of bounds"):
             await pool.perform(EncodeTexts(["hello"], True), 5.0)
 
@@ -95,7 +95,7 @@ def test_a_panic_of_the_tokenizer() -> None:
 
 
 def test_what_takes_too_much_ends_alone() -> None:
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
         with pytest.raises(InvalidRequestError, match=r"0\.1 s of processor time") as slow:
             await pool.perform(chat("loop"), 0.1)
@@ -108,7 +108,7 @@ def test_what_takes_too_much_ends_alone() -> None:
 
 
 def test_a_worker_or_host_that_is_killed_is_replaced() -> None:
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
         for victim in (pool._idle[0].pid, pool._host._process.pid):  # type: ignore[union-attr]
             running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
@@ -124,7 +124,7 @@ def test_a_worker_or_host_that_is_killed_is_replaced() -> None:
 
 
 def test_the_worker_of_a_cancelled_job_is_killed() -> None:
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
         worker = pool._idle[0]
         running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
@@ -141,7 +141,7 @@ def test_the_worker_of_a_cancelled_job_is_killed() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_job_cancelled_before_its_worker_is_there_leaves_no_process() -> None:
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
         host = pool._host._process
         assert host is not None
@@ -166,7 +166,7 @@ def children(pid: int) -> list[str]:
 
 
 def test_a_template_that_cannot_be_compiled_is_refused_at_the_start() -> None:
-    async def test(pool: WorkerPool) -> None:
+    async def test(pool: TextWorkerPool) -> None:
         with pytest.raises(ConfigError) as caught:
             await pool._host.start()
         assert str(caught.value) == TOO_LARGE

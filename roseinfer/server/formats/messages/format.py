@@ -12,7 +12,7 @@ from roseinfer.server.formats.messages.dialect import ANTHROPIC
 from roseinfer.server.formats.messages.request import (
     CountTokensRequest,
     MessagesRequest,
-    Translation,
+    MessagesTranslation,
     words_of,
 )
 from roseinfer.server.formats.schemas import parse
@@ -33,7 +33,7 @@ class MessagesFormat:
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404."""
         request = parse(MessagesRequest, body)
-        chat = Translation(request)
+        chat = MessagesTranslation(request)
         job = await translated_job(call, chat.chat, words_of(request), "message", "msg", chat.warnings)
         edited = (request.model_extra or {}).get("context_management") is not None
         return replace(job, about=_NO_EDITS) if edited else job
@@ -47,7 +47,7 @@ class MessagesFormat:
 
 async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
     """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
-    chat = Translation(request).chat
+    chat = MessagesTranslation(request).chat
     with words_of(request).errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

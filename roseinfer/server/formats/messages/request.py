@@ -74,7 +74,7 @@ _NAMES = {
 _NO_MEMORY = "nothing is kept between requests"
 _REFUSALS = {
     "container": Refusal(_NO_MEMORY, always),
-    # By this code Anthropic's packages know that they can go on without a thread, and do.
+    # With this code Anthropic's packages retry without a thread.
     "thread": Refusal(_NO_MEMORY, always, "thread_unsupported_request"),
     "stop": Refusal("strings that end the text are stop_sequences", if_set),
 }
@@ -125,7 +125,7 @@ def words_of(request: CountTokensRequest) -> Vocabulary:
     return replace(WORDS, names=names, hints=hints)
 
 
-class Translation:
+class MessagesTranslation:
     """Chat that asks for the same. Raises `ApiError` 400 when made. `warnings`: parts that are not used."""
 
     def __init__(self, request: CountTokensRequest) -> None:

@@ -12,14 +12,14 @@ from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import Wire
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
-from roseinfer.server.request.inference import AnswerFormat, Answers, Call, Run
+from roseinfer.server.request.inference import AnswerFormat, Call, JobRun, Run
 from roseinfer.server.request.job import Job, StreamChoices
 from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.response_store.shared import RunningResponse
 
 log = logging.getLogger(__name__)
 
-# Nobody reads the events of a response without `stream`: there is one at the start and the rest at the end.
+# Events of a response without `stream` are not read: there is one at the start and the rest at the end.
 _UNREAD = StreamChoices(interval=2**31)
 
 
@@ -29,7 +29,7 @@ class BackgroundRuns:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __call__(self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket) -> Answers:
+    def __call__(self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket) -> JobRun:
         if not job.about.get("background"):
             return Run(call, answer_format, job, wire, place)
         return _BackgroundAnswer(call, answer_format, job, wire, place, self._tasks)

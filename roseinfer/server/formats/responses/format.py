@@ -10,7 +10,7 @@ from roseinfer.server.formats.chat import chat_ids, output_of
 from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.responses.answer import ResponseWriter
 from roseinfer.server.formats.responses.history import History
-from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, Translation
+from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, ResponsesTranslation
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import Call
@@ -35,7 +35,7 @@ class ResponsesFormat:
         history = self._history
         whole = await history.whole(parse(ResponsesRequest, body), call.headers, call.limits.max_body_bytes)
         request = whole.request
-        chat = Translation(request)
+        chat = ResponsesTranslation(request)
         warnings = chat.warnings + history.warnings(request)
         job = await translated_job(call, chat.chat, WORDS, "response", "resp", warnings)
         keeper = history.keeper(whole, call.headers)
@@ -51,7 +51,7 @@ class ResponsesFormat:
 
 async def count_tokens(backend: Backend, request: ResponsesRequest) -> int:
     """Return the number of prompt tokens of a response with these fields. Raises `ApiError` 400."""
-    chat = Translation(request).chat
+    chat = ResponsesTranslation(request).chat
     with WORDS.errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

@@ -94,7 +94,7 @@ WORDS = Vocabulary(_NAMES, _REFUSALS, _HINTS)
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class Translation:
+class ResponsesTranslation:
     """Chat that asks for the same. Raises `ApiError` 400 when made.
 
     `call_names`: the name in a call -> the client's name of the tool. `warnings`: parts that are not used.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest, Translation
+from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest, MessagesTranslation
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
 
@@ -18,8 +18,8 @@ def chat(**fields: Any) -> dict[str, Any]:
     return translated(**fields).chat.model_dump(exclude_none=True, by_alias=True)
 
 
-def translated(**fields: Any) -> Translation:
-    return Translation(parse(MessagesRequest, {"messages": [HI], "max_tokens": 9} | fields))
+def translated(**fields: Any) -> MessagesTranslation:
+    return MessagesTranslation(parse(MessagesRequest, {"messages": [HI], "max_tokens": 9} | fields))
 
 
 def messages(*given: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ def test_what_is_ignored_within_fields_is_named() -> None:
     body: Any = {"messages": [{"role": "user", "content": [failed]}], "max_tokens": 1, "output_config": {"mood": 1}}
     described = {"input_examples": [{}], "cache_control": {"type": "ephemeral"}}
     body["tools"] = [TOOL | described, TOOL | described | {"name": "other"}]
-    assert Translation(parse(MessagesRequest, body)).warnings == [
+    assert MessagesTranslation(parse(MessagesRequest, body)).warnings == [
         "output_config.mood",
         "tools.input_examples",
         "messages.content.is_error",
@@ -300,4 +300,4 @@ def test_a_format_by_its_older_name() -> None:
 
 def test_counting_needs_no_length() -> None:
     for body in ({"messages": [HI]}, {"messages": [HI], "max_tokens": 5}):
-        assert Translation(parse(CountTokensRequest, body)).chat.max_completion_tokens is None
+        assert MessagesTranslation(parse(CountTokensRequest, body)).chat.max_completion_tokens is None

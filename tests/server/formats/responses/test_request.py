@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server.formats.responses.request import ResponsesRequest, Translation
+from roseinfer.server.formats.responses.request import ResponsesRequest, ResponsesTranslation
 from roseinfer.server.formats.responses.tools import CallName
 from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
@@ -20,8 +20,8 @@ def chat(**fields: Any) -> dict[str, Any]:
     return translated(**fields).chat.model_dump(exclude_none=True, by_alias=True)
 
 
-def translated(**fields: Any) -> Translation:
-    return Translation(parse(ResponsesRequest, {"input": "x"} | fields))
+def translated(**fields: Any) -> ResponsesTranslation:
+    return ResponsesTranslation(parse(ResponsesRequest, {"input": "x"} | fields))
 
 
 def messages(*items: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
