@@ -236,6 +236,8 @@ def compile_grammar(text: str, tokens: GrammarTokens) -> Grammar:
 
     The latter finds grammars whose rules never end, which compile. Raises `GrammarError` with what the library says.
     """
+    # Fuel for lexers stays at the library's default: half of it gives up schemas that are served well. The process that
+    # proves grammars bounds their size, by its time and memory.
     limits = llguidance.LLParserLimits(
         step_max_items=MAX_STEP_ITEMS,
         max_items_in_row=MAX_ROW_ITEMS,
