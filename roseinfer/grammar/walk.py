@@ -1,4 +1,4 @@
-"""What the masks of a grammar take, found by writing the beginnings of a few outputs."""
+"""Measurement of the time that masks of a grammar take, by writing the beginnings of a few outputs."""
 
 import random
 from array import array

@@ -1,4 +1,4 @@
-"""Whether the weights of a model are numbers, found while they are read."""
+"""A check for NaN and infinity in the weights of a model, made while they are read."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which names and web pages may use a server without a key.
+"""Names and web pages that may use a server without a key.
 
 Without a key, what keeps a web page from using a server on its reader's machine is the browser: it names the page's
 origin in `Origin`, and in `Host` the name that the page was made to reach the server by (DNS rebinding).

@@ -1,4 +1,4 @@
-"""How much JSON a body may hold, counted before it is parsed: parsing and validation stop the event loop meanwhile."""
+"""Limits on the JSON in a body, checked before it is parsed: parsing and validation stop the event loop meanwhile."""
 
 from roseinfer.server.http.errors import ApiError, too_many_values
 from roseinfer.server.http.limits import Limits

@@ -1,4 +1,4 @@
-"""Where each piece of text work is done: short texts in threads, all others in processes that can be ended.
+"""Routing of text work: short texts go to threads, all others to processes that can be killed.
 
 | lane | takes | is done by |
 | --- | --- | --- |
