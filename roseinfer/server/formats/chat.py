@@ -20,12 +20,12 @@ from roseinfer.server.formats.answers import (
 )
 from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
 from roseinfer.server.formats.planning import Draft, given
-from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, chat_max_tokens, parse
+from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeRequest, chat_max_tokens, parse
 from roseinfer.server.formats.schemas import chat_logprobs as asked_logprobs
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.prompts import Encoded
+from roseinfer.server.request.prompts import ChatPrompt, Encoded
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -87,16 +87,26 @@ async def chat_ids(
     Raises `ApiError` 400, `InvalidRequestError`.
     """
     messages, ignored = plain_messages(request.messages)
-    ids = await backend.prompts.chat(
+    template = {} if output is None else output.template
+    return await backend.prompts.chat(chat_prompt(request, messages, template, keep_last)), ignored
+
+
+def chat_prompt(
+    request: ChatRequest | TokenizeRequest,
+    messages: list[dict[str, Any]],
+    output: dict[str, Any],
+    keep_last: int | None = None,
+) -> ChatPrompt:
+    """Return the prompt that a request's fields ask for. `messages`: its plain messages."""
+    return ChatPrompt(
         messages,
         add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
         kwargs=request.chat_template_kwargs or {},
-        output={} if output is None else output.template,
+        output=output,
         keep_last=keep_last,
     )
-    return ids, ignored
 
 
 class ChatWriter:

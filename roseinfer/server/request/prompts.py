@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from roseinfer.core.request import context_error
 from roseinfer.server.http.errors import ApiError, bad_request
@@ -26,6 +26,20 @@ NODE_CHARS = 8
 class Encoded:
     ids: list[int]
     text: str = ""
+
+
+class ChatPrompt(NamedTuple):
+    """A chat to be rendered. `kwargs`: variables of the template that the client names itself; they replace those of
+    `output`. `keep_last`: tokens of a longer prompt that are kept, None = all.
+    """
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    add_special_tokens: bool
+    kwargs: dict[str, Any]
+    output: dict[str, Any]
+    keep_last: int | None = None
 
 
 class PromptEncoder:
@@ -78,24 +92,9 @@ class PromptEncoder:
         texts = done.texts or [""] * len(all_ids)
         return [Encoded(ids, text) for ids, text in zip(all_ids, texts, strict=True)]
 
-    async def chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        add_special_tokens: bool,
-        kwargs: dict[str, Any],
-        output: dict[str, Any] | None = None,
-        keep_last: int | None = None,
-    ) -> list[int]:
-        """`kwargs`: variables of the template that the client names itself; `output`: others, which those go before.
-
-        Raises as `completion`.
-        """
-        job, chars = self._chat_job(
-            messages, add_generation_prompt, continue_final_message, add_special_tokens, kwargs, output, keep_last
-        )
+    async def chat(self, prompt: ChatPrompt) -> list[int]:
+        """Return the token ids of a chat. Raises as `completion`."""
+        job, chars = self._chat_job(prompt)
         done = await self._texts.perform(job, chars)
         assert isinstance(done, TextIds)
         return _ids(done.ids[0])
@@ -105,21 +104,9 @@ class PromptEncoder:
         check_length(text, self._max_model_len, self._facts.max_token_bytes, "prompt")
         return await self._listed(EncodeTexts([text], add_special_tokens), len(text), with_strings)
 
-    async def listed_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        add_special_tokens: bool,
-        kwargs: dict[str, Any],
-        output: dict[str, Any],
-        with_strings: bool,
-    ) -> Listed:
+    async def listed_chat(self, prompt: ChatPrompt, with_strings: bool) -> Listed:
         """The tokens of a chat. Raises as `completion`."""
-        job, chars = self._chat_job(
-            messages, add_generation_prompt, continue_final_message, add_special_tokens, kwargs, output, None
-        )
+        job, chars = self._chat_job(prompt)
         return await self._listed(job, chars, with_strings)
 
     async def text(self, ids: list[int]) -> str:
@@ -156,41 +143,30 @@ class PromptEncoder:
             return prompt[-self._facts.max_token_bytes * (keep_last + SPARE_TOKENS) :]
         return prompt[-keep_last:]
 
-    def _chat_job(
-        self,
-        messages: list[dict[str, Any]],
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        add_special_tokens: bool,
-        kwargs: dict[str, Any],
-        output: dict[str, Any] | None,
-        keep_last: int | None,
-    ) -> tuple[EncodeChat, int]:
+    def _chat_job(self, prompt: ChatPrompt) -> tuple[EncodeChat, int]:
         """The job, and how many characters it has. Raises `ApiError` 400 and `RequestTooLongError`."""
         self.check_template()
         known = self.template_variables - _NO_TEMPLATE_KWARGS
-        unknown = [name for name, value in kwargs.items() if value is not None and name not in known]
+        unknown = [name for name, value in prompt.kwargs.items() if value is not None and name not in known]
         if unknown:
             message = f"chat_template_kwargs: {unknown[0][:100]!r} cannot be set for this model's template"
             raise bad_request(message, "chat_template_kwargs")
-        if keep_last is None:
-            self._check_contents(messages)
-        variables = (output or {}) | kwargs
-        chars = sum(map(_chars, messages))
+        if prompt.keep_last is None:
+            self._check_contents(prompt.messages)
+        variables = prompt.output | prompt.kwargs
+        chars = sum(map(_chars, prompt.messages))
         if variables:
             chars += _chars(variables)
-        return (
-            EncodeChat(
-                messages,
-                add_generation_prompt,
-                continue_final_message,
-                add_special_tokens,
-                variables,
-                keep_last,
-                self._max_model_len,
-            ),
-            chars,
+        job = EncodeChat(
+            prompt.messages,
+            prompt.add_generation_prompt,
+            prompt.continue_final_message,
+            prompt.add_special_tokens,
+            variables,
+            prompt.keep_last,
+            self._max_model_len,
         )
+        return job, chars
 
     def _check_contents(self, messages: Iterable[dict[str, Any]]) -> None:
         """Before the chat is rendered. Only what templates write in any case counts: not what a model has thought."""

@@ -18,6 +18,7 @@ from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.records import RING, RequestRecord, RequestRecords, ended_s
 from roseinfer.server.observe.telling import record_json
 from roseinfer.server.request.service import Service
+from roseinfer.server.routes.query import limit_of
 
 DEFAULT_LIMIT = 100
 STATES = ("live", "ended")
@@ -62,7 +63,7 @@ def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Col
 
     async def list_requests(request: Request) -> Response:
         asked = request.query_params
-        wanted = Wanted(_limit(asked.get("limit")), _state(asked.get("state")))
+        wanted = Wanted(limit_of(asked.get("limit"), DEFAULT_LIMIT, RING), _state(asked.get("state")))
         return JsonResponse({"object": "list", "data": await newest(wanted)})
 
     async def retrieve_request(request_id: str) -> Response:
@@ -98,14 +99,6 @@ _PARAMETERS = [
         "schema": {"type": "string", "enum": list(STATES)},
     },
 ]
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= RING):
-        raise bad_request(f"limit must be within [1, {RING}], got {text[:20]!r}", "limit")
-    return int(text)
 
 
 def _state(text: str | None) -> str | None:

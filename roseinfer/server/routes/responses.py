@@ -26,6 +26,7 @@ from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
+from roseinfer.server.routes.query import limit_of
 
 PATH = "/v1/responses"
 # Ids may hold slashes, since clients may choose request ids.
@@ -63,7 +64,11 @@ def add(app: FastAPI, service: Service, history: History) -> None:
 
     async def list_input_items(request: Request, response_id: str) -> Response:
         asked = request.query_params
-        limit, order, after = _limit(asked.get("limit")), _order(asked.get("order")), asked.get("after")
+        limit, order, after = (
+            limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_LIMIT),
+            _order(asked.get("order")),
+            asked.get("after"),
+        )
         record = await found(request, response_id)
 
         def page() -> dict[str, Any]:
@@ -140,14 +145,6 @@ _PARAMETERS = [
     },
     {"name": "after", "in": "query", "description": "id of the item before the first", "schema": {"type": "string"}},
 ]
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= MAX_LIMIT):
-        raise bad_request(f"limit must be within [1, {MAX_LIMIT}], got {text[:20]!r}", "limit")
-    return int(text)
 
 
 def _order(text: str | None) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from roseinfer.server.answer_shapes import Detokenized, Tokenized, TokenizerInfo
 from roseinfer.server.documents import docs
-from roseinfer.server.formats.chat import plain_messages
+from roseinfer.server.formats.chat import chat_prompt, plain_messages
 from roseinfer.server.formats.planning import check_extras, given
 from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
 from roseinfer.server.formats.tool_fields import check_template, checked_tools
@@ -72,16 +72,8 @@ async def _listed(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[List
         check_template(prompts.template_variables)
         checked_tools(wanted.tools)
     messages, ignored = plain_messages(wanted.messages or [])
-    listed = await prompts.listed_chat(
-        messages,
-        add_generation_prompt=given(wanted.add_generation_prompt, not wanted.continue_final_message),
-        continue_final_message=bool(wanted.continue_final_message),
-        add_special_tokens=bool(wanted.add_special_tokens),
-        kwargs=wanted.chat_template_kwargs or {},
-        output={"tools": wanted.tools} if wanted.tools else {},
-        with_strings=with_strings,
-    )
-    return listed, ignored
+    prompt = chat_prompt(wanted, messages, {"tools": wanted.tools} if wanted.tools else {})
+    return await prompts.listed_chat(prompt, with_strings), ignored
 
 
 def _description(tokenizer: Tokenizer) -> dict[str, Any]:

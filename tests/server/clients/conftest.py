@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 
 from tests.server.scripted_server import ScriptedServer
@@ -16,6 +17,8 @@ def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+SEND = {"type": "function", "name": "send", "description": "Send a text.", "parameters": TEXT, "strict": False}
 JOKE = {"setup": "Why do cats purr?", "punchline": "They idle."}
 # What the prompt holds, and what its newest message asks for -> the answer; the first that fits.
 ANSWERS = (
@@ -46,6 +49,20 @@ def answer(prompt: str) -> str:
 def scripted() -> Iterator[ScriptedServer]:
     with ScriptedServer(tool_caller(), answer) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def client(scripted: ScriptedServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def respond(client: openai.OpenAI, stream: bool, **body: Any) -> Any:
+    """The response, from a stream's last event or whole."""
+    if not stream:
+        return client.responses.create(model="fake", **body)
+    with client.responses.stream(model="fake", **body) as events:
+        return events.get_final_response()
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,10 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from tests.server.clients.conftest import call
+from tests.server.clients.conftest import SEND, call, respond
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 
-TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-SEND = {"type": "function", "name": "send", "description": "Send a text.", "parameters": TEXT, "strict": False}
 AGENTS = {"type": "namespace", "name": "agents", "description": "Other agents.", "tools": [SEND]}
 CALLED = call("agents.send", text="hello")
 PLAIN = call("send", text="hello")
@@ -32,25 +30,14 @@ def scripted() -> Iterator[ScriptedServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(scripted: ScriptedServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_only_the_result_of_a_call_is_sent(client: openai.OpenAI, stream: bool) -> None:
-    def respond(**body: Any) -> Any:
-        if not stream:
-            return client.responses.create(model="fake", tools=[AGENTS], **body)
-        with client.responses.stream(model="fake", tools=[AGENTS], **body) as events:
-            return events.get_final_response()
-
-    first = respond(input="hello")
+    first = respond(client, stream, input="hello", tools=[AGENTS])
     [item] = first.output
     assert (item.type, item.name, item.namespace) == ("function_call", "send", "agents")
     result = {"type": "function_call_output", "call_id": item.call_id, "output": "sent"}
-    assert respond(input=[result], previous_response_id=first.id).output_text == "Done."
+    second = respond(client, stream, input=[result], previous_response_id=first.id, tools=[AGENTS])
+    assert second.output_text == "Done."
 
 
 def test_items_are_sent_as_references(client: openai.OpenAI) -> None:

@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.clients.conftest import call
+from tests.server.clients.conftest import call, respond
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 
@@ -61,13 +61,6 @@ def claude(thinker: ScriptedServer) -> Iterator[anthropic.Anthropic]:
 
 
 # --- responses --------------------------------------------------------------------------------------------------
-
-
-def respond(client: openai.OpenAI, stream: bool, **body: Any) -> Any:
-    if not stream:
-        return client.responses.create(model="fake", **body)
-    with client.responses.stream(model="fake", **body) as events:
-        return events.get_final_response()
 
 
 @pytest.mark.parametrize("stream", [False, True])

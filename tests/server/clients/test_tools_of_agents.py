@@ -6,12 +6,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.clients.conftest import call
+from tests.server.clients.conftest import SEND, call, respond
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 
-TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-SEND = {"type": "function", "name": "send", "description": "Send a text.", "parameters": TEXT, "strict": False}
 AGENTS = {"type": "namespace", "name": "multi_agent_v1", "description": "Other agents.", "tools": [SEND]}
 LETTERS = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+\n"}
 PATCH = {"type": "custom", "name": "apply_patch", "format": LETTERS}
@@ -30,19 +28,6 @@ def answer(prompt: str) -> str:
 def scripted() -> Iterator[ScriptedServer]:
     with ScriptedServer(tool_caller(), answer) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def client(scripted: ScriptedServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=10) as made:
-        yield made
-
-
-def respond(client: openai.OpenAI, stream: bool, **body: Any) -> Any:
-    if not stream:
-        return client.responses.create(model="fake", **body)
-    with client.responses.stream(model="fake", **body) as events:
-        return events.get_final_response()
 
 
 @pytest.mark.parametrize("stream", [False, True])
