@@ -30,6 +30,7 @@ test-clients: $(VENV)/.installed
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/check_writing.py
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy --num-workers $(WORKERS)
