@@ -152,11 +152,12 @@ class Option:
 
 
 class OptionSet:
-    """The options of one command."""
+    """The options of one command. `removed`: former options, and what to use instead; they are rejected by name."""
 
-    def __init__(self, *groups: Group, config_file: bool = True) -> None:
+    def __init__(self, *groups: Group, config_file: bool = True, removed: Mapping[str, str] | None = None) -> None:
         self.groups = groups
         self.config_file = config_file
+        self.removed = removed or {}
         self.options = {option.name: option for group in groups for option in group.options()}
         assert len(self.options) == sum(len(group.options()) for group in groups), "an option has one home"
 
@@ -178,6 +179,8 @@ class OptionSet:
             section = parser.add_argument_group(group.title)
             for option in group.options():
                 option.add_to(section)
+        for name, instead in self.removed.items():
+            parser.add_argument(_flag(name), action=_RemovedOption, const=instead, help=argparse.SUPPRESS)
 
     def resolve(self, name: str) -> str:
         """The name of the option that `name` or an alias of it stands for; `name` itself if it is none."""
@@ -226,6 +229,8 @@ class OptionSet:
         values = {}
         for key, value in found.items():
             name = self.resolve(key.replace("-", "_"))
+            if name in self.removed:
+                raise ConfigError(f"{source}: option {key!r} was removed: {self.removed[name]}")
             if name not in self.options:
                 raise ConfigError(f"{source}: unknown option {key!r}")
             try:
@@ -233,6 +238,16 @@ class OptionSet:
             except ConfigError as error:
                 raise ConfigError(f"{source}: {error}") from error
         return values
+
+
+class _RemovedOption(argparse.Action):
+    """A flag that no longer exists. `const`: what to use instead."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs="?", default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
 
 
 class OptionParser(argparse.ArgumentParser):

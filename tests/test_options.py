@@ -45,7 +45,9 @@ class Other:
     port: int = option(1, "where")
 
 
-OPTIONS = OptionSet(Group(Example, "example", positional="name"), Group(Other, "other"))
+OPTIONS = OptionSet(
+    Group(Example, "example", positional="name"), Group(Other, "other"), removed={"old_size": "use --max-size"}
+)
 
 
 def parse(*argv: str) -> dict[str, object]:
@@ -129,6 +131,15 @@ def test_usage_errors(argv, capsys):
         parse(*argv)
     assert exit.value.code == 2
     assert argv[-1].removeprefix("--") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--old-size"], ["--old-size", "3"], ["--old_size=3"]])
+def test_a_removed_option_is_rejected_by_name(argv, capsys):
+    with pytest.raises(SystemExit):
+        parse(*argv)
+    assert "--old-size was removed: use --max-size" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="options: option 'old-size' was removed: use --max-size"):
+        OPTIONS.read_values({"old-size": 3}, "options")
 
 
 def test_errors_of_the_dataclass_name_the_flag():

@@ -12,7 +12,6 @@ ON_THE_WAY = {
     "placed again": "replaced",
     "resumed": "resumed",
     "good resumed": "good_resumed",
-    "moved": "moved",
     "lost": "failed",
     "nobody there": "unplaced",
 }

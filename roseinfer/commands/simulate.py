@@ -32,6 +32,10 @@ OPTIONS = OptionSet(
     Group(CostConfig, "cost model and cache (without a setup)"),
     SCHEDULER,
     Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
+    removed={
+        "roles": "the experiment with prefill and decode apart has ended (docs/research/prefill-and-decode-apart.md)",
+        "move_us": "it belonged to --roles (docs/research/prefill-and-decode-apart.md)",
+    },
 )
 PERCENTILES = (50, 95, 99)
 # What goes with random loads, beside options of the scheduler and of policies.

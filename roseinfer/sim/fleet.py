@@ -1,7 +1,7 @@
 """Several engines behind a router, on simulated time. The router is the one that serves (`roseinfer.router`)."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -89,7 +89,6 @@ class Fleet:
         self.plan = plan
         self.now_s = 0.0
         self.calls: dict[str, Call] = {}  # live ones, by name
-        self.moving = 0  # on their way from one engine to another
         self.slots = [Slot(number) for number in range(plan.most)]
         self.placer = Placer(plan.router, range(plan.most), blocks=machine.num_kv_blocks, seed=seed)
         self._arrivals = arrivals
@@ -134,7 +133,7 @@ class Fleet:
         slot = min(self.slots, key=_next)
         due = slot.next
         arriving = self._number < len(self._arrivals)
-        if not (arriving or self.calls or self.moving) and due[0] == inf:
+        if not (arriving or self.calls) and due[0] == inf:
             return False
         if arriving:
             due = min(due, (self._arrivals[self._number].at_s, ARRIVE))
@@ -221,17 +220,13 @@ class Fleet:
 
     def _place(self, call: Call) -> None:
         begin = perf_counter()
-        placement = self.placer.place(self.ask(call), self.now_s, self._excluded(call))
+        placement = self.placer.place(self.ask(call), self.now_s)
         self.record.router_s += perf_counter() - begin
         if placement is None:
             self.record.unplaced.append(call.number)
             self._give_up(call)
         else:
             self._send(call, placement)
-
-    def _excluded(self, call: Call) -> Collection[int]:
-        """Engines that do not come into question."""
-        return ()
 
     def _send(self, call: Call, placement: Placement) -> None:
         slot = self.slots[placement.engine]
@@ -278,7 +273,7 @@ class Fleet:
         """Once, if another engine's promise still holds a request that was turned away."""
         if call.retried or call.engine is None:
             return False
-        placement = self.placer.keeper(self.ask(call), self.now_s, {call.engine, *self._excluded(call)})
+        placement = self.placer.keeper(self.ask(call), self.now_s, {call.engine})
         if placement is None:
             return False
         call.retried = True

@@ -9,7 +9,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.option import option
 from roseinfer.router.registry import ROUTERS
 from roseinfer.sim.config import positive_numbers
-from roseinfer.sim.fleet_plan import BOTH, DECODE, PREFILL, ROLES, FleetPlan, Kill, Scaling
+from roseinfer.sim.fleet_plan import FleetPlan, Kill, Scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +27,9 @@ class FleetConfig:
         None, "engines come and go by what they promise; compared with fixed numbers of them", metavar="LEAST-MOST"
     )
     autoscale_patience_s: float = option(600.0, "autoscale: how long fewer engines would do before one goes")
-    roles: str | None = option(
-        None, f"an experiment: what each engine does: {', '.join(ROLES)}", metavar="ROLE,ROLE,..."
-    )
-    move_us: float = option(3.0, "roles: microseconds that the K/V of a token takes from one engine to another")
 
     def __post_init__(self) -> None:
-        for name in ("start_s", "autoscale_patience_s", "move_us"):
+        for name in ("start_s", "autoscale_patience_s"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must not be negative, got {value}")
@@ -49,9 +45,8 @@ class FleetConfig:
         wrong = next((f.name for f in fields(self) if f.name in given), None)
         if wrong and not self.active:
             raise ConfigError(f"{wrong} needs replicas")
-        for name, needed in (("move_us", "roles"), ("autoscale_patience_s", "autoscale")):
-            if name in given and getattr(self, needed) is None:
-                raise ConfigError(f"{name} needs {needed}")
+        if "autoscale_patience_s" in given and self.autoscale is None:
+            raise ConfigError("autoscale_patience_s needs autoscale")
         if "start_s" in given and self.kill is None and self.autoscale is None:
             raise ConfigError("start_s needs kill or autoscale")
 
@@ -59,20 +54,14 @@ class FleetConfig:
         """What is compared, in order. `target`: share of the requests that an autoscaler keeps good."""
         scaling = self._scaling(target)
         sizes = self._sizes(scaling)
-        for name in ("slow", "roles"):
-            if scaling is not None and getattr(self, name) is not None:
-                raise ConfigError(f"autoscale does not go with {name}: which engines would these be?")
-        slow, roles, kills = self._slow(sizes), self._roles(sizes), self._kills(sizes)
-        if roles and kills:
-            raise ConfigError("roles does not go with kill")
+        if scaling is not None and self.slow is not None:
+            raise ConfigError("autoscale does not go with slow: which engines would these be?")
+        slow, kills = self._slow(sizes), self._kills(sizes)
         plans = []
         for router in self._routers():
             if scaling is not None:
                 plans.append(FleetPlan(scaling.least, router, kills=kills, start_s=self.start_s, scaling=scaling))
-            plans += [
-                FleetPlan(size, router, slow, kills, self.start_s, roles, self.move_us * 1e-6 if roles else 0.0)
-                for size in sizes
-            ]
+            plans += [FleetPlan(size, router, slow, kills, self.start_s) for size in sizes]
         return plans
 
     def _routers(self) -> list[str]:
@@ -101,19 +90,6 @@ class FleetConfig:
         if self.slow is not None:
             _check_one_each("slow", len(factors), sizes)
         return factors
-
-    def _roles(self, sizes: list[int]) -> tuple[str, ...]:
-        if self.roles is None:
-            return ()
-        roles = tuple(name.strip() for name in self.roles.split(","))
-        wrong = next((name for name in roles if name not in ROLES), None)
-        if wrong is not None:
-            raise ConfigError(f"roles: {wrong!r} is none of {', '.join(ROLES)}")
-        _check_one_each("roles", len(roles), sizes)
-        for one, what in ((PREFILL, "begin"), (DECODE, "go on")):
-            if not {one, BOTH} & set(roles):
-                raise ConfigError(f"roles: no engine is {one} or both, so no request could {what}")
-        return roles
 
     def _kills(self, sizes: list[int]) -> tuple[Kill, ...]:
         found = []

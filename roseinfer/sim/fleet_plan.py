@@ -8,9 +8,6 @@ from roseinfer.priced.machine import Machine
 from roseinfer.router.fleet_size import SizeRule
 from roseinfer.sim.simulator import Simulation
 
-PREFILL, DECODE, BOTH = "prefill", "decode", "both"
-ROLES = (PREFILL, DECODE, BOTH)
-
 
 @dataclass(frozen=True, slots=True)
 class Kill:
@@ -35,8 +32,7 @@ class FleetPlan:
     """`replicas` engines behind the router of that name; all numbers of engines count from 0.
 
     `slow`: how many times as long as the machine's the steps of each engine take, which its policy is not told; empty:
-    all alike. `start_s`: how long an engine takes until it serves, after it died or was asked for. `roles`: of each
-    engine; empty: all do both. `move_s`: seconds that the K/V of a token takes from one engine to another.
+    all alike. `start_s`: how long an engine takes until it serves, after it died or was asked for.
     """
 
     replicas: int
@@ -44,8 +40,6 @@ class FleetPlan:
     slow: tuple[float, ...] = ()
     kills: tuple[Kill, ...] = ()
     start_s: float = 40.0
-    roles: tuple[str, ...] = ()
-    move_s: float = 0.0
     scaling: Scaling | None = None
 
     @property
@@ -88,10 +82,9 @@ class FleetRun:
     """`simulation`: of all engines together. `engine_of`: where each request was at last, None = nowhere.
 
     `reasons`: placements by the router's reason. `retries`: requests that were refused and sent to another engine once;
-    `replaced`: placed again before their first token as their engine died or drained, `resumed` after it, `moved`
-    between engines of different roles; each as the numbers of the requests. `unplaced`: nobody took requests;
-    `failed`: their engine died for the second time after their first token. `sizes`: (at_s, engines) of a fleet that
-    is scaled. `router_s`: real seconds of the router's own.
+    `replaced`: placed again before their first token as their engine died or drained, `resumed` after it; each as the
+    numbers of the requests. `unplaced`: nobody took requests; `failed`: their engine died for the second time after
+    their first token. `sizes`: (at_s, engines) of a fleet that is scaled. `router_s`: real seconds of the router's own.
     """
 
     simulation: Simulation
@@ -101,7 +94,6 @@ class FleetRun:
     retries: list[int] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
     unplaced: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     sizes: list[tuple[float, int]] = field(default_factory=list)
@@ -109,5 +101,5 @@ class FleetRun:
 
     def counts(self) -> dict[str, Any]:
         """Of requests, by what became of them on the way."""
-        names = ("retries", "replaced", "resumed", "moved", "unplaced", "failed")
+        names = ("retries", "replaced", "resumed", "unplaced", "failed")
         return {name: len(getattr(self, name)) for name in names}

@@ -1,4 +1,4 @@
-"""One run of several engines, whatever happens to them."""
+"""Runs of several engines, with and without autoscaling."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,6 @@ from roseinfer.priced.machine import Machine
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sim.fleet import Fleet
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
-from roseinfer.sim.handover import RoledFleet
 from roseinfer.sim.scaled import ScaledFleet
 from roseinfer.sim.workload import Arrival
 
@@ -24,5 +23,5 @@ def simulate_fleet(
 
     Raises as `simulate` for one engine.
     """
-    kind = ScaledFleet if plan.scaling is not None else RoledFleet if plan.roles else Fleet
+    kind = ScaledFleet if plan.scaling is not None else Fleet
     return kind(arrivals, scheduler, machine, plan, estimates, seed).run()

@@ -110,12 +110,7 @@ def check_nothing_is_lost(found: FleetRun, requests: list[Arrival]) -> None:
             assert len(life.token_s) < arrival.output_len
             assert (life.reason is FinishReason.ERROR) == (number in found.failed or number in found.unplaced)
     assert sum(engine.placed for engine in found.engines) == (
-        len(requests)
-        + len(found.retries)
-        + len(found.replaced)
-        + len(found.resumed)
-        + len(found.moved)
-        - len(found.unplaced)
+        len(requests) + len(found.retries) + len(found.replaced) + len(found.resumed) - len(found.unplaced)
     )
 
 
@@ -244,7 +239,6 @@ def test_blocks_of_a_mooncake_trace_are_followed(tmp_path: Path) -> None:
     [
         (["--router", "pace"], "--router needs --replicas"),
         (["--start-s", "3", "--replicas", "2"], "--start-s needs --kill or --autoscale"),
-        (["--move-us", "3", "--replicas", "2"], "--move-us needs --roles"),
         (["--replicas", "0"], "replicas must be positive"),
         (["--replicas", "two"], "replicas must be whole numbers"),
         (["--replicas", "2", "--router", "magic"], "router: 'magic' is none of pace"),
@@ -252,9 +246,6 @@ def test_blocks_of_a_mooncake_trace_are_followed(tmp_path: Path) -> None:
         (["--replicas", "2,3", "--slow", "1,1"], "slow: 2 are given for 2, 3 engines"),
         (["--replicas", "2", "--kill", "2@3"], "kill: 2@3: engines are 0 to 1"),
         (["--replicas", "2", "--kill", "1"], "kill must be ENGINE@SECONDS"),
-        (["--replicas", "2", "--roles", "prefill,prefill"], "roles: no engine is decode or both"),
-        (["--replicas", "2", "--roles", "prefill,write"], "roles: 'write' is none of"),
-        (["--replicas", "2", "--roles", "both,both", "--kill", "1@3"], "roles does not go with --kill"),
         (["--autoscale", "3-2"], "autoscale must be LEAST-MOST"),
         (["--autoscale", "1-2", "--slow", "1,2"], "autoscale does not go with --slow"),
         (["--replicas", "2", "--replay", "x"], "replicas does not go with --replay"),

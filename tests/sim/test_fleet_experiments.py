@@ -1,4 +1,4 @@
-"""Fleets whose size follows the load, and engines with roles."""
+"""Fleets whose size follows the load."""
 
 import json
 from itertools import pairwise
@@ -117,34 +117,3 @@ def test_the_command_compares_a_fleet_that_is_scaled_with_fixed_ones(
     points = json.loads(out.read_text())["points"]
     assert [point["replicas"] for point in points] == ["1-2", "1", "2"]
     assert "s below target" in capsys.readouterr().out
-
-
-# --- roles ------------------------------------------------------------------------------------------------------
-def test_a_request_goes_on_where_requests_decode_with_its_blocks() -> None:
-    plan = FleetPlan(2, "pace", roles=("prefill", "decode"), move_s=1e-3)
-    found = run([Arrival(0.0, [1] * 100, 5), Arrival(0.0, [1] * 100, 5)], plan, "fifo")
-    assert found.moved == [0, 1] and found.engine_of == [1, 1]
-    for life in found.simulation.lifetimes:
-        assert life.served and len(life.token_s) == 5
-        assert life.token_s[0] == pytest.approx(0.210), "both prompts in one step"
-        assert life.token_s[1] - life.token_s[0] == pytest.approx(0.1102, abs=1e-3), "moved, not computed again"
-    assert found.engines[1].prefix_hits == 200
-
-
-def test_who_does_both_keeps_its_requests() -> None:
-    plan = FleetPlan(2, "pace", roles=("both", "decode"), move_s=1e-3)
-    found = run([Arrival(0.1 * number, [1] * 50, 5, Slo(1.0, 0.05)) for number in range(10)], plan)
-    assert not found.moved and set(found.engine_of) == {0}
-
-
-def test_roles_lose_and_double_nothing() -> None:
-    slos = (Slo(0.4, 0.03), Slo(2.0, 0.1), None)
-    arrivals = [
-        Arrival(0.05 * number, [1] * (20 + 7 * number % 90), 1 + number % 9, slos[number % 3]) for number in range(60)
-    ]
-    found = run(arrivals, FleetPlan(4, "pace", roles=("prefill", "both", "decode", "decode"), move_s=1e-4))
-    served = [life for life in found.simulation.lifetimes if life.served]
-    assert all(life.reason is not None for life in found.simulation.lifetimes) and len(served) > 30
-    assert all(len(life.token_s) == life.output_len for life in served)
-    assert all(later > earlier for life in served for earlier, later in pairwise(life.token_s))
-    assert found.moved
