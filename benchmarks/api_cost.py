@@ -29,10 +29,10 @@ import orjson
 import uvicorn
 
 from roseinfer.bench.report import header
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.request import sequence_id
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, StepRecord
 from roseinfer.engine.client import AsyncEngine

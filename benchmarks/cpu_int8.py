@@ -70,7 +70,7 @@ def serve(args: argparse.Namespace) -> None:
     """What a child does for roseinfer's own formats: an engine core, stepped here, as llama.cpp's is."""
     from roseinfer.bench.batches import vocab_size
     from roseinfer.bench.load import make_prompts
-    from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
+    from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
     from roseinfer.engine.process import build_engine
     from roseinfer.hub import model_folder
 

@@ -13,7 +13,7 @@ import time
 
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams

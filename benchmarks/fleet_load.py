@@ -20,7 +20,7 @@ from roseinfer.bench.open_loop import READ_BUFFER_BYTES
 from roseinfer.bench.report import percentile
 from roseinfer.core.slo import Slo
 from roseinfer.priced.drawn import drawn_length, key_of, length_of_draw
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sim.setups import Setup
 from roseinfer.sim.workload import Arrival, gamma
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.bench.report import header, table
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.engine.shelf import Shelf
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import built, proved

@@ -26,10 +26,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.crew import EngineCrew

@@ -21,9 +21,9 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.bench.report import header, table, write_json
 from roseinfer.cli import run_alone
 from roseinfer.commands import Command
-from roseinfer.core.config import CacheConfig
+from roseinfer.core.config.engine import CacheConfig
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError, RoseinferError
-from roseinfer.core.option import check_positive, option
 from roseinfer.core.plan import BlockCopy
 from roseinfer.kv.manager import KvManager
 from roseinfer.options import Group, OptionParser, OptionSet

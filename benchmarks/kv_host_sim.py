@@ -20,7 +20,7 @@ from typing import Any
 from roseinfer.bench.report import table
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.report import summarise
 from roseinfer.sim.simulator import simulate

@@ -19,7 +19,7 @@ from roseinfer.bench.report import header
 from roseinfer.cli import run_alone
 from roseinfer.commands import Command, bench_latency
 from roseinfer.commands.groups import engine_config
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.hub import model_folder
 from roseinfer.options import OptionParser
 

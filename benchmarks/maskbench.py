@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import httpx
 
 from roseinfer.bench.report import header, percentile
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import built
 from roseinfer.grammar.constraint import JsonSchema

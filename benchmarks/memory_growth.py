@@ -16,7 +16,7 @@ import resource
 from pathlib import Path
 
 from roseinfer.bench.report import header
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.gpu_rows import MODELS
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.hub import model_folder
 
 END = "<|endoftext|>"

@@ -18,8 +18,8 @@ from roseinfer import LLM, SamplingParams
 from roseinfer.bench.report import header, table, write_json
 from roseinfer.cli import run_alone
 from roseinfer.commands import Command
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import check_positive, option
 from roseinfer.options import Group, OptionParser, OptionSet
 
 NAME = "perplexity"

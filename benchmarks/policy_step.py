@@ -14,7 +14,6 @@ from time import perf_counter
 
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.events import Event
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import RequestMeta, sequence_id
 from roseinfer.core.sampling import SamplingParams
@@ -23,9 +22,10 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.events import Event
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler

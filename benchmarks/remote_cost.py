@@ -24,8 +24,8 @@ from statistics import median
 
 from benchmarks.routed_overhead import cpu_s
 from roseinfer.bench.report import header, host, percentile, table, write_json
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig
-from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, PricedConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.crew import EngineCrew
@@ -33,8 +33,8 @@ from roseinfer.engine.live import Inflight
 from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.start import load_tokenizer, routed_engine
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 
 ENGINES = 2
 SHORT_S = 2e-3

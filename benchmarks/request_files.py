@@ -20,8 +20,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import roseinfer
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.start import load_tokenizer, start_engine
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import Server, listen, new_event_loop, uvicorn_config

@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.faults.server import ServerUnderTest
 from benchmarks.fleet_load import Planned, put
 from roseinfer.bench.report import header, host, percentile, table, write_json
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 
 STEP_S = 2e-3
 COST = CostParams(step_s=STEP_S, token_s=1e-7, pair_s=0.0, row_s=1e-6, context_s=0.0)

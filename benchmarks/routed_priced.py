@@ -39,10 +39,10 @@ from benchmarks.fleet_load import (
     write_cost,
 )
 from roseinfer.bench.report import header, host, table, write_json
-from roseinfer.core.option import positive_numbers
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.core.config.option import positive_numbers
+from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths import CalibratedLengths, EcdfLengths
+from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.fleet_plan import FleetPlan
 from roseinfer.sim.fleets import simulate_fleet

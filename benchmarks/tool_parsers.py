@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 from roseinfer.bench.report import header
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
 
-from roseinfer.core.config import PRICED, ModelConfig
+from roseinfer.core.config.engine import PRICED, ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
 from roseinfer.core.progress import stage
 from roseinfer.gguf.files import SUFFIX, part_names

@@ -10,7 +10,9 @@ import pytest
 
 from roseinfer import cli, commands
 from roseinfer.commands.serve import with_keys
-from roseinfer.core.config import EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.engine import EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import (
     ConfigError,
     EngineDeadError,
@@ -18,8 +20,6 @@ from roseinfer.core.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.options import OptionParser, OptionSet
 
 HELPS = [

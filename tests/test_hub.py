@@ -11,7 +11,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from roseinfer import hub
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError
 from roseinfer.hub import cached_model, model_folder, resolve_model, tokenizer_folder
 

@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 from roseinfer.config_file import load_file
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config.engine import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    PricedConfig,
+    ProfileConfig,
+    SchedulerConfig,
+)
+from roseinfer.core.config.kv_events import KvEventsConfig
+from roseinfer.core.config.option import option
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.kv_events_config import KvEventsConfig
-from roseinfer.core.option import option
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.options import Group, OptionParser, OptionSet, parse_int, with_dashes
 from roseinfer.sched.registry import all_options
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 from roseinfer.cli import run_alone
 from roseinfer.commands import Command
 from roseinfer.commands.groups import ENGINE, engine_config
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import check_positive, option
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:

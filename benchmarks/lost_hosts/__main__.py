@@ -41,8 +41,8 @@ from benchmarks.fleet_load import Planned, Seen, parse_cases, put, samples
 from benchmarks.lost_hosts.host import DistantHost, isolate
 from roseinfer.bench.report import header, host, percentile, table, write_json
 from roseinfer.core.slo import Slo
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 
 CASES = ("none", "cut", "back", "gone", "kill", "power", "freeze", "sleep", "stop", "renew")
 AT_S = 3.0  # when it happens

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from roseinfer.bench.arrivals import Sample
 from roseinfer.bench.requests import authorization
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 
 AT_ONCE = 64  # requests to the server

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import check_positive, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

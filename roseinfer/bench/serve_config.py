@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import check_positive, option
 
 IDS = "ids"
 DATASETS = (IDS, "random", "prefix_repetition", "sharegpt", "custom", "timed_trace")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from roseinfer.bench.streaming import Load, RunRecord, StreamingRun
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.engine.start import load_tokenizer, start_engine
 from roseinfer.text.tokenizer import Tokenizer

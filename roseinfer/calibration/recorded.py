@@ -2,8 +2,8 @@
 
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Row, StepResult
-from roseinfer.sched.cost import work_of
-from roseinfer.sched.fit import Sample
+from roseinfer.sched.cost.offline_fit import Sample
+from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.offload import rows_seconds
 from roseinfer.sim.replay import Rows, Turn, read_recording
 

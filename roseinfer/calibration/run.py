@@ -6,11 +6,11 @@ from typing import Any
 from roseinfer.calibration.config import CPU_GRID, GPU_GRID, CalibrateConfig
 from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.calibration.sweep import Bounds, Sweep
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.llm import LLM
-from roseinfer.sched.cost_file import experts_as_json
-from roseinfer.sched.fit import Fit, Sample, fit_cost
+from roseinfer.sched.cost.file import experts_as_json
+from roseinfer.sched.cost.offline_fit import Fit, Sample, fit_cost
 
 FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "num_host_blocks", "block_size", "max_num_seqs")
 # Field of CostParams -> its unit as shown, how many of them a second has, what it is paid for.

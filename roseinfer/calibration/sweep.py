@@ -14,14 +14,14 @@ from functools import partial
 
 from roseinfer.calibration.config import Grid
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.events import Event, StepDone
 from roseinfer.core.progress import stage
 from roseinfer.core.request import sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
-from roseinfer.sched.cost import work_of
-from roseinfer.sched.fit import Sample
+from roseinfer.sched.cost.offline_fit import Sample
+from roseinfer.sched.cost.params import work_of
+from roseinfer.sched.events import Event, StepDone
 from roseinfer.sched.policy import Decision, Policy, View
 
 FIRST_ID = 10  # of the random prompts: special tokens tend to have the ids below

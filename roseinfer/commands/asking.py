@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from roseinfer.commands.groups import ENGINE
-from roseinfer.core.config import PRICED
+from roseinfer.core.config.engine import PRICED
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import report, stage
 from roseinfer.options import Group, OptionParser, OptionSet
@@ -70,7 +70,7 @@ def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remo
 
 def _download(options: OptionSet, given: Mapping[str, Any]) -> None:
     """Here, where the hub can show how far it is, and an interrupt works."""
-    from roseinfer.core.config import ModelConfig
+    from roseinfer.core.config.engine import ModelConfig
     from roseinfer.hub import model_folder, tokenizer_folder
 
     model = options.build(ModelConfig, given)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from roseinfer.bench.config import LatencyConfig
 from roseinfer.commands.groups import ENGINE, engine_config
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:

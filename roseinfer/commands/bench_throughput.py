@@ -5,7 +5,7 @@ from argparse import Namespace
 
 from roseinfer.bench.config import ThroughputConfig
 from roseinfer.commands.groups import ENGINE, engine_config
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.options import Group, OptionParser, OptionSet
 
 NAME = "bench throughput"

@@ -6,7 +6,7 @@ from typing import Any
 
 from roseinfer.calibration.config import CalibrateConfig
 from roseinfer.commands.groups import CACHE, MODEL, NESTED, PRICED, PROFILE, engine_config
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.prefill import PrefillOptions
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.commands.otlp import with_traces
 from roseinfer.commands.serve import check_classes, check_predictor, with_keys
+from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.replicas_config import DEFAULT_ROUTER, ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.deploy.plan import EVERYWHERE, RAY_SERVICE, DeployConfig, Plan
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.router.registry import ROUTERS

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roseinfer.commands.groups import ENGINE, engine_config
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import KeeperConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.replicas_config import KeeperConfig
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:

@@ -4,8 +4,15 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
-from roseinfer.core.kv_events_config import KvEventsConfig
+from roseinfer.core.config.engine import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    PricedConfig,
+    ProfileConfig,
+    SchedulerConfig,
+)
+from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.options import Group, OptionSet
 from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
 

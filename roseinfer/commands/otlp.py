@@ -5,8 +5,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 
 # opentelemetry.io/docs/specs/otel/protocol/exporter: the first is used as it is, the path is added to the second.
 TRACES_VARIABLE, BASE_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"

@@ -10,10 +10,10 @@ from typing import Any
 
 from roseinfer.commands.groups import ENGINE, engine_config
 from roseinfer.commands.otlp import with_traces
-from roseinfer.core.config import EngineConfig, ModelConfig
+from roseinfer.core.config.engine import EngineConfig, ModelConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig, check_api_keys
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.router.registry import ROUTERS
 from roseinfer.sched.estimates import LengthOptions

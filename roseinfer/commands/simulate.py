@@ -11,7 +11,7 @@ from typing import Any
 
 from roseinfer.commands import fleet_tables
 from roseinfer.commands.groups import POLICY, SCHEDULER, scheduler_options
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
 from roseinfer.options import Group, OptionParser, OptionSet

@@ -5,7 +5,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
 from roseinfer.options import Group, OptionParser, OptionSet

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.sampling import SamplingParams
 
 

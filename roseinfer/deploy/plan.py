@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roseinfer.core.config import PRICED, EngineConfig
+from roseinfer.core.config.engine import PRICED, EngineConfig
+from roseinfer.core.config.option import check_choices, check_positive, option
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import check_choices, check_positive, option
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
 
 APPLICATION = NAMESPACE = "roseinfer"
 DIRECTORY = "directory"

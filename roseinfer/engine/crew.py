@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.clock import Clock, MonotonicClock
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import EngineClosedError, EngineDeadError
 from roseinfer.core.promise import Promise
-from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
 from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs, for_restart

@@ -9,11 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from roseinfer.core.config import PRICED, EngineConfig, ProfileConfig
+from roseinfer.core.config.engine import PRICED, EngineConfig, ProfileConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.json_file import parse_json, read_json
 from roseinfer.core.memory import available_memory_bytes
-from roseinfer.core.replicas_config import ReplicasConfig
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from roseinfer.core.clock import Clock, MonotonicClock
+from roseinfer.core.config.replicas import DEFAULT_ROUTER
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.replicas_config import DEFAULT_ROUTER
 from roseinfer.engine.directory import Directory, Entry
 from roseinfer.engine.live import Inflight, LiveRequests
 from roseinfer.engine.routed import RoutedEngine

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.kv_events_config import KvEventsConfig
 from roseinfer.kv.events import BlockRemoved as Removed
 from roseinfer.kv.events import KvEvent, KvEvents
 

@@ -11,7 +11,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from roseinfer.core.clock import Clock, MonotonicClock
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config.engine import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    PricedConfig,
+    ProfileConfig,
+    SchedulerConfig,
+)
+from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
@@ -21,7 +29,6 @@ from roseinfer.core.errors import (
     TooManyInflightError,
 )
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.kv_events_config import KvEventsConfig
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from roseinfer.core import logs
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.stacks import ask_stacks, read_stacks
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.messages import ClientMessage, Shutdown

@@ -18,7 +18,7 @@ import msgspec
 
 from roseinfer.core import logs
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config import PRICED, EngineConfig
+from roseinfer.core.config.engine import PRICED, EngineConfig
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
 from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.observer import StepObserver
@@ -44,7 +44,7 @@ from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
 from roseinfer.ranks.others import Home, OtherRanks
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import Offloading
 from roseinfer.sched.registry import entry_of, make_policy, options_of

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.clock import Clock, MonotonicClock
+from roseinfer.core.config.replicas import DEFAULT_ROUTER
 from roseinfer.core.errors import EngineClosedError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats
-from roseinfer.core.replicas_config import DEFAULT_ROUTER
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
     EngineHealth,

@@ -3,8 +3,8 @@
 import secrets
 from pathlib import Path
 
-from roseinfer.core.config import EngineConfig, ModelConfig
-from roseinfer.core.replicas_config import DEFAULT_ROUTER, ReplicasConfig
+from roseinfer.core.config.engine import EngineConfig, ModelConfig
+from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.directory import FixedDirectory

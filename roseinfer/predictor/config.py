@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import check_positive, option
 
 READOUTS = ("mean", "mode")
 

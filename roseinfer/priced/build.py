@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.clock import SleepingClock
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, ProfileConfig
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.runner import Runner, RunnerFacts
@@ -15,7 +15,7 @@ from roseinfer.models.documents import read_config
 from roseinfer.models.generation import read_generation_config
 from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost_file import read_cost
+from roseinfer.sched.cost.file import read_cost
 from roseinfer.text.tokenizer import Tokenizer
 
 # As many KV blocks as `roseinfer simulate` has by default: no memory says how many there are.

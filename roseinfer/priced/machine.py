@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from roseinfer.core.clock import Advancing
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import PassThrough, Runner
-from roseinfer.sched.cost import CostParams, work_of
+from roseinfer.sched.cost.params import CostParams, work_of
 
 
 @dataclass(frozen=True, slots=True)

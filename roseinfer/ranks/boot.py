@@ -5,7 +5,7 @@ import contextlib
 import msgspec
 
 from roseinfer.core import errors
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import EngineDeadError, RoseinferError
 
 

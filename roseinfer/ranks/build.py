@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.make import make_group
 from roseinfer.parallel.rendezvous import Rendezvous

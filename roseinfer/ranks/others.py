@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from roseinfer.core import logs
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.stacks import forget_ranks, rank_stacks_path
 from roseinfer.ranks.boot import RankBoot, RankSays, as_error

@@ -14,7 +14,7 @@ from roseinfer.attention.kv_fp8 import kept_dtype
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import StepLimits

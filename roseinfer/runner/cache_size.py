@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from roseinfer.core.config import CacheConfig
+from roseinfer.core.config.engine import CacheConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.memory import available_memory_bytes
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from roseinfer.core.config import BURST_TOKENS, DEFAULT_POLICY, SEATS, EngineConfig, SchedulerConfig
+from roseinfer.core.config.engine import BURST_TOKENS, DEFAULT_POLICY, SEATS, EngineConfig, SchedulerConfig
 from roseinfer.runner.build import resolve_device
 
 LARGE_GPU_BYTES = 64 << 30

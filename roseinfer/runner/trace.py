@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from roseinfer.core.config import ProfileConfig
+from roseinfer.core.config.engine import ProfileConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepPlan
 

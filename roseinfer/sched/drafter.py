@@ -5,7 +5,7 @@ from typing import Protocol
 
 from roseinfer.core.request import Request
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.plan_builder import StepDraft
 
 
 class Drafter(Protocol):

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 
+from roseinfer.core.config.option import check_choices, option
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
-from roseinfer.core.option import check_choices, option
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import read_cost
-from roseinfer.sched.cost_model import CostModel
-from roseinfer.sched.lengths import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
+from roseinfer.sched.cost.file import read_cost
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.lengths.estimators import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)
 FAST_EXPERTS_S = 1e-3  # all of them

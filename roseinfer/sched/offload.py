@@ -21,10 +21,10 @@ from roseinfer.core.request import Request
 from roseinfer.kv.blocks import Entry, PrefixHit
 from roseinfer.kv.host import HostCache
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.cost import work_of
-from roseinfer.sched.cost_model import CostModel
-from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates
+from roseinfer.sched.plan_builder import StepDraft
 
 IDLE_S = 0.01  # of copies in a step without rows: who comes meanwhile waits for its end
 _NEARLY = 1.1

@@ -15,12 +15,12 @@ from enum import Enum
 from functools import cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from roseinfer.core.events import Event
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.why import Foreseen
+from roseinfer.sched.events import Event
 
 
 class Verdict(Enum):

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from itertools import islice
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policy import View

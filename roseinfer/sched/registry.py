@@ -21,14 +21,14 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from roseinfer.core.config import CacheConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config.engine import CacheConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config.kv_events import KvEventsConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.kv_events_config import KvEventsConfig
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.sched import policies as own_policies
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policy import Policy
 from roseinfer.sched.prefill import PrefillOptions

@@ -1,10 +1,10 @@
 """Every live request of an engine and where it is: it waits, it runs, or it has ended and steps still name it."""
 
-from roseinfer.core.events import Admitted, Ended, Queued
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.events import Admitted, Ended, Queued
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.offload import Offload, Offloading
 from roseinfer.sched.policy import Decision, Policy, rejectable

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from math import inf
 from typing import cast
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
-from roseinfer.core.events import StepDone
 from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats, Started, new_output
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.allocation import Growing
 from roseinfer.sched.drafter import Drafter, add_drafts
-from roseinfer.sched.growing import Growing
+from roseinfer.sched.events import StepDone
 from roseinfer.sched.offload import Offloading, rows_seconds
+from roseinfer.sched.plan_builder import StepDraft
 from roseinfer.sched.policy import (
     Budgeting,
     Decision,

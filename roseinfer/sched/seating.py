@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from enum import Enum
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import Admission
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager, PrefixHit
-from roseinfer.sched.draft import StepDraft
+from roseinfer.sched.plan_builder import StepDraft
 from roseinfer.sched.policy import Decision, Verdict
 from roseinfer.sched.roster import Roster
 

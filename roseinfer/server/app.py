@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roseinfer import __version__
 from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, RoseinferError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.server import documents
 from roseinfer.server.console import routes as console

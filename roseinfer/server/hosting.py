@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 import uvicorn
 
 from roseinfer.core import logs
-from roseinfer.core.config import PRICED
+from roseinfer.core.config.engine import PRICED
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from roseinfer.core.config import EngineConfig
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.engine.live import Inflight
 from roseinfer.engine.start import Crew, engine_crew, routed_engine, router_record

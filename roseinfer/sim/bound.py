@@ -1,6 +1,6 @@
 """How many requests could be good at most: a fluid relaxation of what a machine does, and weak duality.
 
-**Work.** A step takes `step_s` and the work of its rows (`roseinfer.sched.cost`). A request of P prompt tokens and O
+**Work.** A step takes `step_s` and the work of its rows (`sched/cost/params.py`). A request of P prompt tokens and O
 output tokens adds `token_s P + pair_s P (P + 1) / 2` seconds of prefill and, in each of O - 1 steps, `row_s + context_s
 * context` of decoding. Noise counts with its mean, 1 + sqrt(2 / pi) * noise; the time of stalls is lost evenly.
 
@@ -51,7 +51,7 @@ from itertools import accumulate, pairwise
 from math import exp, inf, pi, sqrt
 
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.demands import Demand, demand, levels, promised
 from roseinfer.sim.windows import Windows
 from roseinfer.sim.workload import Arrival

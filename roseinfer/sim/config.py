@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from roseinfer.core.config import check_block_size
+from roseinfer.core.config.engine import check_block_size
+from roseinfer.core.config.option import check_positive, option, positive_numbers
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
-from roseinfer.core.option import check_positive, option, positive_numbers
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import read_cost
+from roseinfer.sched.cost.file import read_cost
+from roseinfer.sched.cost.params import CostParams
 
 SETUPS = ("scorpio-8b", "moe-30b")
 WORKLOADS = ("poisson", "gamma", "bursts", "trace")

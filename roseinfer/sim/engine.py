@@ -4,9 +4,8 @@ from math import inf
 from time import perf_counter
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.events import Event
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import sequence_id
@@ -14,8 +13,9 @@ from roseinfer.engine.core import HELD_BACK_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.events import Event
 from roseinfer.sched.offload import Offloading
 from roseinfer.sched.policy import Decision, Policy, Promising, View
 from roseinfer.sched.registry import make_policy, options_of

@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 from time import perf_counter
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
 from roseinfer.core.promise import Promise
 from roseinfer.engine.messages import Add, Said

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
+from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import option
 from roseinfer.router.registry import ROUTERS
 from roseinfer.sim.config import positive_numbers
 from roseinfer.sim.fleet_plan import FleetPlan, Kill, Scaling

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sim.fleet import Fleet

@@ -12,7 +12,7 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, Stalls
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.bound import capacity
 from roseinfer.sim.choices import OBJECTIVES, Choice, Choices, describe, draw_choices, kinds_of, space
 from roseinfer.sim.hints import Exact, Liars, Noisy, Scaled, Shuffled

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.workload import LengthLaw, Mix
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput, SchedulerStats
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams

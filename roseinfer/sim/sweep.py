@@ -10,9 +10,9 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths import CalibratedLengths, EcdfLengths, OracleLengths
+from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths, OracleLengths
 from roseinfer.sched.registry import contenders, entry_of, option_names, scheduler_config, users_of
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
 from roseinfer.sim.fleet_report import summarise_fleet, with_all_reasons

@@ -15,7 +15,7 @@ from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import NO_DONE, NO_FINISH_REASON, NO_USAGE, EventReader, read_event
 from roseinfer.bench.open_loop import Outcome, StreamClient, run
 from roseinfer.bench.open_loop_report import as_text, summarise
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from tests.bench.slo_stub import stub
 from tests.server.live import LiveServer
 from tests.terminal.pseudo_terminal import PseudoTerminal

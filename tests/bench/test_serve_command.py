@@ -9,8 +9,8 @@ from roseinfer import cli
 from roseinfer.bench.arrivals import Sample
 from roseinfer.bench.codec import OwnCodec, ServerCodec, aligned
 from roseinfer.commands.bench_serve import completed
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 from tests.bench.slo_stub import stub
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level

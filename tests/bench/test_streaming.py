@@ -11,7 +11,7 @@ import pytest
 from roseinfer.bench.config import StreamingConfig
 from roseinfer.bench.streaming import Load, RequestRecord, RunRecord, StreamingRun
 from roseinfer.bench.streaming_report import ratios, samples, summarise
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.errors import RequestTooLongError, TooManyInflightError
 from roseinfer.core.outputs import FinishReason, RequestTimes
 from roseinfer.core.sampling import SamplingParams

@@ -14,7 +14,7 @@ from benchmarks.breakdown.limits import Limits, measure_limits
 from benchmarks.breakdown.measure import HostClock, device_events
 from benchmarks.model_cost import Chunk, ModelCost
 from benchmarks.model_folders import make_tokenizer
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.plan import StepPlan
 from roseinfer.hub import model_folder
 from roseinfer.models.config import read_model_spec

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.breakdown.loads import Load, steps_of
 from benchmarks.engine_step import VOCAB, NullRunner
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.engine.core import EngineCore
 from roseinfer.kv.manager import KvManager

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kv_host_hits
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.offload import Offloading
 
 SMALL = {

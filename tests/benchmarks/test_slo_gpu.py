@@ -10,7 +10,7 @@ from benchmarks import slo_gpu
 from roseinfer.bench.slo_classes import read_classes
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.bound import capacity
 from roseinfer.sim.laws import Uniform
 from roseinfer.sim.workload import TrafficClass, Workload

@@ -7,8 +7,8 @@ import pytest
 from roseinfer import cli
 from roseinfer.calibration.run import CONSTANTS, COPIES
 from roseinfer.engine.llm import LLM
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import read_cost
+from roseinfer.sched.cost.file import read_cost
+from roseinfer.sched.cost.params import CostParams
 
 SMALL = ["--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "8", "--kv-offloading-size", "0.01"]
 SWEEP = ["--decode-rows", "1,4", "--context-lens", "16,64", "--prompt-lens", "8,64", "--repeats", "2"]

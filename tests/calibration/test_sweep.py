@@ -8,7 +8,7 @@ from roseinfer.calibration.config import CalibrateConfig, Grid
 from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.calibration.sweep import Bounds, CalibrationError, Sweep
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.sampling import SamplingParams
@@ -17,8 +17,8 @@ from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostParams, Work
-from roseinfer.sched.fit import fit_cost
+from roseinfer.sched.cost.offline_fit import fit_cost
+from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import ExpectedRunner

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from roseinfer import cli
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ResourceError
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.deploy import application, cluster
 from roseinfer.deploy.plan import DeployConfig, Plan
 

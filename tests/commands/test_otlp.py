@@ -4,8 +4,8 @@ import pytest
 
 from roseinfer.commands import otlp
 from roseinfer.commands.otlp import with_traces
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 
 URL = "http://127.0.0.1:4318"
 BASE, TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from tests.console.conftest import PHONE
 from tests.server.live import LiveServer
 from tests.server.real_server import RealServer

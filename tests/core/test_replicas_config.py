@@ -2,8 +2,8 @@
 
 import pytest
 
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.replicas_config import ReplicasConfig
 
 
 def test_one_engine_unless_asked():

@@ -12,7 +12,7 @@ from roseinfer.engine.record import RecordingRunner
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.runner.observed import ObservedRunner
 from roseinfer.runner.threaded import ThreadedRunner
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.machine import ExpectedRunner
 from roseinfer.sim.replay import RecordedRunner
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from roseinfer.commands import serve
-from roseinfer.core.config import ModelConfig
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.engine import ModelConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.options import OptionParser
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level

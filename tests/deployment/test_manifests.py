@@ -11,9 +11,9 @@ import yaml
 
 from roseinfer import cli
 from roseinfer.commands import deploy, serve
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.deploy import manifests, plan
 from roseinfer.options import OptionParser
 from tests.deployment.schemas import BY_KIND, SERVE_CONFIG

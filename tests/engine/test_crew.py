@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import EngineConfig, ProfileConfig
+from roseinfer.core.config.engine import EngineConfig, ProfileConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
-from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine import crew as crew_module
 from roseinfer.engine import life as life_module
 from roseinfer.engine import member as module
@@ -35,8 +35,8 @@ from roseinfer.engine.own_process import Place
 from roseinfer.engine.silence import Vitals
 from roseinfer.engine.standing import Standing
 from roseinfer.engine.transport import OnDeath, OnMessage
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 from tests.helpers.model_engine import INFO
 
 COST = (1e-3, 2e-5, 3e-6, 4e-9)
@@ -847,7 +847,7 @@ def test_a_new_process_begins_with_what_its_own_kind_has_learnt(monkeypatch: pyt
 # --- real processes -----------------------------------------------------------------------------------------------
 OWNER = """
 import asyncio, sys
-from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.llm import make_engine_config
 

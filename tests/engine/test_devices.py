@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine import devices
 from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs
 from roseinfer.engine.llm import make_engine_config

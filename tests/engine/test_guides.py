@@ -23,7 +23,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry

@@ -14,8 +14,8 @@ import zmq
 
 from roseinfer.commands import serve
 from roseinfer.commands.groups import engine_config
+from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.kv_events_config import KvEventsConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine import kv_events
 from roseinfer.engine.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events

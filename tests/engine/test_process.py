@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core import stacks
-from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine

@@ -8,8 +8,8 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
 from roseinfer.runner import threaded
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from tests.helpers.late_copies import LateCopies
 
 CONVERSATIONS, TURNS = 5, 3

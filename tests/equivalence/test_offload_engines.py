@@ -22,8 +22,8 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.runner import assembly
 from roseinfer.runner.host_copies import Copier, CopyTimes, StepCopies
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from tests.equivalence.models import SHAPES, SMALL_SHAPES, VOCAB, save_model
 from tests.equivalence.near_ties import compare
 from tests.equivalence.runs import CUDA, start

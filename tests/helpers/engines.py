@@ -10,8 +10,8 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guides import Guides
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafter import Drafter
 from roseinfer.sched.offload import Offloading
 from roseinfer.sched.registry import make_policy, scheduler_config

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import built, proved
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint, JsonOptions, JsonSchema

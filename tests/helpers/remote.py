@@ -5,8 +5,8 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, PricedConfig, SchedulerConfig
-from roseinfer.core.replicas_config import ReplicasConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, PricedConfig, SchedulerConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.engine.live import Inflight
 from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.remote.address import HostPort
@@ -14,8 +14,8 @@ from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret
 from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.start import load_tokenizer, routed_engine
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 
 SECRET = Secret(b"tests know this secret")
 LOOPBACK = HostPort("127.0.0.1", 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from roseinfer import cli
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from roseinfer.calibration.recorded import recorded_samples
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.priced.build import build_priced, read_vocabulary
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.replay import read_recording, replay
 
 STEP_S = 0.004

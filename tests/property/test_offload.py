@@ -9,8 +9,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.offload import Offloading
 from tests.property.test_engine import assert_same, fits, make_jobs, policies, run, run_at_ease
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roseinfer.attention.kv_scales import KVScales
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan

@@ -1,6 +1,6 @@
 import pytest
 
-from roseinfer.core.config import CacheConfig
+from roseinfer.core.config.engine import CacheConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.runner import cache_size
 from roseinfer.runner.cache_size import num_kv_blocks, resolve_max_model_len, spare_from

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.runner.build import BuiltRunner, build_runner

@@ -2,7 +2,7 @@
 
 import pytest
 
-from roseinfer.core.config import EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.engine import EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import StepLimits
 from roseinfer.runner.device_defaults import default_seats, fit_to_device, with_bursts
 from roseinfer.sched.registry import make_policy, scheduler_config

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import Row, StepLimits, StepPlan
 from roseinfer.runner import build

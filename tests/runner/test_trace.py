@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.core.config import ProfileConfig
+from roseinfer.core.config.engine import ProfileConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM

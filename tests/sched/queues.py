@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from roseinfer.core.events import Admitted, Queued
 from roseinfer.core.request import Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
+from roseinfer.sched.events import Admitted, Queued
 from roseinfer.sched.policy import Decision, Policy, Verdict, View
 
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roseinfer.core.events import Event
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from roseinfer.sched.events import Event
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.queue import WaitingQueue
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from roseinfer.core.events import Event
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from roseinfer.sched.events import Event
 from roseinfer.sched.liveness import HELD_BACK_TURNS
-from roseinfer.sched.planned import PlannedDecision
+from roseinfer.sched.policies.common.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, View
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.registry import make_policy, scheduler_config
 from tests.sched.queues import State

@@ -2,13 +2,13 @@
 
 import pytest
 
-from roseinfer.core.events import StepDone
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
-from roseinfer.sched.cost import CostParams, Work, work_of
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams, Work, work_of
+from roseinfer.sched.events import StepDone
 from roseinfer.sched.offload import Offloading
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner

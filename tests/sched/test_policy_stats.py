@@ -5,8 +5,7 @@ import random
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Ended
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Request, RequestMeta, sequence_id
@@ -16,11 +15,12 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.ledger import Batch, Track
-from roseinfer.sched.lengths import OracleLengths
+from roseinfer.sched.events import Ended
+from roseinfer.sched.lengths.estimators import OracleLengths
+from roseinfer.sched.policies.common.ledger import Batch, Track
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler

@@ -14,10 +14,10 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.lengths import EcdfLengths, OracleLengths, make_lengths
+from roseinfer.sched.lengths.estimators import EcdfLengths, OracleLengths, make_lengths
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, ExpectedRunner

@@ -15,15 +15,15 @@ import pytest
 import roseinfer
 from roseinfer.commands.groups import NESTED, POLICY, SCHEDULER, engine_config, scheduler_options
 from roseinfer.commands.serve import OPTIONS as SERVE
-from roseinfer.core.config import EngineConfig, SchedulerConfig
+from roseinfer.core.config.engine import EngineConfig, SchedulerConfig
+from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import option
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.options import OptionParser
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.registry import (
@@ -231,7 +231,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roseinfer.core.option import check_positive, option
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.registry import register

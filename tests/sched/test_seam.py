@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Event
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Request
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.core import EngineCore
+from roseinfer.sched.events import Event
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policy import Decision, Refusal, Unconditional, Verdict, View
 from roseinfer.sched.prefill import PrefillOptions

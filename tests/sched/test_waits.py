@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.events import Event
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
@@ -13,7 +12,8 @@ from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.core.why import Foreseen, Why
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, Said
-from roseinfer.sched.planned import PlannedDecision
+from roseinfer.sched.events import Event
+from roseinfer.sched.policies.common.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, Refusal, View
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 from tests.helpers.guides import ArithmeticBlueprint, ArithmeticGuides

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.server.http.limits import Limits
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.live import LiveServer

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.server.app import create_app
 from roseinfer.server.hosting import listen, new_event_loop
 from roseinfer.server.http.connection import limited_protocol

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.own_thread import ThreadTransport
 from roseinfer.text.tokenizer import Tokenizer

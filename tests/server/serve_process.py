@@ -7,8 +7,8 @@ import asyncio
 import sys
 from typing import Any
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.server.hosting import new_event_loop
 from roseinfer.server.run import serve
 from roseinfer.text.tokenizer import Tokenizer

@@ -16,8 +16,8 @@ import pytest
 
 from roseinfer import LLM, cli
 from roseinfer.core.clock import ManualClock
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ResourceError, UnsupportedModelError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine import private
 from roseinfer.server import hosting
 from roseinfer.server.observe import watchdog

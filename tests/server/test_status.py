@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.server import answer_shapes
 from roseinfer.server.app import build_app, server_parts
 from tests.server.fake_engine import Wait

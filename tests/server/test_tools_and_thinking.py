@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 

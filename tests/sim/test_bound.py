@@ -7,7 +7,7 @@ import pytest
 
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, Stalls
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.bound import blind_bound, capacity, fluid_bound, limits, static_bound
 from roseinfer.sim.setups import SETUPS

@@ -6,7 +6,7 @@ import pytest
 
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.simulator import Simulation, simulate
 from roseinfer.sim.workload import Arrival

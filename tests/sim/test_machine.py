@@ -9,13 +9,13 @@ import pytest
 
 from roseinfer import cli
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import HostCopy, Row, StepPlan
 from roseinfer.priced.machine import Machine, PricedRunner, Stalls
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.machine import ExpectedRunner
 from roseinfer.sim.simulator import simulate

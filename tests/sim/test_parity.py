@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.core.config import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams

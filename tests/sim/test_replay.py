@@ -9,7 +9,7 @@ import pytest
 
 from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import RequestMeta
@@ -18,7 +18,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.sched.cost_model import CostModel
+from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import Offloading
 from roseinfer.sched.registry import make_policy, options_of

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from roseinfer import cli
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError, RequestTooLongError
 from roseinfer.core.plan import Row
-from roseinfer.sched.cost import Work, work_of
+from roseinfer.sched.cost.params import Work, work_of
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.prefill import PrefillOptions

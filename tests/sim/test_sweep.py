@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from roseinfer import cli
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import AtRate
 from roseinfer.sim.config import SweepConfig, WorkloadConfig

@@ -9,8 +9,8 @@ from roseinfer import cli
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Stalls
-from roseinfer.sched.cost import CostParams
-from roseinfer.sched.cost_file import cost_as_json
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.hints import Absent, Liars, Noisy
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
 from roseinfer.sim.processes import Gamma, OnOff, Replayed, Steps

@@ -2,8 +2,8 @@
 
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, RequestFailedError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.core.slo import Cause
 from roseinfer.terminal.refusals import advice
 from roseinfer.terminal.remote import RefusedError, Remote, RemoteError, UnreachableError

@@ -11,9 +11,9 @@ from typing import cast
 import msgspec
 
 from roseinfer.core.clock import Clock, MonotonicClock
-from roseinfer.core.config import EngineConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.promise import Promise
-from roseinfer.core.replicas_config import ReplicasConfig
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord, Visitors
 from roseinfer.engine.crew import EngineCrew, Make
 from roseinfer.engine.life import Process

@@ -5,15 +5,15 @@ A request that exceeds what is left of the budget stays at the head of the queue
 
 from collections.abc import Iterable, Sequence
 
-from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Ended, Event
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.events import Ended, Event
+from roseinfer.sched.policies.common.rotation import Rotation
 from roseinfer.sched.policy import Decision, Refusal, Verdict, View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 from roseinfer.sched.registry import register
-from roseinfer.sched.rotation import Rotation
 
 
 @register("fifo", options=PrefillOptions)

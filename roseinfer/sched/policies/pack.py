@@ -11,17 +11,17 @@ those after it until somebody could start; and who was overtaken in `prefill_max
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Admitted, Ended, Event
-from roseinfer.core.option import check_positive, option
+from roseinfer.core.config.engine import SchedulerConfig
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.events import Admitted, Ended, Event
+from roseinfer.sched.policies.common.rotation import Rotation
 from roseinfer.sched.policies.fifo import FifoDecision
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.prefill import PrefillOptions, check_not_negative
 from roseinfer.sched.registry import register
-from roseinfer.sched.rotation import Rotation
 
 
 @dataclass(frozen=True, kw_only=True)

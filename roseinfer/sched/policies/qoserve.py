@@ -12,18 +12,24 @@ from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
 
-from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Ended, Event, Queued, StepDone
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Status
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost import Work, work_of
+from roseinfer.sched.cost.params import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
-from roseinfer.sched.ledger import Batch, Ledger, Track
-from roseinfer.sched.planned import ExplainedDecision
+from roseinfer.sched.events import Ended, Event, Queued, StepDone
+from roseinfer.sched.policies.common.ledger import (
+    Batch,
+    Ledger,
+    Track,
+    e2e_deadline_s,
+    e2e_pace_s,
+    latest_first_token_s,
+)
+from roseinfer.sched.policies.common.planned import ExplainedDecision
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.registry import register
-from roseinfer.sched.whole import deadline_s, latest_first_s, pace_s
 
 MARGIN = 0.05
 LONGEST_CHUNK = 2500
@@ -69,7 +75,7 @@ class QoServePolicy:
                 self._batch.remove(track)
             if isinstance(event, Queued):
                 length = self._lengths.total(track.request)
-                track.due_s = min(track.due_s, latest_first_s(track.request, length, self._cost.params))
+                track.due_s = min(track.due_s, latest_first_token_s(track.request, length, self._cost.params))
             elif isinstance(event, Ended) and event.reason in COMPLETE:
                 self._lengths.finished(track.request, event.num_outputs)
         if isinstance(event, StepDone):
@@ -117,7 +123,7 @@ class QoServePolicy:
             request = track.request
             if not request.first_token_s or request.request_id not in decoding:
                 continue
-            if deadline_s(request) < inf:
+            if e2e_deadline_s(request) < inf:
                 self._paced[request.request_id] = 0.0
             elif track.tpot_s < inf:
                 self._batch.add(track, request.first_token_s)
@@ -138,7 +144,7 @@ class QoServePolicy:
                 self._batch.remove(track)
             slo = track.request.slo
             own_s = inf if slo is None or slo.tpot_s is None else slo.tpot_s
-            track.tpot_s = min(own_s, pace_s(track.request, now_s, left))
+            track.tpot_s = min(own_s, e2e_pace_s(track.request, now_s, left))
             if track.tpot_s > HOPELESS_STEPS * self._cost.params.step_s:
                 self._batch.add(track, now_s - track.tpot_s * (1 - MARGIN) * (track.outputs - 1))
 

@@ -6,16 +6,16 @@ Sarathi-Serve (OSDI 2024): the budget bounds the step time, whatever the request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Ended, Event
-from roseinfer.core.option import check_positive, option
+from roseinfer.core.config.engine import SchedulerConfig
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.events import Ended, Event
+from roseinfer.sched.policies.common.rotation import Rotation
 from roseinfer.sched.policies.fifo import FifoDecision
 from roseinfer.sched.policy import Decision, Verdict, View
 from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.registry import register
-from roseinfer.sched.rotation import Rotation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,20 +16,19 @@ expected length refuses more than it saves.
 from dataclasses import dataclass, field
 from math import inf
 
-from roseinfer.core.config import SchedulerConfig
+from roseinfer.core.config.engine import SchedulerConfig
+from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.events import Ended, Event, Queued, StepDone
-from roseinfer.core.option import option
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.sched.cost import work_of
+from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
-from roseinfer.sched.ledger import SHORTEST_S, Ledger, Track
-from roseinfer.sched.planned import ExplainedDecision, Named
+from roseinfer.sched.events import Ended, Event, Queued, StepDone
+from roseinfer.sched.policies.common.ledger import SHORTEST_S, Ledger, Track, latest_first_token_s
+from roseinfer.sched.policies.common.planned import ExplainedDecision, Named
 from roseinfer.sched.policy import Decision, Refusal, View, rejectable
 from roseinfer.sched.registry import register
-from roseinfer.sched.whole import latest_first_s
 
 EARNED = 1 - 1e-9  # ten additions of 0.1 stay below 1
 GOLDEN = 0.6180339887
@@ -158,7 +157,7 @@ class ScorpioPolicy:
     def _bound_whole(self, track: Track) -> None:
         """With an objective for the whole request, its first token is due while the others can still be in time."""
         request = track.request
-        due_s = latest_first_s(request, self._lengths.total(request), self._cost.params)
+        due_s = latest_first_token_s(request, self._lengths.total(request), self._cost.params)
         track.due_s = min(track.due_s, due_s)
         track.ttft_s = min(track.ttft_s, max(SHORTEST_S, due_s - request.arrival_s))
 

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.engine.places import EnginePlaces
 from roseinfer.server.observe.exposition import Snapshot

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config import EngineConfig
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.start import engine_crew, router_record
 from roseinfer.server.console.looking import tell_of_machine

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope
 
 from roseinfer.core.clock import Clock, MonotonicClock
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo, EngineReport, EngineState
 from roseinfer.server.http.body import BodyReaders
 from roseinfer.server.http.connection import EXTENSION, Wire

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.text.reasoning import Reasoner
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.base import ToolFormat

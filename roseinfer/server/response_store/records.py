@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 
 # Statuses of a response that some process still works on.
 RUNNING = frozenset({"queued", "in_progress"})

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.server.response_store.records import StoreBounds, StoreObserver
 from roseinfer.server.response_store.store import SqliteStore, check_file
 

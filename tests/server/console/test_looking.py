@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import SchedulerStats
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.console import looking, news
 from roseinfer.server.console.looking import Look, tell, tell_of_machine

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.replicas_config import ReplicasConfig
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.places import EnginePlaces
 from roseinfer.server.fleet import pool as module
 from roseinfer.server.fleet.control import Drain, FromManager, FromWorker, Serving, Stop, WorkerBoot

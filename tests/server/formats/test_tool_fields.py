@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.server.answer_shapes import ChatCompletion
 from roseinfer.server.request.speech import Speech

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.server.http.auth import AuthMiddleware
 from tests.server.live import LiveServer
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 from tests.server.live import LiveServer
 
 Serve = Callable[..., LiveServer]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.http.json_counts import check_counts
 from roseinfer.server.http.limits import Limits

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.server.hosting import listen
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post, read_all, read_error

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metrics import StepMetrics

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from roseinfer import cli
-from roseinfer.core.config import ModelConfig
+from roseinfer.core.config.engine import ModelConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig
 from roseinfer.predictor.data import Rows

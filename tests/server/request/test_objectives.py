@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from roseinfer.core.server_config import ServerConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest

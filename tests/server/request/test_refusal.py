@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest, SequenceChunk

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.core.slo import Slo
 from roseinfer.server.request.objectives import default_class
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes, parse_slo_classes

@@ -7,8 +7,8 @@ from math import inf
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.core.why import Foreseen
-from roseinfer.sched.ledger import Track
-from roseinfer.sched.lengths import peak_tokens
+from roseinfer.sched.lengths.estimators import peak_tokens
+from roseinfer.sched.policies.common.ledger import Track
 from roseinfer.sched.policies.slack.attainable import Chances
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
 from roseinfer.sched.policies.slack.capacity import MOST_CONSTANT, PRICED

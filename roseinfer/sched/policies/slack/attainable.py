@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from roseinfer.sched.ledger import Track
+from roseinfer.sched.policies.common.ledger import Track
 from roseinfer.sched.policies.slack.capacity import Demand
 from roseinfer.sched.policies.slack.state import FASTEST, SlackState
 

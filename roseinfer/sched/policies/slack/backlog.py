@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from roseinfer.core.request import Request, Status
-from roseinfer.sched.ledger import Track
+from roseinfer.sched.policies.common.ledger import Track
 
 Entry = tuple[float, int, Track]
 _FEW = 64  # entries that are not worth tidying

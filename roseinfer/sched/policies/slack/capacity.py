@@ -9,7 +9,7 @@ from math import inf, log, sqrt
 from typing import NamedTuple
 
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost import CostParams
+from roseinfer.sched.cost.params import CostParams
 
 HORIZONS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # times the smallest TPOT objective
 LONGEST_STEP = 8.0  # times the smallest TPOT objective

@@ -18,15 +18,16 @@ for the rows that give way to a queue of prompts (`GiveWay`), and for longer ste
 from collections.abc import Callable
 from math import inf
 
-from roseinfer.core.config import SchedulerConfig
-from roseinfer.core.events import Admitted, Event, Queued, StepDone
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.why import Foreseen
-from roseinfer.sched.bursts import Bursts
-from roseinfer.sched.cost import work_of
+from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.events import Admitted, Event, Queued, StepDone
+from roseinfer.sched.policies.common.bursts import Bursts
+from roseinfer.sched.policies.common.rotation import GiveWay
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.promise import Promises
@@ -35,7 +36,6 @@ from roseinfer.sched.policies.slack.step import SlackStep
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.registry import register
-from roseinfer.sched.rotation import GiveWay
 
 
 @register("slack", options=SlackOptions, sheds=True, priorities=True)

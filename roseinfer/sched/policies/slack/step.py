@@ -5,8 +5,8 @@ from math import inf
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
-from roseinfer.sched.ledger import Track
-from roseinfer.sched.planned import ExplainedDecision
+from roseinfer.sched.policies.common.ledger import Track
+from roseinfer.sched.policies.common.planned import ExplainedDecision
 from roseinfer.sched.policies.slack.admission import SlackAdmission
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View

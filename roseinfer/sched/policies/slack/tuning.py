@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.option import option
-from roseinfer.sched.bursts import BurstOptions
 from roseinfer.sched.estimates import CostOptions, LengthOptions
+from roseinfer.sched.policies.common.bursts import BurstOptions
 from roseinfer.sched.policies.slack.capacity import LONGEST_STEP
 from roseinfer.sched.prefill import PrefillOptions
 

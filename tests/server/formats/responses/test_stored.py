@@ -7,9 +7,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.server_config import ServerConfig
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.answer_shapes import ErrorBody
 from roseinfer.server.app import server_parts

@@ -1,0 +1,273 @@
+"""What a policy with objectives remembers of each request, by the stage it is in, and when tokens are due."""
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
+from roseinfer.core.why import Foreseen
+from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.events import Admitted, Ended, Event, Queued
+
+# Beyond these an objective is as good as at them, and what policies compute from it would be 0, inf or NaN.
+SHORTEST_S, LONGEST_S = 1e-6, 1e9
+
+
+class Track:
+    """One request. `ttft_s`, `tpot_s`: its objectives, inf where it has none. `due_s`: when its first token is due.
+
+    `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
+    pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request.
+    `owed`: whether something was promised that can still be kept or broken. `waits_for`: what made it wait when the
+    policy last looked, None before. `foreseen`: what was expected of it when the policy first looked, None before.
+    `uncached`: prompt tokens to compute, as of when somebody asked first; -1 before. The other fields belong to the
+    policy.
+    """
+
+    __slots__ = (
+        "anchor_s",
+        "credit",
+        "doomed",
+        "due_s",
+        "end_s",
+        "entry",
+        "excess",
+        "floor_s",
+        "foreseen",
+        "idle_s",
+        "idle_step",
+        "key",
+        "length",
+        "owed",
+        "pace_s",
+        "paced_s",
+        "paced_tokens",
+        "price_s",
+        "request",
+        "tokens",
+        "tpot_s",
+        "ttft_s",
+        "uncached",
+        "waits_for",
+        "weight",
+        "work_s",
+    )
+
+    def __init__(self, request: Request) -> None:
+        slo = request.slo
+        self.request = request
+        self.tokens = request.tokens
+        self.owed = slo is not None
+        self.ttft_s = _sane(slo.ttft_s if slo else None)
+        self.tpot_s = _sane(slo.tpot_s if slo else None)
+        self.due_s = request.arrival_s + self.ttft_s
+        self.end_s = request.arrival_s + _sane(slo.e2e_s if slo else None)
+        self.anchor_s = inf
+        self.pace_s = self.paced_s = 0.0
+        self.paced_tokens = 0
+        self.credit = self.floor_s = 0.0
+        self.doomed = False
+        self.idle_s = 0.0
+        self.idle_step = -2
+        self.entry = self.uncached = -1
+        self.waits_for: Cause | None = None
+        self.foreseen: Foreseen | None = None
+        self.excess = self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
+
+    @property
+    def patient(self) -> bool:
+        """Whether it may start at any time: only its pace was promised."""
+        return self.owed and self.due_s == inf and self.end_s == inf
+
+    @property
+    def first_objective(self) -> str:
+        """The objective that asks for its first token by `due_s`."""
+        slo = self.request.slo
+        own_s = _sane(slo.ttft_s if slo else None)
+        return "ttft" if self.ttft_s >= own_s else "e2e"
+
+    @property
+    def outputs(self) -> int:
+        return len(self.tokens) - self.request.prompt_len
+
+    def set_pace(self, margin: float, from_s: float, from_tokens: int) -> None:
+        """From a time on, at which it had so many tokens, bring its token deadlines forward by a share `margin` of the
+        objective.
+        """
+        self.paced_s, self.paced_tokens = from_s, from_tokens
+        self.pace_s = self.tpot_s * (1 - margin)
+        self.anchor_s = from_s - from_tokens * self.pace_s
+
+
+class Ledger:
+    """Every live request in one of three stages. `filling`: it runs, and its prompt is not all planned yet."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Track] = {}
+        self.filling: dict[str, Track] = {}
+        self.decoding: dict[str, Track] = {}
+
+    def observe(self, event: Event) -> Track | None:
+        """The track that the event is about, if it is about one."""
+        if isinstance(event, Queued):
+            return self._queue(event.request)
+        if isinstance(event, Admitted):
+            track = self.waiting.pop(event.request_id)
+            self.filling[event.request_id] = track
+            return track
+        if isinstance(event, Ended):
+            return self._remove(event.request_id)
+        return None
+
+    def promote(self) -> list[Track]:
+        """Those whose prompt is planned to its end since the last call: they decode from now on."""
+        if not self.filling:
+            return []
+        done = [track for track in self.filling.values() if is_filled(track.request)]
+        for track in done:
+            del self.filling[track.request.request_id]
+            self.decoding[track.request.request_id] = track
+        return done
+
+    def _queue(self, request: Request) -> Track:
+        track = self._remove(request.request_id) or Track(request)
+        self.waiting[request.request_id] = track
+        return track
+
+    def _remove(self, request_id: str) -> Track | None:
+        for stage in (self.decoding, self.filling, self.waiting):
+            track = stage.pop(request_id, None)
+            if track is not None:
+                return track
+        return None
+
+
+def _sane(objective_s: float | None) -> float:
+    return inf if objective_s is None else max(SHORTEST_S, min(objective_s, LONGEST_S))
+
+
+def is_filled(request: Request) -> bool:
+    return request.planned >= request.prompt_len and request.remaining <= 1
+
+
+class Batch:
+    """Decoding requests that have a TPOT objective, as columns: when is each one's next token due?
+
+    `margin_of(tpot_s)`: the share of that objective by which token deadlines are brought forward.
+
+    The columns are of equal length and in no particular order; adding and removing cost O(1).
+
+    `due` is `anchor + pace * tokens`, which is linear in what a step changes, so a step's due times are one pass.
+    `smallest_s`: the smallest TPOT objective, inf if there is none. `tokens_per_s`: what the objectives promise
+    together; `context_per_s`: the context tokens that have to be read for it, at the expected mean length of each.
+    """
+
+    def __init__(self, margin_of: Callable[[float], float]) -> None:
+        self.tracks: list[Track] = []
+        self._margin_of = margin_of
+        self.smallest_s = inf
+        self.tokens_per_s = self.context_per_s = 0.0
+        self._tokens: list[Sequence[int]] = []
+        self._anchors: list[float] = []
+        self._paces: list[float] = []
+        self._slots: dict[str, int] = {}
+        self._objectives: dict[float, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tracks)
+
+    @property
+    def rows(self) -> float:
+        """In the mean, of steps that come as often as the tightest asks for: SCORPIO's virtual batch size."""
+        return self.smallest_s * self.tokens_per_s if self.tracks else 0.0
+
+    def __contains__(self, track: Track) -> bool:
+        return track.request.request_id in self._slots
+
+    def add(self, track: Track, from_s: float, from_tokens: int | None = None) -> None:
+        """`from_s`: when its first token came, or when it had `from_tokens`; its deadlines count from then on."""
+        self._slots[track.request.request_id] = len(self.tracks)
+        self._objectives[track.tpot_s] = self._objectives.get(track.tpot_s, 0) + 1
+        self.smallest_s = min(self.smallest_s, track.tpot_s)
+        self.tokens_per_s += 1 / track.tpot_s
+        self.context_per_s += mean_context(track) / track.tpot_s
+        tokens = track.request.prompt_len if from_tokens is None else from_tokens
+        track.set_pace(self._margin_of(track.tpot_s), from_s, tokens)
+        self.tracks.append(track)
+        self._tokens.append(track.tokens)
+        self._anchors.append(track.anchor_s)
+        self._paces.append(track.pace_s)
+
+    def remove(self, track: Track) -> None:
+        """Its place goes to the last one."""
+        slot = self._slots.pop(track.request.request_id)
+        last = self.tracks.pop()
+        columns = (self._tokens.pop(), self._anchors.pop(), self._paces.pop())
+        if last is not track:
+            self.tracks[slot] = last
+            self._tokens[slot], self._anchors[slot], self._paces[slot] = columns
+            self._slots[last.request.request_id] = slot
+        left = self._objectives[track.tpot_s] - 1
+        if left:
+            self._objectives[track.tpot_s] = left
+        else:
+            del self._objectives[track.tpot_s]
+            if track.tpot_s == self.smallest_s:
+                self.smallest_s = min(self._objectives, default=inf)
+        self.tokens_per_s -= 1 / track.tpot_s
+        self.context_per_s -= mean_context(track) / track.tpot_s
+        if not self.tracks:  # nothing is left of rounding errors either
+            self.tokens_per_s = self.context_per_s = 0.0
+
+    def anchor(self, track: Track, first_token_s: float) -> None:
+        """The first token was seen at another time than assumed."""
+        slot = self._slots[track.request.request_id]
+        track.set_pace(self._margin_of(track.tpot_s), first_token_s, track.request.prompt_len)
+        self._anchors[slot], self._paces[slot] = track.anchor_s, track.pace_s
+
+    def follow_margins(self) -> None:
+        """Bring token deadlines forward by the margins of now."""
+        for track in self.tracks:
+            track.set_pace(self._margin_of(track.tpot_s), track.paced_s, track.paced_tokens)
+        self._anchors = [track.anchor_s for track in self.tracks]
+        self._paces = [track.pace_s for track in self.tracks]
+
+    def context(self) -> list[int]:
+        """Tokens that are known of each."""
+        return list(map(len, self._tokens))
+
+    def due(self, context: Sequence[int]) -> list[float]:
+        """When the next token of each is due, for those with no token in flight."""
+        return [a + p * n for a, p, n in zip(self._anchors, self._paces, context, strict=True)]
+
+    def due_in_flight(self, context: Sequence[int]) -> list[float]:
+        """The same if some have a token in flight: that one counts as there."""
+        columns = zip(self.tracks, self._anchors, self._paces, context, strict=True)
+        return [a + p * (n + track.request.pending) for track, a, p, n in columns]
+
+
+def mean_context(track: Track) -> float:
+    """Tokens, over its output as expected when it came."""
+    return track.request.prompt_len + track.length / 2
+
+
+# --- the objective of a whole request (`e2e_ms`), for policies that otherwise know first tokens and paces only -------
+def e2e_deadline_s(request: Request) -> float:
+    """Return when the last token is due, or inf without such an objective."""
+    slo = request.slo
+    return inf if slo is None or slo.e2e_s is None else request.arrival_s + slo.e2e_s
+
+
+def latest_first_token_s(request: Request, length: float, params: CostParams) -> float:
+    """Return the latest time of the first token at which the last one can be in time (inf without an objective).
+
+    `length` is the expected number of output tokens. Later tokens are assumed to take as long as on an idle machine,
+    which is a lower bound.
+    """
+    alone_s = params.rows_s(1, request.prompt_len + length / 2)
+    return e2e_deadline_s(request) - alone_s * max(0.0, length - 1)
+
+
+def e2e_pace_s(request: Request, now_s: float, left: float) -> float:
+    """Return the seconds that each of `left` tokens may take (inf without an objective, 0 past the deadline)."""
+    return max(0.0, e2e_deadline_s(request) - now_s) / max(1.0, left)

@@ -1,0 +1,152 @@
+"""Who gets KV blocks under slack: those that are owed something from those that are not, and nobody for nothing."""
+
+import pytest
+
+from roseinfer.core.request import Request, RequestMeta, Status
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
+from roseinfer.sched.events import Queued
+from roseinfer.sched.policy import Decision, Yielding
+from tests.helpers.engines import Collected, gather, make_core, run_dry
+from tests.sched.policies.slack.test_slack import state
+from tests.sched.queues import State
+
+
+def yields(decision: Decision) -> list[str]:
+    assert isinstance(decision, Yielding)
+    return [request.request_id for request in decision.yields()]
+
+
+def preempt(made: State, request: Request) -> None:
+    """It gives up its blocks, and waits to be computed again."""
+    request.status, request.seat, request.preemptions = Status.WAITING, None, 1
+    request.planned = request.computed = 0
+    made.running.remove(request)
+    made.waiting.append(request)
+    made.policy.observe(Queued(request))
+
+
+def held(made: State, name: str, tokens: int, **options: float) -> Request:
+    request = made.run(name, tokens, **options)
+    made.begin()  # sees that it decodes
+    return request
+
+
+# --- best effort makes room ---------------------------------------------------------------------------------------
+def test_best_effort_gives_its_blocks_to_a_first_token_that_is_due() -> None:
+    made = state(free_blocks=0)
+    held(made, "free", 160)
+    held(made, "paced", 160, tpot_s=0.050)
+    made.wait("due", 100, ttft_s=1.0, tpot_s=0.050)
+    decision = made.begin()
+    assert (yields(decision), made.admitted(decision)) == (["free"], {}), "it starts once the blocks are there"
+    assert "free" not in made.decode(decision)
+
+
+def test_the_last_that_began_yields_and_no_more_of_them_than_it_takes() -> None:
+    made = state(free_blocks=0)
+    for name in ("first", "second", "third"):
+        held(made, name, 160)
+    made.wait("due", 100, ttft_s=1.0)
+    assert yields(made.begin()) == ["third"]
+
+
+def test_nobody_yields_if_that_is_not_enough() -> None:
+    made = state(free_blocks=0)
+    held(made, "free", 160)
+    made.wait("due", 500, ttft_s=1.0)
+    assert yields(made.begin()) == []
+
+
+@pytest.mark.parametrize(("begun", "started"), [(False, ["small"]), (True, [])])
+def test_who_needs_few_blocks_passes_one_that_lacks_many_unless_that_one_has_begun(
+    begun: bool, started: list[str]
+) -> None:
+    made = state(free_blocks=20)
+    held(made, "paced", 160, tpot_s=0.050)
+    large = made.wait("large", 500, ttft_s=3.0, predicted=10)
+    if begun:
+        made.start(large)
+        preempt(made, large)
+    made.wait("small", 32, ttft_s=5.0, predicted=10)
+    assert list(made.admitted(made.begin())) == started
+
+
+def test_nobody_yields_to_best_effort() -> None:
+    made = state(free_blocks=0)
+    held(made, "free", 160)
+    held(made, "paced", 160, tpot_s=0.050)
+    made.wait("also free", 100)
+    made.now_s = 60.0
+    assert yields(made.begin()) == []
+
+
+def test_nobody_yields_to_a_request_that_could_not_start_all_the_same() -> None:
+    """40 rows of 1 ms leave no time for another in steps of 50 ms, blocks or not."""
+    made = state(free_blocks=0)
+    held(made, "free", 160)
+    for i in range(40):
+        held(made, f"{i}", 10, tpot_s=0.050)
+    made.wait("due", 100, ttft_s=9.0, tpot_s=0.050)
+    assert yields(made.begin()) == []
+
+
+def test_nobody_yields_twice() -> None:
+    """Else a long one would compute its prompt again and again."""
+    made = state(free_blocks=0)
+    free = held(made, "free", 160)
+    preempt(made, free)
+    made.start(free)
+    free.planned = free.computed = len(free.tokens) - 1
+    held(made, "paced", 10, tpot_s=0.050)
+    made.wait("due", 100, ttft_s=1.0, tpot_s=0.050)
+    assert yields(made.begin()) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_one_of_two_makes_room(depth: int) -> None:
+    """Through the scheduler, where blocks that a submitted step names come free a step later."""
+    core = make_core(scheduling_policy="slack", num_blocks=30, depth=depth, prefix_caching=False)
+    done: dict[str, Collected] = {}
+    for name in ("a", "b"):
+        submit(core, name, 24, length=32)
+    for _ in range(26):
+        gather(core.step(), done)
+    submit(core, "due", 24, length=4, slo=Slo(ttft_s=100.0, tpot_s=50.0))
+    run_dry(core, done)
+    assert [len(done[f"{name}:0"].tokens) for name in ("a", "b", "due")] == [32, 32, 4]
+    assert core.stats().preemptions == 1
+    assert core.stats().policy_faults == 0
+
+
+def submit(core: EngineCore, name: str, prompt: int, *, length: int, slo: Slo | None = None) -> None:
+    params = SamplingParams(max_tokens=length, ignore_eos=True)
+    core.add(
+        Add(name, [1] * prompt, params, 1, RequestMeta(slo=slo, arrival_s=core._clock.now(), predicted_len=length))
+    )
+
+
+# --- those that had some and were put out -------------------------------------------------------------------------
+def test_one_that_was_preempted_queues_by_when_its_next_token_is_due() -> None:
+    made = state(seats=1)
+    request = made.run("ahead", 10, ttft_s=1.0, tpot_s=0.050)
+    made.begin()
+    request.tokens += [1] * 100  # for 5 s it needs none
+    preempt(made, request)
+    assert made.policy.state.ledger.waiting["ahead"].due_s == pytest.approx(101 * 0.050)
+    made.wait("later", 10, ttft_s=9.0, tpot_s=0.050)
+    assert list(made.admitted(made.begin())) == ["ahead"]
+    made.wait("due", 10, ttft_s=2.0, tpot_s=0.050)
+    assert list(made.admitted(made.begin())) == ["due"]
+
+
+def test_who_is_far_ahead_keeps_its_blocks() -> None:
+    """It could be computed again before anybody missed a token, but that costs the machine as much as any prompt."""
+    made = state(free_blocks=25, cost_weight=0.0)
+    old = made.run("old", 160, predicted=281, tpot_s=0.050)
+    old.tokens += [1] * 120
+    old.planned = old.computed = len(old.tokens) - 1
+    made.wait("new", 160, predicted=320, ttft_s=9.0, tpot_s=0.050)
+    assert list(made.admitted(made.begin())) == []

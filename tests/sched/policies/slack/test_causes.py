@@ -1,0 +1,296 @@
+"""What requests wait for under the slack policy, and why it turned somebody away, as data: the objective, what stood
+against it, and what could have been kept.
+"""
+
+from math import inf
+
+import pytest
+
+from roseinfer.core.config.engine import SchedulerConfig
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import Request, Status
+from roseinfer.core.slo import Cause
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.events import Ended, Queued
+from roseinfer.sched.lengths.estimators import OracleLengths
+from roseinfer.sched.policies.slack.capacity import PriceLimit
+from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy
+from roseinfer.sched.policy import Explaining, Foreseeing
+from tests.sched.queues import State
+
+# 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.
+COST = CostParams(step_s=0.010, token_s=0.001, pair_s=0.0, row_s=0.001, context_s=0.0)
+
+
+def state(**limits: int) -> State:
+    known = Estimates(CostModel(COST, fit=False), OracleLengths())
+    policy = SlackPolicy(SchedulerConfig(scheduling_policy="slack"), SlackOptions(), known)
+    policy.state.cost.steps = 50
+    return State(policy, **limits)
+
+
+def refused(made: State, name: str, at_s: float) -> tuple[str, Cause]:
+    """By when it has waited until then."""
+    assert not made.rejected(made.begin())
+    made.now_s = at_s
+    rejection = made.rejected(made.begin())[name]
+    return rejection.reason, rejection.cause
+
+
+@pytest.mark.parametrize("limits", [{"seats": 0}, {"free_blocks": 0}])
+def test_a_seat_or_room_in_the_cache_that_did_not_come_free(limits: dict[str, int]) -> None:
+    made = state(**limits)
+    made.run("a", tpot_s=0.050)
+    made.wait("b", ttft_s=1.0, tpot_s=0.050)
+    assert refused(made, "b", 2.0) == ("ttft", Cause.SEATS if "seats" in limits else Cause.BLOCKS)
+
+
+def test_those_that_run() -> None:
+    """A step every 15 ms has 5 ms for rows; four of 1 ms run, and a fifth is too much with the margin."""
+    made = state()
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    made.wait("e", ttft_s=5.0, tpot_s=0.015)
+    assert refused(made, "e", 6.0) == ("ttft", Cause.UTILISATION)
+
+
+def test_prompts_before_it() -> None:
+    """2 s of one that has started, then 1.5 s of its own: too much for 3 s, and known at once."""
+    made = state()
+    made.start(made.wait("first", 2000, ttft_s=2.9))
+    made.wait("second", 1500, ttft_s=3.0)
+    rejection = made.rejected(made.begin())["second"]
+    assert (rejection.reason, rejection.cause) == ("ttft", Cause.QUEUE)
+
+
+def test_steps_full_of_decoding_leave_no_time_for_a_prompt() -> None:
+    made = state()
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    made.wait("e", 900, ttft_s=1.0, tpot_s=0.015)
+    rejection = made.rejected(made.begin())["e"]
+    assert (rejection.reason, rejection.cause) == ("ttft", Cause.UTILISATION)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "reason"),
+    [({"ttft_s": 0.4}, "ttft"), ({"tpot_s": 0.005}, "tpot"), ({"e2e_s": 0.8}, "e2e"), ({"e2e_s": 0.4}, "e2e")],
+)
+def test_what_an_idle_machine_would_miss_as_well(objectives: dict[str, float], reason: str) -> None:
+    """A prompt of 0.5 s, and some 100 tokens of 11 ms at least."""
+    made = state()
+    made.wait("a", 500, **objectives)
+    rejection = made.rejected(made.begin())["a"]
+    assert (rejection.reason, rejection.cause, rejection.hopeless) == (reason, Cause.IDLE, True)
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_an_end_that_an_idle_machine_would_not_promise_either(others: int) -> None:
+    """A prompt of 0.1 s, then 10 tokens of 11 ms; but it may have 64 more, and then nothing is left for the prompt."""
+    made = state()
+    for number in range(others):
+        made.run(f"other{number}", tpot_s=0.050)
+    made.wait("a", 90, predicted=10, e2e_s=0.6)
+    rejection = made.rejected(made.begin())["a"]
+    assert (rejection.reason, rejection.cause) == ("e2e", Cause.IDLE)
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_prompt_that_takes_too_many_steps_whoever_runs(others: int) -> None:
+    """0.5 s in steps of 64 tokens that take 10 ms more each."""
+    made = state(budget=64)
+    for number in range(others):
+        made.run(f"other{number}")
+    made.wait("a", 500, ttft_s=0.55)
+    assert made.rejected(made.begin())["a"].cause is Cause.IDLE
+
+
+def test_who_came_too_late_to_an_idle_machine_did_not_wait_for_prompts() -> None:
+    made = state()
+    made.wait("a", ttft_s=0.1)
+    made.now_s = 0.095
+    assert made.rejected(made.begin())["a"].cause is Cause.TRANSIT
+
+
+@pytest.mark.parametrize(("objectives", "reason"), [({"ttft_s": 1.0, "e2e_s": 90.0}, "ttft"), ({"e2e_s": 9.0}, "e2e")])
+def test_the_objective_that_asks_for_the_first_token_is_the_reason(objectives: dict[str, float], reason: str) -> None:
+    made = state(seats=0)
+    made.run("a", tpot_s=0.050)
+    made.wait("b", **objectives)
+    assert refused(made, "b", 9.5) == (reason, Cause.SEATS)
+
+
+def priced(limit: PriceLimit) -> State:
+    made = state(seats=0)
+    made.run("a", tpot_s=0.050)
+    made.policy.state.price = limit
+    limit.update = lambda *_: False  # type: ignore[method-assign]
+    return made
+
+
+def test_a_price_above_the_limit_is_the_cause_whatever_else_it_lacked() -> None:
+    limit = PriceLimit()
+    limit.limit_s = 0.050
+    made = priced(limit)
+    made.wait("dear", 10, predicted=100, ttft_s=1.0, tpot_s=0.050)
+    assert refused(made, "dear", 2.0) == ("ttft", Cause.PRICE)
+
+
+def test_a_pace_that_is_not_held() -> None:
+    limit = PriceLimit()
+    limit.pace_s = 0.050
+    made = priced(limit)
+    made.wait("tight", 10, ttft_s=1.0, tpot_s=0.030)
+    assert refused(made, "tight", 2.0) == ("ttft", Cause.PACE)
+
+
+def test_who_became_worth_its_price_waits_for_something_else() -> None:
+    limit = PriceLimit()
+    limit.limit_s = 0.050
+    made = priced(limit)
+    made.wait("dear", 10, predicted=100, ttft_s=1.0, tpot_s=0.050)
+    limit.limit_s = inf
+    made.policy.state.backlog.sort_by_price(made.policy.state.worth)
+    assert refused(made, "dear", 2.0) == ("ttft", Cause.SEATS)
+
+
+# --- those that wait ------------------------------------------------------------------------------------------------
+def said(made: State) -> tuple[dict[str, Cause], Cause]:
+    """What the next plan says of those that wait: by name, and of the others."""
+    decision = made.begin()
+    assert isinstance(decision, Explaining)
+    return {request.request_id: cause for request, cause in decision.waits()}, decision.line()
+
+
+@pytest.mark.parametrize("limits", [{"seats": 0}, {"free_blocks": 0}])
+def test_only_what_is_new_is_said(limits: dict[str, int]) -> None:
+    made = state(**limits)
+    made.run("a", tpot_s=0.050)
+    made.wait("b", ttft_s=9.0, tpot_s=0.050)
+    cause = Cause.SEATS if "seats" in limits else Cause.BLOCKS
+    assert said(made) == ({"b": cause}, cause)
+    assert said(made) == ({}, cause)
+
+
+def test_a_seat_would_not_help_where_those_that_run_need_all_of_the_time() -> None:
+    made = state(seats=0)
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    made.wait("e", ttft_s=5.0, tpot_s=0.015)
+    assert said(made) == ({"e": Cause.UTILISATION}, Cause.UTILISATION)
+
+
+def test_a_low_price_would_not_help_where_there_is_room_to_spare_but_no_seat() -> None:
+    limit = PriceLimit()
+    limit.limit_s = 0.050
+    made = priced(limit)
+    limit.update = lambda *_: True  # type: ignore[method-assign]
+    made.wait("dear", 10, predicted=100, ttft_s=1.0, tpot_s=0.050)
+    assert said(made)[0]["dear"] is Cause.SEATS
+
+
+def test_a_price_that_only_its_tenant_makes_too_high() -> None:
+    made = state()
+    tenants = made.policy.state.tenants
+    tenants.charge("large", 9.0, 0.0)
+    tenants.charge("small", 1.0, 0.0)
+    limit = made.policy.state.price
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    limit.limit_s, limit.update = 0.200, lambda *_: False  # type: ignore[method-assign]
+    for tenant in ("large", "small"):
+        made.wait(f"of {tenant}", predicted=100, tenant=tenant, ttft_s=5.0, tpot_s=0.050)
+    assert said(made)[0] == {"of large": Cause.TENANT, "of small": Cause.UTILISATION}
+
+
+def test_who_must_compute_its_prompt_again_waits_for_blocks() -> None:
+    made = state(free_blocks=0)
+    made.run("a", tpot_s=0.050)
+    again = made.run("b", tpot_s=0.050)
+    put_out(made, again)
+    assert said(made)[0] == {"b": Cause.BLOCKS}
+
+
+def put_out(made: State, request: Request) -> None:
+    made.running.remove(request)
+    request.status, request.preemptions = Status.WAITING, 1
+    made.waiting.append(request)
+    made.policy.observe(Queued(request))
+
+
+def test_those_without_objectives_wait_in_line() -> None:
+    made = state()
+    for name in "abcd":
+        made.run(name, tpot_s=0.015)
+    made.wait("rest")
+    assert said(made) == ({}, Cause.UTILISATION)
+
+
+def test_a_prompt_for_which_the_step_has_no_tokens() -> None:
+    made = state(budget=100)
+    made.start(made.wait("first", 2000))
+    made.wait("second", 100, ttft_s=300.0)
+    made.wait("third", 90, ttft_s=300.0)
+    assert said(made)[0] == {"third": Cause.BUDGET}
+
+
+def test_what_was_expected_of_it_when_it_came() -> None:
+    """A prompt of 0.5 s behind one of 1 s."""
+    made = state()
+    made.start(made.wait("first", 1000, ttft_s=1.5))
+    second = made.wait("second", 500, ttft_s=9.0, tpot_s=0.050)
+    policy = made.policy
+    assert isinstance(policy, Foreseeing) and policy.foreseen(second) == (None, None)
+    made.begin()
+    foreseen = policy.foreseen(second)
+    assert foreseen.ttft_s == pytest.approx(1.5, rel=0.05) and foreseen.tpot_s == pytest.approx(0.011)
+    made.now_s = 1.0
+    made.begin()
+    assert policy.foreseen(second) == foreseen
+
+
+def test_no_pace_is_expected_that_a_step_of_its_own_does_not_keep() -> None:
+    made = state()
+    assert isinstance(made.policy, Foreseeing)
+    hasty = made.wait("hasty", tpot_s=0.001)
+    made.begin()
+    assert made.policy.foreseen(hasty).tpot_s == pytest.approx(0.011)
+
+
+# --- what could have been kept --------------------------------------------------------------------------------------
+OUT_OF_REACH = [
+    ("ttft", {"ttft_s": 0.001, "tpot_s": 0.050}),
+    ("ttft", {"ttft_s": 0.400}),
+    ("tpot", {"ttft_s": 9.0, "tpot_s": 0.005}),
+    ("e2e", {"e2e_s": 0.4}),
+    ("e2e", {"e2e_s": 0.8}),
+]
+
+
+@pytest.mark.parametrize(("reason", "objectives"), OUT_OF_REACH)
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_is_attainable_is_kept(reason: str, objectives: dict[str, float], busy: bool) -> None:
+    made = state()
+    if busy:
+        made.start(made.wait("prompt", 800, ttft_s=5.0))
+        for name in "abc":
+            made.run(name, tpot_s=0.050)
+    made.wait("tight", 500, **objectives)
+    decision = made.begin()
+    rejection = made.rejected(decision)["tight"]
+    refused = objectives[f"{reason}_s"]
+    assert rejection.reason == reason and rejection.attainable_s is not None and rejection.attainable_s > refused
+    made.waiting[-1].status = Status.FINISHED
+    made.policy.observe(Ended("tight", 0.0, FinishReason.REJECTED, 0))
+    made.wait("loose", 500, **{**objectives, f"{reason}_s": rejection.attainable_s})
+    decision = made.begin()
+    assert not made.rejected(decision) and ("loose" in made.admitted(decision)) is not busy
+
+
+def test_nobody_can_say_when_a_seat_comes_free() -> None:
+    made = state(seats=0)
+    made.run("a", tpot_s=0.050)
+    made.wait("tight", 500, ttft_s=0.001)
+    assert made.rejected(made.begin())["tight"].attainable_s is None

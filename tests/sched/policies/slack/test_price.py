@@ -1,0 +1,220 @@
+"""What is asked of a machine that cannot serve all under slack: the price of work and of a pace, patience, margins."""
+
+from math import inf
+
+import pytest
+
+from roseinfer.core.slo import Cause
+from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.policies.slack.capacity import Margins, Offer, PriceLimit
+from tests.sched.policies.slack.test_blocks import preempt
+from tests.sched.policies.slack.test_slack import state
+from tests.sched.queues import State
+
+STEP_S = 0.010
+# As that of the other tests, but prompts cost next to nothing.
+ROWS = CostParams(STEP_S, 1e-9, 0.0, 0.001, 0.0)
+
+
+def limit(loose: int, strict: int, *, patient: bool = False) -> PriceLimit:
+    """After 10 s of requests of .1 s of work: `strict` ones that need a step every 20 ms, the others every 100 ms."""
+    price = PriceLimit(window_s=10.0)
+    for pace_s, count in ((0.100, loose), (0.020, strict)):
+        for i in range(count):
+            price.offer(Offer(i / count * 10, 0.1, 0.1, pace_s, patient))
+    assert price.update(10.0, 1.0, lambda pace_s: (STEP_S, 0.0))
+    return price
+
+
+# --- a pace -------------------------------------------------------------------------------------------------------
+def test_a_slower_pace_is_held_where_it_serves_clearly_more() -> None:
+    """Steps every 20 ms leave half of the 10 s, for 50 requests; every 100 ms leaves 9 s, for 90 of the loose ones."""
+    assert limit(loose=200, strict=20).pace_s == 0.100
+
+
+@pytest.mark.parametrize(("loose", "held_s"), [(40, 0.0), (54, 0.0), (56, 0.100)])
+def test_a_tenth_more_is_clear(loose: int, held_s: float) -> None:
+    price = limit(loose=loose, strict=150)
+    assert (price.pace_s, price.crowded) == (held_s, True)
+
+
+def test_any_pace_is_worth_it_while_all_can_be_served() -> None:
+    price = limit(loose=20, strict=20)
+    assert (price.pace_s, price.limit_s, price.crowded) == (0.0, inf, False)
+
+
+def test_a_pace_that_is_too_fast_is_not_worth_it_and_dear_work_neither() -> None:
+    price = limit(loose=200, strict=20)
+    assert price.objection(0.05, 0.100, patient=False) is None
+    assert price.objection(0.05, 0.020, patient=False) is Cause.PACE
+    assert price.objection(0.15, 0.100, patient=False) is Cause.PRICE
+
+
+# --- patience -----------------------------------------------------------------------------------------------------
+def test_who_can_wait_does_while_not_all_can_be_served_and_sets_no_price() -> None:
+    price = limit(loose=200, strict=0, patient=True)
+    assert (price.crowded, price.limit_s, price.load) == (True, inf, 0.0)
+    assert price.objection(0.05, 0.100, patient=True) is Cause.PRICE
+    assert price.objection(0.05, 0.100, patient=False) is None
+
+
+def machine(rows: int, *, offered: float = 0.0, patient: bool = False) -> State:
+    """So many rows of 1 ms run, of the 40 that fit steps of 50 ms, and one with a pace alone waits. In the last 5 s
+    came `offered` times what the machine can do.
+    """
+    made = state(ROWS)
+    for i in range(60 if offered else 0):
+        made.policy.state.price.offer(Offer(i / 12, offered * 4.0 / 60, 0.0, 0.050, patient))
+    made.now_s = 5.0
+    for i in range(rows):
+        made.run(f"{i}", tpot_s=0.050)
+    made.policy.state.price.update(made.now_s, 1.0, lambda pace_s: (STEP_S, 0.0))
+    made.wait("patient", 1, tpot_s=0.050)
+    return made
+
+
+def test_a_pace_alone_waits_for_those_that_cannot_although_there_is_room() -> None:
+    made = machine(2, offered=1.5)
+    made.wait("hasty", 1, ttft_s=9.0, tpot_s=0.050)
+    assert list(made.admitted(made.begin())) == ["hasty"]
+
+
+@pytest.mark.parametrize(("now_s", "starts"), [(5.0, False), (7.0, True)])
+def test_a_pace_alone_leaves_room_for_the_others_while_any_come(now_s: float, starts: bool) -> None:
+    """Until second 5 requests that cannot wait take a tenth of the machine. 24 rows take .48 of .8 of it."""
+    made = state(ROWS)
+    price = made.policy.state.price
+    for i in range(60):
+        price.offer(Offer(i / 12, 0.1, 0.1, 0.050, patient=True))
+    for i in range(100):
+        price.offer(Offer(4 + i / 100, 0.005, 0.005, 0.050))
+    made.now_s = now_s
+    for i in range(24):
+        made.run(f"{i}", tpot_s=0.050)
+    price.update(now_s, 1.0, lambda pace_s: (STEP_S, 0.0))
+    made.wait("patient", 1, tpot_s=0.050)
+    assert ("patient" in made.admitted(made.begin())) == starts
+
+
+@pytest.mark.parametrize(
+    ("rows", "offered", "patient"),
+    [
+        pytest.param(2, 1.5, True, id="all that came can wait too"),
+        pytest.param(35, 0.1, False, id="all fit"),
+        pytest.param(0, 1.5, False, id="the machine is idle"),
+    ],
+)
+def test_else_it_starts(rows: int, offered: float, patient: bool) -> None:
+    made = machine(rows, offered=offered, patient=patient)
+    assert list(made.admitted(made.begin())) == ["patient"]
+
+
+# --- margins ------------------------------------------------------------------------------------------------------
+def test_each_level_of_objectives_has_its_own_margin() -> None:
+    margins = Margins()
+    for _ in range(10):
+        margins.observe(0.0299, 0.030)
+        for _ in range(20):
+            margins.observe(0.060, 0.100)
+    assert margins.of(0.030) == pytest.approx(0.02 + 10 * 0.004), "a few strict among many loose"
+    assert margins.of(0.100) == margins.FLOOR
+    assert margins.of(0.0305) == margins.of(0.030), "nearly the same objective"
+    assert margins.of(0.050) == margins.START
+
+
+def test_token_deadlines_follow_the_margin_of_their_level() -> None:
+    made = state()
+    strict, loose = (made.run(f"{tpot_s}", tpot_s=tpot_s) for tpot_s in (0.030, 0.100))
+    made.begin()
+    for _ in range(100):
+        made.policy.state.margins.observe(0.0299, 0.030)
+    made.now_s = 1.0
+    made.policy.state.batch.follow_margins()
+    paces = {track.request: track.pace_s for track in made.policy.state.batch.tracks}
+    assert paces[strict] == pytest.approx(0.030 * (1 - Margins.CEILING))
+    assert paces[loose] == 0.100
+
+
+def test_no_number_of_objectives_fills_the_memory() -> None:
+    margins = Margins()
+    for i in range(500):
+        margins.observe(1.0, 0.001 * 1.1**i)
+    assert len(margins._values) <= margins.MOST_LEVELS
+
+
+# --- those that run -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("pace_s", "demoted"), [(0.0, []), (0.040, ["late"])])
+def test_who_is_late_at_a_pace_that_is_not_worth_it_is_demoted(pace_s: float, demoted: list[str]) -> None:
+    """It could still catch up, but would hold up more than it is worth."""
+    made = state()
+    made.run("late", tpot_s=0.030, predicted=100, first_s=-0.1)
+    made.run("in time", tpot_s=0.030)
+    made.policy.state.price.pace_s = pace_s
+    made.begin()
+    assert list(made.policy.state.leftover) == demoted
+
+
+def test_who_is_behind_catches_up_by_others_sitting_out() -> None:
+    """30 rows take 40 ms, within the 50 of all. Those that are 200 ms ahead sit out while one of them is behind."""
+
+    def rows(behind_s: float) -> list[str]:
+        made = state()
+        for i in range(29):
+            ahead = made.run(f"{i}", tpot_s=0.050)
+            ahead.tokens += [1] * 4
+            ahead.planned = ahead.computed = len(ahead.tokens) - 1
+        made.run("one", tpot_s=0.050, first_s=-0.050 - behind_s, predicted=1000)
+        return made.decode(made.begin())
+
+    assert len(rows(behind_s=0.0)) == 30
+    assert "one" in (some := rows(behind_s=0.8)) and len(some) < 30
+    assert len(rows(behind_s=1.6)) < len(some)
+
+
+def test_who_started_before_the_others_came_gives_up_a_pace_in_the_way_of_most() -> None:
+    made = state()
+    made.run("strict", tpot_s=0.020)
+    for number in range(9):
+        made.run(f"loose {number}", tpot_s=0.100)
+    price = made.policy.state.price
+    for gain, given_up in ((1.4, []), (1.6, ["strict"])):
+        made.wait(f"next {gain}", 10, ttft_s=9.0, tpot_s=0.100)
+        price.pace_s, price.gain = 0.100, gain
+        made.begin()
+        assert list(made.policy.state.leftover) == given_up
+
+
+@pytest.mark.parametrize(("gain", "busy", "starts"), [(1.4, True, True), (1.6, True, False), (1.6, False, True)])
+def test_nobody_starts_whose_pace_would_be_given_up(gain: float, busy: bool, starts: bool) -> None:
+    """One that starts in room to spare is no better off if its promise is broken for the next that comes."""
+    made = state()
+    if busy:
+        made.run("loose", tpot_s=0.100)
+    made.wait("strict", 10, ttft_s=9.0, tpot_s=0.020)
+    made.begin()
+    price = made.policy.state.price
+    price.pace_s, price.gain = 0.100, gain
+    assert ("strict" in made.admitted(made.begin())) is starts
+
+
+def test_whoever_has_begun_goes_on_at_a_pace_that_would_be_given_up() -> None:
+    made = state()
+    made.run("loose", tpot_s=0.100)
+    preempted = made.run("strict", tpot_s=0.020)
+    preempt(made, preempted)
+    made.begin()
+    price = made.policy.state.price
+    price.pace_s, price.gain = 0.100, 1.6
+    assert "strict" in made.admitted(made.begin())
+
+
+def test_other_samples_of_one_that_runs_start_at_its_pace() -> None:
+    """Nobody can turn them away, and without them its request does not end."""
+    made = state()
+    made.run("loose", tpot_s=0.100)
+    made.run("first sample", tpot_s=0.050)
+    made.wait("second sample", tpot_s=0.050).fork_of = "first sample"
+    made.begin()
+    price = made.policy.state.price
+    price.pace_s, price.gain = 0.100, 1.6
+    assert "second sample" in made.admitted(made.begin())

@@ -1,0 +1,102 @@
+"""Objectives for a whole request under slack: deadlines, from which a pace follows."""
+
+import pytest
+
+from roseinfer.core.request import Request
+from roseinfer.sched.policies.common.ledger import Track
+from tests.sched.policies.slack.test_slack import state
+from tests.sched.queues import State
+
+
+def decoding(made: State, request: Request) -> Track:
+    made.begin()
+    return made.policy.state.ledger.decoding[request.request_id]
+
+
+def grow(request: Request, outputs: int) -> None:
+    request.tokens += [1] * outputs
+    request.planned = request.computed = len(request.tokens) - 1
+
+
+def test_the_pace_is_what_is_left_over_the_tokens_that_are_left() -> None:
+    made = state()
+    request = made.run("a", e2e_s=10.0, predicted=101, first_s=4.0)
+    assert decoding(made, request).tpot_s == pytest.approx(6.0 / 100, rel=0.01)
+
+
+def test_an_early_first_token_leaves_more_for_the_others() -> None:
+    made = state()
+    request = made.run("a", e2e_s=10.0, predicted=101, first_s=1.0)
+    assert decoding(made, request).tpot_s == pytest.approx(9.0 / 100, rel=0.01)
+
+
+def test_a_pace_of_its_own_is_kept_if_it_is_faster() -> None:
+    made = state()
+    request = made.run("a", e2e_s=10.0, tpot_s=0.050, predicted=101, first_s=1.0)
+    assert decoding(made, request).tpot_s == 0.050
+
+
+def test_its_first_token_is_due_so_that_the_others_are_in_time() -> None:
+    """100 tokens at 1.1 times steps of 11 ms take 1.21 s, the rest is left for the prompt: a tenth at least."""
+    made = state()
+    for name, e2e_s in (("far", 10.0), ("near", 1.1)):
+        made.wait(name, e2e_s=e2e_s, predicted=100)
+    waiting = made.policy.state.ledger.waiting
+    assert waiting["far"].due_s == pytest.approx(10.0 - 1.21)
+    assert waiting["near"].due_s == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(("error", "tokens"), [(20.0, 100 + 20), (256.0, 100 + 64)])
+def test_what_lengths_are_wrong_by_is_planned_for_within_reason(error: float, tokens: int) -> None:
+    made = state()
+    made.policy.state.length_error = error
+    request = made.run("a", e2e_s=10.0, predicted=101, first_s=4.0)
+    assert decoding(made, request).tpot_s == pytest.approx(6.0 / tokens, rel=0.01)
+
+
+def test_and_for_the_pace_that_it_is_judged_by_while_it_waits() -> None:
+    made = state()
+    made.policy.state.length_error = 50.0
+    made.wait("a", e2e_s=10.0, predicted=100)
+    assert made.policy.state.ledger.waiting["a"].tpot_s == pytest.approx(0.9 * 10.0 / 150)
+
+
+@pytest.mark.parametrize(("now_s", "pace_s"), [(3.0, 7.0 / 43), (6.0, 0.75 * 0.199)], ids=["in time", "hurried"])
+def test_who_outlives_its_length_needs_a_faster_pace(now_s: float, pace_s: float) -> None:
+    """30 more in what is left of its time, and a quarter of those it has had; at most a third faster than before."""
+    made = state()
+    request = made.run("a", e2e_s=10.0, predicted=51, first_s=0.001)
+    track = decoding(made, request)
+    assert track.tpot_s == pytest.approx(9.999 / 50, rel=0.01)
+    grow(request, 50)
+    made.now_s = now_s
+    made.policy.state.lengths.left = lambda request, outputs: 30.0
+    made.begin()
+    assert track.tpot_s == pytest.approx(pace_s, rel=0.01)
+    assert track.anchor_s + track.pace_s * len(track.tokens) == pytest.approx(now_s, abs=0.1), "counted from now on"
+
+
+def test_the_price_of_a_pace_bounds_it() -> None:
+    """Three seconds for 100 tokens would need one every 30 ms, and that is not worth its cost at present."""
+    made = state()
+    request = made.run("a", e2e_s=3.1, predicted=101, first_s=0.1)
+    track = decoding(made, request)
+    assert track.tpot_s == pytest.approx(3.0 / 100, rel=0.01)
+    made.policy.state.price.pace_s = 0.040
+    made.begin()
+    assert track.tpot_s == pytest.approx(0.040)
+
+
+def test_no_end_holds_the_others_to_a_pace_faster_than_every_other_step_of_an_idle_machine() -> None:
+    made = state()
+    request = made.run("a", e2e_s=1.0, predicted=1000, first_s=0.1)
+    assert decoding(made, request).tpot_s == pytest.approx(2 * 0.011)
+
+
+def test_an_end_that_nobody_could_reach_is_refused() -> None:
+    """200 steps of 11 ms."""
+    made = state()
+    made.policy.state.cost.steps = 50
+    made.wait("a", 10, e2e_s=2.0, predicted=200)
+    made.wait("b", 10, e2e_s=2.5, predicted=200)
+    assert list(made.rejected(made.begin())) == ["a"]
