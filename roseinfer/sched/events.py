@@ -1,4 +1,4 @@
-"""What a policy may learn from: told after the fact, never asked."""
+"""Events that a policy observes after the fact."""
 
 from typing import NamedTuple
 
