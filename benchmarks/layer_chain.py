@@ -66,7 +66,7 @@ class Chain:
     store: KVStore
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        self.attention.prepare_capture(batch, self.store)
+        self.attention.begin(batch, self.store)
         return self.model.forward(batch, self.attention)
 
 

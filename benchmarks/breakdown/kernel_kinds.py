@@ -13,7 +13,7 @@ _PATTERNS = (
     ("between GPUs", r"push_(blocks|words)|all_?reduce|nccl"),
     (
         "attention",
-        r"attention|flash|fmha|mha_|(decode|few|bulk|widen)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel|list_pages",
+        r"attention|flash|fmha|mha_|(decode|few|bulk|widen)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel",
     ),
     ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),
     (

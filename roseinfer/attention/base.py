@@ -56,23 +56,11 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class GraphableAttention(AttentionBackend, Protocol):
-    """A backend whose decode steps can be captured in CUDA graphs: what changes between replays is on the device."""
+    """A backend whose steps can be captured in CUDA graphs.
 
-    def prepare_capture(self, batch: ForwardBatch, store: KVStore) -> None:
-        """`begin` for a step that is captured; called once before the capture and once within."""
-        ...
-
-    def prepare_replay(self, rows: int, starts: Sequence[int]) -> None:
-        """Before each replay of the step of decodes captured with `rows` rows.
-
-        starts: the positions of the queries of its first rows; those behind them are padding, at position 0.
-        """
-        ...
-
-
-@runtime_checkable
-class MixedGraphableAttention(GraphableAttention, Protocol):
-    """A backend whose chunk rows can be described by a table on the device: steps that have some can be captured."""
+    It reads what changes between replays from the device; a table there describes the prompt chunks of a step. `begin`
+    is called once before each capture and once within it.
+    """
 
     def map_chunks(
         self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int], room: int

@@ -1,7 +1,7 @@
-"""Which attention implementation runs."""
+"""Choice of the attention backend."""
 
+import logging
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 
@@ -10,17 +10,25 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.availability import has_triton
 
-# What `auto` takes the first of that can compute the model here.
+log = logging.getLogger(__name__)
+
+# Backends that "auto" tries, in this order.
 _PREFERRED = ("triton", "torch")
+# Accepted for compatibility; treated as "auto".
+_REMOVED = ("flashinfer",)
 
 
 def resolve_backend(
     name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
 ) -> str:
-    """The backend that `attention_backend` names, for a model with these layers. kept: of K and V, if not `dtype`.
+    """Return the backend to use for layers of these specs. kept: dtype of K and V in the cache, if not `dtype`.
 
-    Raises `ConfigError` if it cannot run here, `UnsupportedModelError` if "auto" finds none that computes the layers.
+    Raise ConfigError if the named backend cannot run here, UnsupportedModelError if "auto" finds no backend.
     """
+    if name in _REMOVED:
+        backend = resolve_backend("auto", specs, dtype, device, kept)
+        log.warning("attention backend %r was removed; using %r", name, backend)
+        return backend
     if name != "auto":
         reason = why_not(name, specs, dtype, device, kept)
         if reason is not None:
@@ -30,8 +38,8 @@ def resolve_backend(
     for backend, reason in reasons.items():
         if reason is None:
             return backend
-    told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
-    raise UnsupportedModelError(f"no attention backend computes this model here: {told}")
+    details = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
+    raise UnsupportedModelError(f"no attention backend supports this model on this machine: {details}")
 
 
 def why_not(
@@ -46,17 +54,9 @@ def why_not(
         return f"it needs a CUDA GPU, and the device is {device.type}"
     if not has_triton(device):
         return "it needs the triton package, which is not installed"
-    if name == "triton":
-        from roseinfer.attention import triton_backend
+    from roseinfer.attention import triton_backend
 
-        return triton_backend.why_not(specs, device, kept or dtype)
-    if kept is not None and kept != dtype:
-        return "it keeps K and V as they are computed, and kv_cache_dtype asks for FP8"
-    if find_spec("flashinfer") is None:
-        return "it is not installed: pip install 'roseinfer[flashinfer]'"
-    from roseinfer.attention import flashinfer_backend
-
-    return flashinfer_backend.why_not(specs, dtype, device)
+    return triton_backend.why_not(specs, device, kept or dtype)
 
 
 def make_attention(name: str, shape: AttentionShape) -> AttentionBackend:
@@ -65,10 +65,6 @@ def make_attention(name: str, shape: AttentionShape) -> AttentionBackend:
         from roseinfer.attention.triton_backend import TritonAttention
 
         return TritonAttention(shape)
-    if name == "flashinfer":
-        from roseinfer.attention.flashinfer_backend import FlashInferAttention
-
-        return FlashInferAttention(shape)
     from roseinfer.attention.torch_backend import TorchAttention
 
     return TorchAttention(shape.specs, shape.dtype)

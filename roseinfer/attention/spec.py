@@ -33,18 +33,16 @@ class AttentionSpec:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
 
-def unsupported(specs: Sequence[AttentionSpec], *, windows: bool, longest_head: int | None = None) -> str | None:
+def unsupported(specs: Sequence[AttentionSpec], *, longest_head: int | None = None) -> str | None:
     """What of these specs a backend without caps and sinks lacks, as the end of a sentence; None if nothing.
 
-    windows: the backend has them. longest_head: its largest head_dim, None for any.
+    longest_head: the backend's largest head_dim, None for any.
     """
     for spec in specs:
         if spec.cap is not None:
             return f"it does not cap scores, and the model caps them at {spec.cap:g}"
         if spec.sinks:
             return "it has no attention sinks, and the model has them"
-        if spec.window is not None and not windows:
-            return f"it has no sliding windows, and the model has one of {spec.window} tokens"
         if longest_head is not None and spec.head_dim > longest_head:
             return f"it takes heads of up to {longest_head} dimensions, and the model's have {spec.head_dim}"
     return None

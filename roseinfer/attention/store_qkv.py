@@ -1,4 +1,4 @@
-"""What every GPU backend does with a layer's projections before it attends."""
+"""Preparation of a layer's projections for attention on a GPU."""
 
 import torch
 

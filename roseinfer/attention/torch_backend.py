@@ -56,7 +56,7 @@ class _Row:
 
 def why_not(specs: Sequence[AttentionSpec]) -> str | None:
     """What of these layers this backend cannot compute, as the end of a sentence; None if nothing."""
-    return unsupported(specs, windows=True)
+    return unsupported(specs)
 
 
 class _Piece(Protocol):

@@ -58,11 +58,11 @@ def why_not(specs: Sequence[AttentionSpec], device: torch.device, kept: torch.dt
         return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
-    return unsupported(specs, windows=True, longest_head=_LONGEST_HEAD)
+    return unsupported(specs, longest_head=_LONGEST_HEAD)
 
 
 class TritonAttention:
-    """`MixedGraphableAttention` for CUDA GPUs; layers may differ in their windows only.
+    """`GraphableAttention` for CUDA GPUs; layers may differ in their windows only.
 
     In a mixed step the chunks' kernel runs beside the decodes' (H200, heads as Qwen3-8B's: 60 decodes of 100 to 900
     tokens and 128 tokens of a prompt take 48 us a layer instead of 57). Nothing waits for the device. A batch of
@@ -130,12 +130,6 @@ class TritonAttention:
         if tokens > SMALL_STEP:
             return blocks
         return max(blocks, min(self._division.slots + _BESIDE_PARTS, tokens + min(rows, tokens)))
-
-    def prepare_capture(self, batch: ForwardBatch, store: KVStore) -> None:
-        self.begin(batch, store)
-
-    def prepare_replay(self, rows: int, starts: Sequence[int]) -> None:
-        """Nothing: the kernels read lengths and block tables from the device."""
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch

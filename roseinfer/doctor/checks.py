@@ -13,7 +13,6 @@ OLDEST_PYTHON = (3, 11)
 LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
 # Open files: what a start needs, and what the default of --max-num-queued-reqs wants besides.
 LEAST_FILES, ENOUGH_FILES = 128, 1024 + 128
-OLDEST_FLASHINFER = (8, 0)
 OLDEST_FP8 = (9, 0)
 # Of memory: beyond that little is left for the KV cache.
 _WEIGHTS_SHARE = 0.8
@@ -131,8 +130,6 @@ def _kernels(facts: Facts) -> Iterator[Check]:
         yield problem("kernels", f"Triton {torch.triton} does not compile or run ours: {torch.kernel_error}", advice)
         return
     yield ok("kernels", f"Triton {torch.triton} compiles and runs ours")
-    if min(gpu.capability for gpu in torch.gpus) < OLDEST_FLASHINFER and "flashinfer" in _installed(facts):
-        yield warning("kernels", "FlashInfer needs compute capability 8.0", "--attention-backend triton, the default")
 
 
 def _cores(facts: Facts) -> Check:

@@ -10,7 +10,6 @@ from roseinfer.attention.base import (
     AttentionBackend,
     AttentionShape,
     GraphableAttention,
-    MixedGraphableAttention,
 )
 from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
@@ -116,9 +115,6 @@ def _forward_pass(
     if not shape.graphs:
         return eager, ()
     buckets, choice = decode_buckets(shape.limits.max_rows), CudaChoice(seats)
-    if not isinstance(attention, MixedGraphableAttention):
-        decodes = DecodeGraphs(eager, model, attention, store, inputs, buckets, choice)
-        return decodes, (decodes,)
     mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens), group.least)
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice)
     return decodes, (decodes, mixed)

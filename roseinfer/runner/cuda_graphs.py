@@ -91,7 +91,6 @@ class DecodeGraphs:
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
         with self._span("prepare"):
             sample_at = self._inputs.stage_decodes(columns, bucket)
-            self._attention.prepare_replay(bucket, columns.start)
         self._graphs[bucket].replay()
         greedy = self._greedy.get(bucket)
         return Forwarded(
@@ -102,7 +101,7 @@ class DecodeGraphs:
 
     def _launch(self, bucket: int) -> None:
         batch = self._inputs.decode_batch(bucket)
-        self._attention.prepare_capture(batch, self._store)
+        self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
         self._model.logits(hidden, out=self._logits[:bucket])
         if bucket <= CHOSEN_ROWS:

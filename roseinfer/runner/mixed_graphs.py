@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from roseinfer.attention.base import MixedGraphableAttention
+from roseinfer.attention.base import GraphableAttention
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
@@ -51,7 +51,7 @@ class MixedGraphs:
         self,
         eager: ForwardPass,
         model: CausalLM,
-        attention: MixedGraphableAttention,
+        attention: GraphableAttention,
         store: KVStore,
         inputs: "CudaInputs",
         buckets: list[int],
@@ -135,7 +135,7 @@ class MixedGraphs:
 
     def _launch(self, bucket: int) -> torch.Tensor:
         batch = self._inputs.mixed_batch(bucket, self._chunks(bucket))
-        self._attention.prepare_capture(batch, self._store)
+        self._attention.begin(batch, self._store)
         return self._model.forward(batch, self._attention)
 
     def _stage_padding(self, bucket: int) -> None:

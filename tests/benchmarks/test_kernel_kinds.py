@@ -63,7 +63,6 @@ OURS = {
         "_bulk_kernel",
         "_decode_kernel",
         "_few_kernel",
-        "_list_pages",
         "_merge_kernel",
         "_plan_kernel",
         "_prefill_kernel",

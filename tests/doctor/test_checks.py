@@ -107,13 +107,6 @@ def test_limits_that_are_none() -> None:
     assert worst(replace(GOOD, files=(None, None), cpu_quota=8.0)) == []
 
 
-def test_flashinfer_needs_a_newer_gpu_than_triton() -> None:
-    extras = {"flashinfer": (Package("flashinfer-python", "flashinfer-python", "0.6"),)}
-    old = replace(CUDA, gpus=(OLD,))
-    assert worst(replace(GOOD, torch=old, extras=extras)) == [("kernels", State.WARNING)]
-    assert worst(replace(GOOD, torch=CUDA, extras=extras)) == []
-
-
 @pytest.mark.parametrize("torch", [CPU, CUDA])
 def test_how_weights_are_quantised_is_said(torch: Torch) -> None:
     check = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=FP8))[-1]

@@ -21,7 +21,7 @@ from roseinfer.doctor.requirements import misfit, sort_out
         ("torch>=2.11,<=2.13.0", "2.9.1", False),
         ("rich>=14,<16", "15.0.0", True),
         ("rich>=14,<16", "16.0", False),
-        ("flashinfer-python==0.6.12", "0.6.12.post1", True),
+        ("example==0.6.12", "0.6.12.post1", True),
         ("x", "1", True),
     ],
 )

@@ -30,7 +30,6 @@ from roseinfer.kernels.fp8_tile_configs import choose_tile_config
 from roseinfer.kernels.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.heads import cos_sin_table
 from roseinfer.kernels.norm import layer_norm, rms_norm
-from roseinfer.kernels.page_list import PageList, list_pages
 from roseinfer.kernels.sampling import greedy
 from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear, supports
 from roseinfer.layers.linear import RMSNorm
@@ -206,7 +205,7 @@ def experts(sizes: Sizes, device: torch.device) -> None:
 
 
 def rows(sizes: Sizes, device: torch.device) -> None:
-    """What works on each row by itself, and the list of pages."""
+    """Run the kernels that work on each row by itself."""
     count, width = sizes.wide
     x = torch.empty((count, 6 * width), dtype=sizes.dtype, device=device).normal_()
     weight = x[0, :width].clone()
@@ -214,13 +213,6 @@ def rows(sizes: Sizes, device: torch.device) -> None:
     layer_norm(x[:, :width].contiguous(), weight, weight, 1e-5)
     gated(x, "silu")
     pointwise(x, "gelu_tanh")
-    longest = -(-sizes.longest // BLOCK)
-    contexts = torch.randint(1, sizes.longest + 1, (sizes.rows,), dtype=torch.int32).to(device)
-    tables = torch.randint(100, (sizes.rows, longest), dtype=torch.int32).to(device)
-    table_rows = torch.randperm(sizes.rows).to(device, torch.int32)
-    lengths = (sizes.rows + 1, sizes.rows, sizes.rows * longest)
-    pages = PageList(*(torch.empty(length, dtype=torch.int32, device=device) for length in lengths))
-    list_pages(pages, contexts, tables, table_rows, BLOCK, longest)
 
 
 def planted(sizes: Sizes, device: torch.device) -> None:

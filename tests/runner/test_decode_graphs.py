@@ -20,10 +20,9 @@ class Bench:
         model = SimpleNamespace(
             padded_vocab=8, dtype=torch.float32, device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=7)
         )
-        attention = SimpleNamespace(prepare_replay=lambda rows, starts: self.calls.append(("prepare", rows, starts)))
         inputs = SimpleNamespace(stage_decodes=lambda columns, bucket: self.calls.append(("stage", bucket)))
         others = SimpleNamespace(run=lambda columns: OTHERS)
-        self.graphs = DecodeGraphs(others, model, attention, None, inputs, [1, 2, 4], SimpleNamespace())
+        self.graphs = DecodeGraphs(others, model, None, None, inputs, [1, 2, 4], SimpleNamespace())
         self.graphs._greedy = {4: torch.tensor([5, 6, 7, 8])}
         self.graphs._graphs = {
             rows: SimpleNamespace(replay=lambda rows=rows: self.calls.append(("replay", rows))) for rows in (1, 2, 4)
@@ -35,10 +34,10 @@ class Bench:
         return self.graphs.run(Columns.of(made))
 
 
-def test_a_backend_prepares_each_replay_with_the_positions_of_the_step() -> None:
+def test_a_step_replays_the_smallest_graph_that_holds_its_rows() -> None:
     bench = Bench()
     done = bench.run((8, 1), (30, 1), (5, 1))
-    assert bench.calls == [("stage", 4), ("prepare", 4, (8, 30, 5)), ("replay", 4)]
+    assert bench.calls == [("stage", 4), ("replay", 4)]
     assert done.logits is not None and done.logits.shape == (3, 7)
     assert done.greedy is not None and done.greedy.tolist() == [5, 6, 7]
 

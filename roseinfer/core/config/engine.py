@@ -44,7 +44,7 @@ class ModelConfig:
     download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
     attention_backend: str = option(
         "auto",
-        "auto = triton on a GPU, torch on a CPU",
+        "auto = triton on a GPU, torch on a CPU; flashinfer was removed and means auto",
         choices=("auto", "triton", "flashinfer", "torch"),
     )
     enforce_eager: bool = option(False, "launch the kernels of a step one by one instead of replaying CUDA graphs")
